@@ -1,0 +1,1 @@
+def write_shards(*a): raise NotImplementedError

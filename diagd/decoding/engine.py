@@ -1,0 +1,264 @@
+"""The loop: prefill a prompt, then step through a plan and hand out frames as they become whole.
+
+A session is a stream. After any number of frames it goes on with new actions. When the model's
+context is full, the session drops its oldest frames: the prompt's prefix (what stands before the
+first context frame) and the newest `keep_frames` frames are prefilled again from slot 0, and
+decoding goes on. Each drop is logged and counted.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import SCRATCH, Lanes, RowStart, make_plan
+from diagd.decoding.runner import CausalModel, RunnerName, make_runner
+from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.visibility import NEVER, visible_slots
+
+logger = logging.getLogger("diagd")
+PREFILL_LANES = 256
+
+
+class DiagonalEngine:
+    """A stream of frames from a raster-order model, diagonal by diagonal.
+
+    Args:
+        model: what to decode with (see `CausalModel`).
+        height, width: tokens of a frame.
+        num_action_tokens: conditioning tokens before each generated frame.
+        batch_size: videos decoded side by side.
+        max_slots: longest sequence to hold, at most the model's context (the default).
+        keep_frames: frames that stay when the context is full; default half of what it holds.
+        seed: one number (batch row b uses seed + b) or one for each row.
+        context: cross-attention input for models that have one.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        height: int,
+        width: int,
+        *,
+        num_action_tokens: int = 0,
+        batch_size: int = 1,
+        max_slots: int | None = None,
+        keep_frames: int | None = None,
+        row_start: RowStart = "temporal",
+        sampling: SamplingOptions | None = None,
+        seed: int | list[int] = 0,
+        runner: RunnerName = "eager",
+        context: Tensor | None = None,
+    ) -> None:
+        self.model, self.row_start = model, row_start
+        self.sampling = sampling or SamplingOptions()
+        self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
+        self.max_slots = min(max_slots or model.max_positions, model.max_positions)
+        held = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
+        self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
+        if self.keep_frames < 0:
+            raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
+        seeds = [seed + row for row in range(batch_size)] if isinstance(seed, int) else seed
+        if batch_size < 1 or len(seeds) != batch_size:
+            raise ValueError(f"expected one seed a batch row ({batch_size}), got {len(seeds)}")
+        device = model.device
+        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+        self.ranges = ValidRanges.resolve(
+            self.sampling.valid_range, height, width, model.vocab_size, device
+        )
+        self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
+        self.tokens = torch.zeros(
+            batch_size, self.max_slots + 1, dtype=torch.int64, device=device
+        )
+        self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
+        self.run = make_runner(runner, self._step, device)
+        self.num_used = 0  # slots that hold the sequence so far
+        self.num_prefix = 0  # of them, slots before the first context frame
+        self.num_held = 0  # frames in the sequence
+        self.num_generated = 0  # frames since the stream began
+        self.num_dropped_frames = 0
+        self.num_steps = 0
+
+    def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
+        """Start the stream from a prompt, forgetting what was there.
+
+        Args:
+            prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
+                where actions stand before the first frame.
+            context_frames: whole frames at its end, with the actions between them.
+
+        Raises:
+            ValueError: a prompt of another shape, with foreign ids, or too long.
+        """
+        batch_size = self.tokens.shape[0]
+        if prompt.ndim != 2 or prompt.shape[0] != batch_size or prompt.dtype != torch.int64:
+            raise ValueError(
+                f"prompt must be int64 of shape (batch={batch_size}, P), "
+                f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
+            )
+        layout = self._layout(1, context_frames, prompt.shape[1] > 0)
+        if prompt.shape[1] < layout.context_slots:
+            raise ValueError(
+                f"{context_frames} context frames take {layout.context_slots} tokens, "
+                f"got a prompt of {prompt.shape[1]}"
+            )
+        if prompt.shape[1] + layout.num_slots > self.max_slots:
+            raise ValueError(
+                f"prompt and one frame take {prompt.shape[1] + layout.num_slots} slots, "
+                f"the context holds {self.max_slots}"
+            )
+        self._check_ids(prompt, "prompt")
+        self.num_prefix = prompt.shape[1] - layout.context_slots
+        self.num_held = context_frames
+        self.num_generated = self.num_dropped_frames = self.num_steps = 0
+        self._prefill(prompt.to(self.tokens.device))
+
+    def decode(
+        self, schedule: DiagonalSchedule, actions: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Generate the schedule's frames, each yielded as soon as its last token exists.
+
+        The stream is advanced frame by frame: closing the iterator early keeps the frames yielded
+        so far and forgets the one under way. Where not all frames fit the context, the schedule
+        runs over as many at a time as do.
+
+        Args:
+            actions: (B, T, num_action_tokens) int64; actions[:, t] stands before frame t. None
+                where there are none.
+
+        Returns:
+            An iterator of (B, height, width) int64.
+
+        Raises:
+            ValueError: a grid, actions or a context that do not fit.
+        """
+        grid = schedule.grid
+        frame, layout = self.frame.grid, self._layout(grid.num_frames, 0, self.num_used > 0)
+        if (grid.height, grid.width) != (frame.height, frame.width):
+            raise ValueError(
+                f"schedule must be for frames of {frame.height}x{frame.width}, "
+                f"got {grid.height}x{grid.width}"
+            )
+        shape = (self.tokens.shape[0], grid.num_frames, layout.num_action_tokens)
+        if actions is None and not layout.num_action_tokens:
+            actions = self.tokens.new_empty(shape)
+        if actions is None or actions.shape != shape or actions.dtype != torch.int64:
+            given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
+            raise ValueError(
+                f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
+            )
+        self._check_ids(actions, "actions")
+        after_drop = self.num_prefix + self._layout(1, self.keep_frames).context_slots
+        if after_drop + layout.slots_per_frame > self.max_slots:
+            raise ValueError(
+                f"keep_frames={self.keep_frames} and one more frame do not fit the context "
+                f"of {self.max_slots} slots"
+            )
+        make_plan(schedule, layout, self.row_start)  # so that a bad row start is an error here
+        return self._decode(schedule, actions.to(self.tokens.device))
+
+    def _decode(self, schedule: DiagonalSchedule, actions: Tensor) -> Iterator[Tensor]:
+        grid, done = schedule.grid, 0
+        while done < grid.num_frames:
+            fitting = (self.max_slots - self.num_used) // self.frame.slots_per_frame
+            if not fitting:
+                self._drop_oldest()
+                continue
+            num_frames = min(fitting, grid.num_frames - done)
+            part = DiagonalSchedule(
+                TokenGrid(num_frames, grid.height, grid.width), schedule.row_lag, schedule.frame_lag
+            )
+            yield from self._decode_fitting(part, actions[:, done : done + num_frames])
+            done += num_frames
+
+    def _decode_fitting(self, schedule: DiagonalSchedule, actions: Tensor) -> Iterator[Tensor]:
+        grid, base = schedule.grid, self.num_used
+        layout = self._layout(grid.num_frames, self.num_held, base > 0)
+        plan = make_plan(schedule, layout, self.row_start)
+        device = self.tokens.device
+        self.fed_at.fill_(NEVER)
+        self.fed_at[:base] = -1
+        self.fed_at[base : base + layout.num_slots] = plan.fed_at.to(device)
+        self.tokens[:, base : base + layout.num_slots].unflatten(
+            1, (grid.num_frames, layout.slots_per_frame)
+        )[:, :, : layout.num_action_tokens] = actions
+        lanes = plan.lanes.clone()
+        lanes[:4] = torch.where(lanes[:4] == SCRATCH, self.max_slots, lanes[:4] + base)
+        lanes[Lanes._fields.index("frames")] += self.num_generated
+        lanes = lanes.to(device)
+        frame = 0
+        for step in range(plan.num_steps):
+            self.run(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
+            self.num_steps += 1
+            if step == plan.frame_done(frame):
+                first = base + layout.slot_of(frame, 0, 0)
+                frame += 1
+                self.num_used = base + frame * layout.slots_per_frame
+                self.num_held += 1
+                self.num_generated += 1
+                visual = self.tokens[:, first : first + grid.tokens_per_frame]
+                yield visual.unflatten(1, (grid.height, grid.width)).clone()
+
+    @torch.inference_mode()
+    def _step(self, lanes: Tensor, num_slots: int) -> None:
+        """Gather, forward, sample, scatter."""
+        lane = Lanes(*lanes)
+        visible = visible_slots(lane.positions, lane.steps, self.fed_at[:num_slots])
+        logits = self.model.forward(
+            self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
+        )
+        drawn = sample(
+            logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
+        )
+        self.tokens.index_copy_(1, lane.outputs, drawn)
+
+    @torch.inference_mode()
+    def _prefill(self, sequence: Tensor) -> None:
+        """Feed all but the last token of a sequence, causally; the last is fed at step 0."""
+        length = sequence.shape[1]
+        self.tokens[:, :length] = sequence
+        self.num_used = length
+        for start in range(0, length - 1, PREFILL_LANES):
+            slots = torch.arange(start, min(start + PREFILL_LANES, length - 1)).to(sequence.device)
+            end = start + len(slots)
+            visible = slots[:, None] >= torch.arange(end, device=sequence.device)
+            self.model.forward(
+                sequence[:, start:end], slots, slots, visible, self.cache, logits_to_keep=1
+            )
+
+    def _drop_oldest(self) -> None:
+        """Make room: keep the prefix and the newest frames, and prefill them again."""
+        kept = min(self.keep_frames, self.num_held)
+        newest = self.num_used - self._layout(1, kept).context_slots
+        sequence = torch.cat(
+            [self.tokens[:, : self.num_prefix], self.tokens[:, newest : self.num_used]], dim=1
+        )
+        dropped = self.num_held - kept
+        logger.warning(
+            "context of %d slots is full: dropped the %d oldest frames, prefilled the newest %d",
+            self.max_slots,
+            dropped,
+            kept,
+        )
+        self.num_dropped_frames += dropped
+        self.num_held = kept
+        self._prefill(sequence)
+
+    def _layout(
+        self, num_frames: int, context_frames: int, has_prompt: bool = True
+    ) -> SequenceLayout:
+        grid = TokenGrid(num_frames, self.frame.grid.height, self.frame.grid.width)
+        return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
+
+    def _check_ids(self, ids: Tensor, name: str) -> None:
+        limit = self.model.num_embeddings
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+            raise ValueError(
+                f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
+            )

@@ -1,0 +1,126 @@
+"""Generate a video's tokens in one call, with the numbers that matter."""
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.plan import RowStart
+from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import DiagonalSchedule
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """What a generation took.
+
+    Attributes:
+        num_steps: forward passes of decoding (prefills not counted).
+        seconds: wall-clock of decoding, prefills after a full context included.
+        prefill_seconds: wall-clock of the prompt's prefill.
+        tokens_per_second: visual tokens of all batch rows by `seconds`.
+        frames_per_second: frames of all batch rows by `seconds`.
+        peak_memory_bytes: most memory allocated on a CUDA device; on the CPU the process's peak.
+        num_dropped_frames: frames that left a full context.
+    """
+
+    num_steps: int
+    seconds: float
+    prefill_seconds: float
+    tokens_per_second: float
+    frames_per_second: float
+    peak_memory_bytes: int
+    num_dropped_frames: int
+
+
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """Tokens (B, T, height, width) int64 and what they took."""
+
+    tokens: Tensor
+    stats: GenerationStats
+
+
+def generate_tokens(
+    model: CausalModel,
+    prompt: Tensor,
+    schedule: DiagonalSchedule,
+    actions: Tensor | None = None,
+    context_frames: int = 1,
+    row_start: RowStart = "temporal",
+    sampling: SamplingOptions | None = None,
+    seed: int | list[int] = 0,
+    *,
+    context: Tensor | None = None,
+    keep_frames: int | None = None,
+    runner: RunnerName = "eager",
+) -> GeneratedTokens:
+    """Continue a prompt by the schedule's frames (arXiv:2503.14070, section 3.2).
+
+    Args:
+        prompt: (B, P) int64: `context_frames` frames with the actions between them, after a text
+            or BOS prefix where the model has one.
+        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
+        row_start: the token that stands in for a predecessor not yet known: `temporal` (the same
+            place a frame earlier), `predecessor` (the predecessor a frame earlier) or `spatial`
+            (the newest token of the row above).
+        sampling: greedy by default.
+        seed: one number (batch row b uses seed + b) or one for each row.
+        context: cross-attention input for models that have one.
+        keep_frames: frames that stay when the context is full (see `DiagonalEngine`).
+
+    Raises:
+        ValueError: arguments that do not fit the model, the schedule or each other.
+    """
+    if prompt.ndim != 2:
+        raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
+    grid = schedule.grid
+    num_actions = actions.shape[-1] if actions is not None else 0
+    engine = DiagonalEngine(
+        model,
+        grid.height,
+        grid.width,
+        num_action_tokens=num_actions,
+        batch_size=prompt.shape[0],
+        max_slots=prompt.shape[1] + grid.num_frames * (num_actions + grid.tokens_per_frame),
+        keep_frames=keep_frames,
+        row_start=row_start,
+        sampling=sampling,
+        seed=seed,
+        runner=runner,
+        context=context,
+    )
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+    started = _now(model.device)
+    engine.prefill(prompt, context_frames)
+    prefilled = _now(model.device)
+    tokens = torch.stack(list(engine.decode(schedule, actions)), dim=1)
+    seconds = _now(model.device) - prefilled
+    stats = GenerationStats(
+        num_steps=engine.num_steps,
+        seconds=seconds,
+        prefill_seconds=prefilled - started,
+        tokens_per_second=tokens.numel() / seconds,
+        frames_per_second=tokens.shape[0] * grid.num_frames / seconds,
+        peak_memory_bytes=peak_memory_bytes(model.device),
+        num_dropped_frames=engine.num_dropped_frames,
+    )
+    return GeneratedTokens(tokens, stats)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory allocated on a CUDA device, or the process's peak on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,135 @@
+"""How a step executes: eagerly, compiled, or replayed from a CUDA graph. Same call, same tokens.
+
+Here `decoding` meets `models`: CausalModel is all that the engine knows of a model.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+RunnerName = Literal["eager", "compile", "cuda-graph"]
+StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
+
+
+class CausalModel(Protocol):
+    """A raster-order model that can be fed any tokens at any slots.
+
+    Attributes:
+        vocab_size: columns of the logits.
+        num_embeddings: input ids are in [0, num_embeddings).
+        max_positions: the longest sequence it can hold.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_embeddings(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
+        """Allocate keys and values for `num_slots` slots, the last of them scratch."""
+        ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        cache: Any,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Feed lanes: write their keys and values, then attend.
+
+        Args:
+            tokens: (B, L) int64.
+            positions: (L,) int64, the slots at which the lanes stand.
+            slots: (L,) int64, the cache slots to write.
+            visible: (L, M) bool over the cache slots [0, M).
+            logits_to_keep: 0 for all lanes, else only the last so many.
+
+        Returns:
+            (B, L, vocab_size) logits.
+        """
+        ...
+
+
+def make_runner(name: RunnerName, step: StepFunction, device: torch.device) -> StepFunction:
+    """Wrap the step function in the runner of that name.
+
+    Raises:
+        ValueError: an unknown runner, or CUDA graphs without CUDA.
+    """
+    if name not in get_args(RunnerName):
+        raise ValueError(f"runner must be one of {', '.join(get_args(RunnerName))}, got {name!r}")
+    if name == "cuda-graph":
+        if device.type != "cuda":
+            raise ValueError(f"runner cuda-graph needs a CUDA device, got {device}")
+        return CudaGraphRunner(step)
+    return EagerRunner(step) if name == "eager" else CompiledRunner(step)
+
+
+class EagerRunner:
+    """Call the step as it is, reading few more cache slots than are in use."""
+
+    block = 64
+
+    def __init__(self, step: StepFunction) -> None:
+        self.step = step
+
+    def __call__(self, lanes: Tensor, num_slots: int) -> None:
+        """Run one step; the cache slots to read are rounded up to whole blocks."""
+        self.step(lanes, -(-num_slots // self.block) * self.block)
+
+
+class CompiledRunner(EagerRunner):
+    """Compile the step once, for any number of lanes and slots."""
+
+    block = 256
+
+    def __init__(self, step: StepFunction) -> None:
+        super().__init__(torch.compile(step, dynamic=True))
+
+
+class CudaGraphRunner:
+    """Capture one graph for each pair of lane count and slot block, and replay it.
+
+    Everything the step touches besides the lanes (token buffer, cache, vectors) must stay at its
+    address: the engine allocates it once.
+    """
+
+    block = 512
+
+    def __init__(self, step: StepFunction) -> None:
+        self.step = step
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.pool: Any = None
+
+    def __call__(self, lanes: Tensor, num_slots: int) -> None:
+        """Run one step; the first of its shape runs twice, to warm up and to be captured."""
+        num_slots = -(-num_slots // self.block) * self.block
+        key = (lanes.shape[1], num_slots)
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(lanes, num_slots)
+        graph, static_lanes = self.graphs[key]
+        static_lanes.copy_(lanes)
+        graph.replay()
+
+    def _capture(self, lanes: Tensor, num_slots: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Warm up on a side stream and capture; repeating a step writes what it wrote before."""
+        static_lanes = lanes.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.step(static_lanes, num_slots)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.step(static_lanes, num_slots)
+        self.pool = graph.pool()
+        return graph, static_lanes

@@ -1,0 +1,166 @@
+"""Draw tokens from logits: temperature, top-k, top-p, and Gumbel-max with noise bound to the token.
+
+The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five: not
+of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed repeats
+a run anywhere, and two schedules with one seed use the same noise for the same token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a token is drawn.
+
+    Attributes:
+        temperature: 0 is greedy (lowest id on ties).
+        top_k: keep the k likeliest ids (and those that tie with the last of them).
+        top_p: keep the likeliest ids until their mass reaches top_p, in (0, 1].
+        valid_range: ids that may be drawn, low <= id < high: one pair for all places, or an int
+            tensor (height, width, 2) with a pair for each place of the frame. None: all ids.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    valid_range: tuple[int, int] | Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
+            raise ValueError("top_k and top_p need a temperature above 0, got temperature 0")
+
+
+@dataclass(frozen=True)
+class ValidRanges:
+    """`valid_range` as the step needs it: one slice of the vocabulary, and what it still holds too much.
+
+    Attributes:
+        low: first id of any range. high: one past the last id of any range.
+        by_place: (height, width, 2) int64 where the ranges differ from place to place, else None.
+    """
+
+    low: int
+    high: int
+    by_place: Tensor | None
+
+    @classmethod
+    def resolve(
+        cls,
+        valid_range: tuple[int, int] | Tensor | None,
+        height: int,
+        width: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> "ValidRanges":
+        """Check `SamplingOptions.valid_range` against the frame and the vocabulary."""
+        if valid_range is None:
+            return cls(0, vocab_size, None)
+        ranges = torch.as_tensor(valid_range, dtype=torch.int64)
+        if ranges.shape not in ((2,), (height, width, 2)):
+            raise ValueError(
+                f"valid_range must be (low, high) or of shape ({height}, {width}, 2), "
+                f"got shape {tuple(ranges.shape)}"
+            )
+        low, high = ranges.unbind(-1)
+        if (low < 0).any() or (high > vocab_size).any() or (low >= high).any():
+            raise ValueError(
+                f"valid_range must satisfy 0 <= low < high <= {vocab_size}, "
+                f"got low {low.min().item()}..{low.max().item()}, "
+                f"high {high.min().item()}..{high.max().item()}"
+            )
+        uniform = bool((low == low.min()).all() and (high == high.max()).all())
+        by_place = None if uniform else ranges.to(device)
+        return cls(int(low.min()), int(high.max()), by_place)
+
+
+def sample(
+    logits: Tensor,
+    options: SamplingOptions,
+    ranges: ValidRanges,
+    seeds: Tensor,
+    frames: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+) -> Tensor:
+    """Draw one token a lane, without a host synchronisation.
+
+    Args:
+        logits: (B, L, V).
+        seeds: (B,) int64, one for each batch row.
+        frames, rows, columns: (L,) int64, the place of the token that each lane writes; frames
+            count from the start of the stream.
+
+    Returns:
+        (B, L) int64.
+    """
+    logits = logits[..., ranges.low : ranges.high].float()
+    if ranges.by_place is not None:
+        bounds = ranges.by_place[rows, columns] - ranges.low  # (L, 2)
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        valid = (ids >= bounds[:, :1]) & (ids < bounds[:, 1:])
+        logits = logits.masked_fill(~valid, float("-inf"))
+    if options.temperature > 0:
+        logits = _truncate(logits / options.temperature, options.top_k, options.top_p)
+        noise = gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
+        logits = logits + noise
+    return _lowest_argmax(logits) + ranges.low
+
+
+def gumbel_noise(
+    seeds: Tensor, frames: Tensor, rows: Tensor, columns: Tensor, low: int, high: int
+) -> Tensor:
+    """Return the Gumbel(0, 1) noise of every id in [low, high) at every place.
+
+    Args:
+        seeds: (B,) int64. frames, rows, columns: (L,) int64.
+
+    Returns:
+        (B, L, high - low) float32.
+    """
+    key = _mix((seeds & _MASK) ^ _mix((seeds >> 32) & _MASK ^ 0x9E3779B9))[:, None]  # (B, 1)
+    for coordinate in (frames, rows, columns):
+        key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (B, L)
+    ids = torch.arange(low, high, device=seeds.device, dtype=torch.int64)
+    bits = _mix(key[..., None] ^ _mix(ids + 0x9E3779B9 & _MASK))
+    # The uniform is finest near 0, which is where large noise comes from.
+    uniform = (bits.float() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2.0**-24)))
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Scramble 32-bit numbers held in int64: a bijection in which every input bit moves all bits."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D & _MASK
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B & _MASK
+    return bits ^ (bits >> 16)
+
+
+def _truncate(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Set the logits outside top-k, then outside top-p, to -inf."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        threshold = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, float("-inf"))
+    if top_p is not None and top_p < 1:
+        probabilities, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        before = probabilities.cumsum(-1) - probabilities
+        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        logits = logits.masked_fill(drop, float("-inf"))
+    return logits
+
+
+def _lowest_argmax(values: Tensor) -> Tensor:
+    """Return the lowest index of the maximum of the last axis (torch.argmax promises none)."""
+    size = values.shape[-1]
+    ids = torch.arange(size, device=values.device)
+    best = values == values.amax(-1, keepdim=True)
+    return torch.where(best, ids, size - 1).amin(-1)

@@ -1,0 +1,125 @@
+"""The one formula: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
+
+Diagonal Decoding (arXiv:2503.14070, section 3.2) calls row_lag k and frame_lag d. All tokens of one
+step come from one forward pass. Raster order (next-token prediction) is the same formula with
+row_lag = width and frame_lag = height * width. Integers only; nothing here knows torch.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """The tokens of a video: `num_frames` frames of `height` rows and `width` columns."""
+
+    num_frames: int
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "height", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @classmethod
+    def parse(cls, text: str) -> "TokenGrid":
+        """Read `TxHxW`, such as `3x40x64`."""
+        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)
+        if not match:
+            raise ValueError(f"grid must look like TxHxW (for example 3x40x64), got {text!r}")
+        return cls(*map(int, match.groups()))
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """Tokens of one frame."""
+        return self.height * self.width
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the whole video."""
+        return self.num_frames * self.tokens_per_frame
+
+
+class _Lags(NamedTuple):
+    grid: TokenGrid
+    row_lag: int
+    frame_lag: int
+
+
+class DiagonalSchedule(_Lags):
+    """When each token of a grid is written.
+
+    Args:
+        grid: the tokens to write.
+        row_lag: the paper's k, in [1, width]: how many columns a row runs ahead of the next one.
+        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
+            starts after the one before. None is the paper's default, row_lag * height.
+
+    Raises:
+        ValueError: a lag out of its bounds.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls, grid: TokenGrid, row_lag: int, frame_lag: int | None = None
+    ) -> "DiagonalSchedule":
+        if not 1 <= row_lag <= grid.width:
+            raise ValueError(f"row_lag must be in [1, width={grid.width}], got {row_lag}")
+        bound = _steps_per_frame(grid, row_lag)
+        frame_lag = row_lag * grid.height if frame_lag is None else frame_lag
+        if not 1 <= frame_lag <= bound:
+            raise ValueError(
+                f"frame_lag must be in [1, (height - 1) * row_lag + width={bound}], got {frame_lag}"
+            )
+        return super().__new__(cls, grid, row_lag, frame_lag)
+
+    @classmethod
+    def raster(cls, grid: TokenGrid) -> "DiagonalSchedule":
+        """Next-token prediction: one token a step."""
+        return cls(grid, row_lag=grid.width, frame_lag=grid.tokens_per_frame)
+
+    @classmethod
+    def spatial(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
+        """Diagonals within a frame; a frame starts when the one before is whole."""
+        return cls(grid, row_lag, frame_lag=cls(grid, row_lag).steps_per_frame)
+
+    @property
+    def steps_per_frame(self) -> int:
+        """Steps from a frame's first token to its last, both counted (the paper's s_spa)."""
+        return _steps_per_frame(self.grid, self.row_lag)
+
+    @property
+    def num_steps(self) -> int:
+        """Forward passes for the whole video."""
+        return (self.grid.num_frames - 1) * self.frame_lag + self.steps_per_frame
+
+    @property
+    def speedup(self) -> float:
+        """Tokens a step on average: the cut in steps against next-token prediction."""
+        return self.grid.num_tokens / self.num_steps
+
+    @property
+    def max_lanes(self) -> int:
+        """The most tokens written in one step."""
+        starts = [0] * (self.num_steps + 1)
+        for t in range(self.grid.num_frames):
+            for i in range(self.grid.height):
+                first = self.step_of(t, i, 0)
+                starts[first] += 1
+                starts[first + self.grid.width] -= 1
+        widest = lanes = 0
+        for change in starts:
+            lanes += change
+            widest = max(widest, lanes)
+        return widest
+
+    def step_of(self, t: int, i: int, j: int) -> int:
+        """Return the step that writes frame t, row i, column j."""
+        return t * self.frame_lag + i * self.row_lag + j
+
+
+def _steps_per_frame(grid: TokenGrid, row_lag: int) -> int:
+    return (grid.height - 1) * row_lag + grid.width

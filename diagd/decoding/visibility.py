@@ -1,0 +1,49 @@
+"""The one rule of who may see whom, for decoding, finetuning and analysis alike.
+
+A lane sees a cached token iff the token is not later in raster order and was fed no later than the
+lane (the same step included). A stand-in is seen by itself only. Slots not yet written are never
+seen: their `fed_at` is NEVER.
+"""
+
+import torch
+from torch import Tensor
+
+NEVER = 2**31 - 1
+
+
+def visible_slots(positions: Tensor, steps: Tensor, fed_at: Tensor) -> Tensor:
+    """Apply the rule to the lanes of one forward pass against the cache.
+
+    A stand-in stands at a slot whose true token is fed later, so the rule hides that slot from
+    everybody; the last term shows it to the lane that stands there.
+
+    Args:
+        positions: (L,) int64, the slot at which each lane stands.
+        steps: (L,) int64, the step at which each lane is fed.
+        fed_at: (M,) int64, the step at which each slot's true token is fed.
+
+    Returns:
+        (L, M) bool, True = the lane may attend to the slot.
+    """
+    slots = torch.arange(fed_at.shape[0], device=fed_at.device)
+    own = slots == positions[:, None]
+    earlier = slots < positions[:, None]
+    return own | (earlier & (fed_at <= steps[:, None]))
+
+
+def visibility_mask(positions: Tensor, fed_at: Tensor, stand_in: Tensor) -> Tensor:
+    """Apply the rule to a whole sequence at once, stand-ins included.
+
+    Args:
+        positions: (N,) int64 raster positions of the lanes; a stand-in shares its position with the
+            true token that is fed later.
+        fed_at: (N,) the step at which each lane is fed.
+        stand_in: (N,) bool.
+
+    Returns:
+        (N, N) bool, row = the lane that looks, column = the lane looked at.
+    """
+    not_later = positions[None, :] <= positions[:, None]
+    fed = fed_at[None, :] <= fed_at[:, None]
+    itself = torch.eye(len(positions), dtype=torch.bool, device=positions.device)
+    return itself | (not_later & fed & ~stand_in[None, :])

@@ -1,0 +1,43 @@
+"""Hold keys and values of every layer in buffers that are allocated once and written by slot.
+
+Slots may be written in any order, which is what out-of-order decoding needs. The last slot is scratch: padded
+lanes write there and nobody looks.
+"""
+
+import torch
+from torch import Tensor
+
+
+class StaticKVCache:
+    """Keys and values of all layers, one pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_kv_heads: int,
+        num_slots: int,
+        head_dim: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Allocate zeroed buffers; zeros keep a masked slot from turning 0 * NaN into NaN."""
+        shape = (batch_size, num_kv_heads, num_slots, head_dim)
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.batch_size = batch_size
+        self.num_slots = num_slots
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store (B, num_kv_heads, L, head_dim) keys and values at slots (L,) int64; only scratch may repeat."""
+        self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
+        self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
+
+    def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Return views of the first num_slots slots, each (B, num_kv_heads, num_slots, head_dim)."""
+        return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
+
+    @property
+    def bytes(self) -> int:
+        """Memory the buffers hold."""
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))

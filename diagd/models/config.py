@@ -1,0 +1,211 @@
+"""Describe a decoder-only video model: one frozen record covers the MC-AR, Cosmos and WHAM families.
+
+Field names are Hugging Face's without `num_hidden_`/`attention_` padding. A record that exists is legal:
+every illegal value and combination is refused when it is built, so the layers never check again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Norm = Literal["rms", "layer"]
+MLP = Literal["swiglu", "gelu"]
+Position = Literal["rope", "rope3d", "learned"]
+
+_CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(Position)}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and kind of one decoder.
+
+    The grid is what one frame looks like in tokens; three-dimensional rotary positions are computed from it, and it
+    tells a reader of the checkpoint what the model generates.
+
+    Raises:
+        ValueError: A field has the wrong type or range, or two fields contradict each other.
+    """
+
+    hidden_size: int  # width of the residual stream
+    intermediate_size: int  # width inside the MLP
+    num_layers: int  # blocks
+    num_heads: int  # query heads
+    num_kv_heads: int  # key and value heads; divides num_heads
+    head_dim: int  # size of one head; num_heads * head_dim may differ from hidden_size
+    vocab_size: int  # columns of the logits
+    image_vocab_size: int  # visual ids are [0, image_vocab_size); the rest are action ids
+    max_positions: int  # longest sequence, in tokens
+    grid_height: int  # token rows of a frame
+    grid_width: int  # token columns of a frame
+    num_action_tokens: int = 0  # conditioning tokens before each generated frame
+    prefix_length: int = 0  # tokens before the first frame (BOV, text)
+    extra_embeddings: int = 0  # embedding rows beyond vocab_size: ids that are fed but never predicted
+    norm: Norm = "rms"  # RMSNorm or LayerNorm
+    norm_affine: bool = True  # the norms inside the blocks have parameters (the final norm always has)
+    norm_eps: float = 1e-5  # added to the variance
+    mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
+    bias: bool = False  # linear layers and layer norms have biases (the output layer never has)
+    qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
+    position: Position = "rope"  # 1-D rotary, (frame, row, column) rotary, or a learned table
+    rope_theta: float = 10000.0  # base of the rotary frequencies
+    yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1 turns it off
+    yarn_frames: int = 3  # frames of the grid YaRN stretches from
+    yarn_height: int = 40  # rows (and columns) of the grid YaRN stretches from
+    tie_embeddings: bool = False  # the output layer is the embedding table
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_value(field, getattr(self, field.name))
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, got {self.num_heads}"
+            )
+        if self.image_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"image_vocab_size must be at most vocab_size={self.vocab_size}, got {self.image_vocab_size}"
+            )
+        if self.prefix_length >= self.max_positions:
+            raise ValueError(
+                f"prefix_length must be below max_positions={self.max_positions}, got {self.prefix_length}"
+            )
+        if self.position == "rope" and self.head_dim % 2:
+            raise ValueError(f"position='rope' needs an even head_dim, got {self.head_dim}")
+        if self.position == "rope3d" and (self.head_dim % 2 or self.head_dim < 6):
+            raise ValueError(f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}")
+        if self.yarn_factor != 1.0 and self.position != "rope3d":
+            raise ValueError(f"yarn_factor={self.yarn_factor} needs position='rope3d', got {self.position!r}")
+        if self.norm == "rms" and not self.norm_affine:
+            raise ValueError("norm_affine=False needs norm='layer', got norm='rms'")
+        if self.tie_embeddings and self.extra_embeddings:
+            raise ValueError(
+                f"tie_embeddings needs extra_embeddings=0, got extra_embeddings={self.extra_embeddings}"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
+        """Build a config from parsed JSON; fields that have a default may be absent.
+
+        Raises:
+            ValueError: Unknown or missing fields (named), or values `ModelConfig` refuses.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
+        unknown = sorted(set(values) - set(known))
+        missing = [name for name in required if name not in values]
+        if unknown or missing:
+            problems = [f"unknown fields: {', '.join(unknown)}"] if unknown else []
+            problems += [f"missing fields: {', '.join(missing)}"] if missing else []
+            raise ValueError(f"model config has {'; '.join(problems)}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a plain dict that `json` can write and `from_dict` can read."""
+        return dataclasses.asdict(self)
+
+    @property
+    def tokens_per_frame(self) -> int:
+        """Visual tokens of one frame."""
+        return self.grid_height * self.grid_width
+
+
+def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    if field.name in _CHOICES:
+        if value not in _CHOICES[field.name]:
+            choices = ", ".join(map(repr, _CHOICES[field.name]))
+            raise ValueError(f"{field.name} must be one of {choices}, got {value!r}")
+    elif field.type is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{field.name} must be true or false, got {value!r}")
+    elif field.type is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise ValueError(f"{field.name} must be a finite number above 0, got {value!r}")
+    else:
+        lowest = 0 if field.default == 0 else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise ValueError(f"{field.name} must be an integer of at least {lowest}, got {value!r}")
+
+
+def _mc_ar(hidden_size: int, intermediate_size: int, num_heads: int) -> ModelConfig:
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=20,
+        num_heads=num_heads,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=8262,
+        image_vocab_size=8192,
+        max_positions=5552,
+        grid_height=14,
+        grid_width=24,
+        num_action_tokens=11,
+    )
+
+
+def _cosmos(hidden_size: int, num_layers: int, yarn_factor: float) -> ModelConfig:
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=14336,
+        num_layers=num_layers,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=64000,
+        image_vocab_size=64000,
+        max_positions=12800,
+        grid_height=40,
+        grid_width=64,
+        qk_norm=True,
+        position="rope3d",
+        rope_theta=500000.0,
+        yarn_factor=yarn_factor,
+    )
+
+
+def _wham(hidden_size: int, num_layers: int, num_heads: int, norm_affine: bool) -> ModelConfig:
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=4 * hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        vocab_size=16452,
+        image_vocab_size=16384,
+        max_positions=5560,
+        grid_height=18,
+        grid_width=30,
+        num_action_tokens=16,
+        norm="layer",
+        norm_affine=norm_affine,
+        mlp="gelu",
+        bias=True,
+        position="learned",
+        tie_embeddings=True,
+    )
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "mc-ar-42m": ModelConfig(
+        hidden_size=512,
+        intermediate_size=2048,
+        num_layers=8,
+        num_heads=8,
+        num_kv_heads=8,
+        head_dim=64,
+        vocab_size=8448,
+        image_vocab_size=8192,
+        max_positions=5552,
+        grid_height=14,
+        grid_width=24,
+        num_action_tokens=11,
+    ),
+    "mc-ar-300m": _mc_ar(hidden_size=1024, intermediate_size=4096, num_heads=16),
+    "mc-ar-700m": _mc_ar(hidden_size=2048, intermediate_size=4096, num_heads=32),
+    "mc-ar-1.2b": _mc_ar(hidden_size=2048, intermediate_size=8192, num_heads=32),
+    "cosmos-4b": _cosmos(hidden_size=4096, num_layers=16, yarn_factor=1.0),
+    "cosmos-12b": _cosmos(hidden_size=5120, num_layers=40, yarn_factor=2.0),
+    "wham-200m": _wham(hidden_size=1024, num_layers=16, num_heads=16, norm_affine=False),
+    "wham-1.6b": _wham(hidden_size=2304, num_layers=24, num_heads=18, norm_affine=True),
+}

@@ -1,0 +1,203 @@
+"""The one decoder: embeds tokens, runs the blocks, returns logits, with a cache written by slot or without one.
+
+It is handed tokens, positions, slots and a visibility mask and knows nothing of diagonals. With a cache it may be fed
+out of order; without one it is the plain causal model that training uses. Weight names are LLaMA's.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diagd.models.cache import StaticKVCache
+from diagd.models.config import ModelConfig
+from diagd.models.layers import Block, RotaryTable, make_norm
+
+_INIT_STD = 0.02
+_RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
+
+
+class DecoderStack(nn.Module):
+    """Embedding, blocks and final norm: everything below the output layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        learned = config.position == "learned"
+        self.embed_tokens = nn.Embedding(config.vocab_size + config.extra_embeddings, config.hidden_size)
+        self.embed_positions = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
+        self.rotary = None if learned else RotaryTable(config)
+        self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
+        self.norm = make_norm(config)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor | None,
+        visible: Tensor | None,
+        cache: StaticKVCache | None,
+    ) -> Tensor:
+        """Return the blocks' output (B, L, hidden_size), before the final norm."""
+        x = self.embed_tokens(tokens)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions)
+        rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary, slots, visible, cache)
+        return x
+
+
+class Transformer(nn.Module):
+    """Decoder-only transformer of a `ModelConfig`.
+
+    `forward` without a cache is the causal model (training, finetuning with another mask); with a cache it is one
+    decoding step. Nothing in it synchronises with the device or branches on data.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = DecoderStack(config)
+        self.lm_head = (
+            None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+
+    @classmethod
+    def random(
+        cls,
+        config: ModelConfig,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "Transformer":
+        """Build a model with seeded random weights, each drawn once, on the device and in the dtype asked for.
+
+        Matrices are normal with std 0.02, those that write to the residual stream narrowed by 1/sqrt(2 * num_layers);
+        norms are one, biases zero. The numbers depend on the device's generator.
+        """
+        with torch.device("meta"):
+            model = cls(config)
+        generator = torch.Generator(device).manual_seed(seed)
+        weights = {}
+        for name, meta in model.state_dict().items():
+            weight = torch.empty(meta.shape, device=device, dtype=dtype)
+            if weight.dim() == 1:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                narrow = name.endswith(_RESIDUAL_PROJECTIONS)
+                std = _INIT_STD / math.sqrt(2 * config.num_layers) if narrow else _INIT_STD
+                weight.normal_(0.0, std, generator=generator)
+            weights[name] = weight
+        model.load_state_dict(weights, assign=True)
+        return model.to(device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the weights."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model can hold."""
+        return self.config.max_positions
+
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> StaticKVCache:
+        """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
+
+        Raises:
+            ValueError: A context is given, or a size is below 1.
+        """
+        self._refuse_context(context)
+        if batch_size < 1 or num_slots < 1:
+            raise ValueError(f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}")
+        config = self.config
+        return StaticKVCache(
+            config.num_layers,
+            batch_size,
+            config.num_kv_heads,
+            num_slots,
+            config.head_dim,
+            self.device,
+            self.dtype,
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        slots: Tensor | None = None,
+        visible: Tensor | None = None,
+        cache: StaticKVCache | None = None,
+        logits_to_keep: int | Tensor = 0,
+    ) -> Tensor:
+        """Run one decoding step with a cache, or the plain model without one.
+
+        Args:
+            tokens: (B, L) int64.
+            positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
+            slots: (L,) int64, cache slot of every lane; written before attention. Needed with a cache.
+            visible: (L, M) bool, True = the lane may attend; M <= num_slots cache slots are read. Needed with a cache;
+                without one M = L, and None means causal.
+            cache: from `make_cache`, changed in place; None runs without a cache.
+            logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
+
+        Returns:
+            Logits (B, lanes kept, vocab_size) in the model's dtype.
+
+        Raises:
+            ValueError: A cache is given without slots or visible.
+        """
+        if cache is not None and (slots is None or visible is None):
+            raise ValueError("a cache needs slots and visible, got None")
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.model(tokens, positions, slots, visible, cache)
+        if isinstance(logits_to_keep, Tensor):
+            hidden = hidden[:, logits_to_keep]
+        elif logits_to_keep:
+            hidden = hidden[:, -logits_to_keep:]
+        hidden = self.model.norm(hidden)
+        if self.lm_head is None:
+            return F.linear(hidden, self.model.embed_tokens.weight)
+        return self.lm_head(hidden)
+
+    def logits(
+        self,
+        tokens: Tensor,
+        context: Tensor | None = None,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Run the model without a cache; differentiable.
+
+        Args:
+            tokens: (B, N) int64.
+            context: Cross-attention input; no model has it yet, so it must be None.
+            positions: (N,) int64; None means 0 .. N-1.
+            visible: (N, N) bool, True = may attend; None means causal.
+
+        Returns:
+            Logits (B, N, vocab_size).
+
+        Raises:
+            ValueError: A context is given, or N exceeds max_positions while positions is None.
+        """
+        self._refuse_context(context)
+        if positions is None and tokens.shape[1] > self.max_positions:
+            raise ValueError(f"tokens must be at most max_positions={self.max_positions}, got {tokens.shape[1]}")
+        return self(tokens, positions, None, visible)
+
+    def _refuse_context(self, context: Tensor | None) -> None:
+        if context is not None:
+            raise ValueError("context must be None: this model has no cross-attention")

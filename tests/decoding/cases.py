@@ -1,0 +1,180 @@
+"""What the decoding tests share: tiny models and drawn decoding problems."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+import diagd
+from diagd.decoding.sampling import gumbel_noise
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+from tests import oracles
+
+VOCAB_SIZE = 24
+NUM_VISUAL = 18  # ids [0, 18) are visual, the others are action ids
+MAX_POSITIONS = 320
+MODELS = ("huggingface", "own")
+
+
+@cache
+def llama() -> LlamaForCausalLM:
+    return oracles.tiny_llama(VOCAB_SIZE, MAX_POSITIONS)
+
+
+@cache
+def model_of(name: str) -> diagd.HuggingFaceModel | Transformer:
+    """Return diagd's view of the tiny Llama: the same weights in transformers or in diagd's own Transformer."""
+    if name == "huggingface":
+        return diagd.HuggingFaceModel(llama())
+    model = Transformer(
+        ModelConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=8,
+            vocab_size=VOCAB_SIZE,
+            image_vocab_size=NUM_VISUAL,
+            max_positions=MAX_POSITIONS,
+            grid_height=3,  # only 3-D positions read the grid
+            grid_width=5,
+            norm_eps=llama().config.rms_norm_eps,
+        )
+    )
+    model.load_state_dict(llama().state_dict())
+    return model.eval()
+
+
+@cache
+def full_forward() -> oracles.LogitsFn:
+    return oracles.llama_logits(llama())
+
+
+@torch.no_grad()
+def causal_forward(tokens: Tensor) -> Tensor:
+    return llama()(tokens, use_cache=False).logits
+
+
+@dataclass(frozen=True)
+class Case:
+    """One decoding problem: a stream's shape, its schedule and what it is conditioned on."""
+
+    num_frames: int = 3
+    height: int = 3
+    width: int = 5
+    row_lag: int = 2
+    frame_lag: int = 4
+    num_action_tokens: int = 0
+    context_frames: int = 1
+    prefix_length: int = 1
+    batch_size: int = 2
+    row_start: str = "temporal"
+    seed: int = 0
+
+    @property
+    def grid(self) -> diagd.TokenGrid:
+        return diagd.TokenGrid(self.num_frames, self.height, self.width)
+
+    @property
+    def schedule(self) -> diagd.DiagonalSchedule:
+        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag)
+
+    @property
+    def prompt(self) -> Tensor:
+        """(B, P): the prefix, then the context frames with action tokens between them."""
+        generator = torch.Generator().manual_seed(self.seed)
+        parts = [self._ids(generator, self.prefix_length, 0, VOCAB_SIZE)]
+        for t in range(self.context_frames):
+            if t > 0:
+                parts.append(self._ids(generator, self.num_action_tokens, NUM_VISUAL, VOCAB_SIZE))
+            parts.append(self._ids(generator, self.height * self.width, 0, NUM_VISUAL))
+        return torch.cat(parts, dim=1)
+
+    def actions(self, num_frames: int | None = None, seed: int = 1) -> Tensor | None:
+        """(B, T, n) action ids, or None when the stream has none."""
+        if self.num_action_tokens == 0:
+            return None
+        num_frames = self.num_frames if num_frames is None else num_frames
+        generator = torch.Generator().manual_seed(self.seed + seed)
+        ids = self._ids(generator, num_frames * self.num_action_tokens, NUM_VISUAL, VOCAB_SIZE)
+        return ids.reshape(self.batch_size, num_frames, self.num_action_tokens)
+
+    def _ids(self, generator: torch.Generator, length: int, low: int, high: int) -> Tensor:
+        return torch.randint(low, high, (self.batch_size, length), generator=generator)
+
+    def reference(self, sample_fn: oracles.SampleFn = oracles.greedy) -> oracles.ReferenceStream:
+        """Return the cache-free stream of this problem."""
+        return oracles.ReferenceStream(
+            full_forward(),
+            self.prompt,
+            self.height,
+            self.width,
+            self.num_action_tokens,
+            self.context_frames,
+            self.row_start,
+            sample_fn,
+        )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw a problem whose grid is never square."""
+    height = draw(st.integers(1, 4))
+    width = draw(st.integers(2, 5).filter(lambda width: width != height))
+    row_lag = draw(st.integers(1, width))
+    context_frames = draw(st.integers(0, 3))
+    num_action_tokens = draw(st.integers(0, 3))
+    may_be_empty = context_frames > 0 or num_action_tokens > 0
+    return Case(
+        num_frames=draw(st.integers(1, 3)),
+        height=height,
+        width=width,
+        row_lag=row_lag,
+        frame_lag=draw(st.integers(1, (height - 1) * row_lag + width)),
+        num_action_tokens=num_action_tokens,
+        context_frames=context_frames,
+        prefix_length=draw(st.integers(0 if may_be_empty else 1, 4)),
+        batch_size=draw(st.integers(1, 3)),
+        row_start=draw(st.sampled_from(["temporal", "predecessor", "spatial"])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+def reference_sampler(
+    seeds: list[int],
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    valid_range: tuple[int, int] | Tensor | None = None,
+) -> oracles.SampleFn:
+    """Draw argmax(log p + g) in numpy, one token at a time, with the project's own noise g.
+
+    Args:
+        seeds: one per batch row.
+        valid_range: (low, high), or int64 (height, width, 2).
+    """
+
+    def sample_fn(logits: Tensor, frame: int, row: int, column: int) -> Tensor:
+        low, high = 0, logits.shape[-1]
+        if isinstance(valid_range, Tensor):
+            low, high = valid_range[row, column].tolist()
+        elif valid_range is not None:
+            low, high = valid_range
+        places = [torch.tensor([number]) for number in (frame, row, column)]
+        noise = gumbel_noise(torch.tensor(seeds), *places, low, high)[:, 0]
+        ids = []
+        for b in range(logits.shape[0]):
+            if temperature == 0.0:
+                ids.append(low + int(logits[b, low:high].argmax()))
+                continue
+            kept = oracles.filtered_probabilities(logits[b, low:high].numpy(), temperature, top_k, top_p)
+            with oracles.np.errstate(divide="ignore"):
+                ids.append(low + int((oracles.np.log(kept) + noise[b].numpy()).argmax()))
+        return torch.tensor(ids)
+
+    return sample_fn

@@ -1,0 +1,301 @@
+"""`diagd.generate_tokens`: what it writes is what the cache-free reference writes, token for token."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+from tests import oracles
+from tests.decoding.cases import (
+    MODELS,
+    NUM_VISUAL,
+    VOCAB_SIZE,
+    Case,
+    cases,
+    causal_forward,
+    llama,
+    model_of,
+    reference_sampler,
+)
+
+engine_settings = settings(max_examples=25, deadline=None, derandomize=True)
+few_settings = settings(max_examples=8, deadline=None, derandomize=True)
+
+
+def generate(model, case: Case, **options) -> torch.Tensor:
+    options.setdefault("actions", case.actions())
+    options.setdefault("context_frames", case.context_frames)
+    options.setdefault("row_start", case.row_start)
+    prompt = options.pop("prompt", case.prompt)
+    schedule = options.pop("schedule", case.schedule)
+    return diagd.generate_tokens(model, prompt, schedule, **options).tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(case=cases())
+@few_settings
+def test_raster_lags_reproduce_sequential_decoding(name, case):
+    schedule = diagd.DiagonalSchedule.raster(case.grid)
+    expected = oracles.greedy_raster(
+        causal_forward, case.prompt, case.num_frames, case.height, case.width, case.actions()
+    )
+    assert torch.equal(generate(model_of(name), case, schedule=schedule), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
+def test_raster_is_what_transformers_generate_writes(name, row_start):
+    case = Case(prefix_length=4, row_start=row_start)
+    prompt = case.prompt
+    sequence = llama().generate(prompt, max_new_tokens=case.grid.num_tokens, do_sample=False)
+    tokens = generate(model_of(name), case, schedule=diagd.DiagonalSchedule.raster(case.grid))
+    assert torch.equal(tokens.flatten(1), sequence[:, prompt.shape[1] :])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(case=cases())
+@engine_settings
+def test_greedy_decoding_is_the_cache_free_reference(name, case):
+    expected = case.reference().decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    assert torch.equal(generate(model_of(name), case), expected)
+
+
+@given(
+    case=cases(),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    top_k=st.sampled_from([None, 1, 5]),
+    top_p=st.sampled_from([None, 0.3, 0.9]),
+)
+@engine_settings
+def test_sampled_decoding_is_the_cache_free_reference(case, temperature, top_k, top_p):
+    valid_range = (2, NUM_VISUAL)
+    sampling = diagd.SamplingOptions(temperature, top_k, top_p, valid_range)
+    seeds = [case.seed + b for b in range(case.batch_size)]
+    sampler = reference_sampler(seeds, temperature, top_k, top_p, valid_range)
+    expected = case.reference(sampler).decode(
+        case.num_frames, case.row_lag, case.frame_lag, case.actions()
+    )
+    assert torch.equal(generate(model_of("own"), case, sampling=sampling, seed=case.seed), expected)
+
+
+@given(case=cases(), temperature=st.sampled_from([0.0, 1.0]))
+@engine_settings
+def test_every_place_keeps_to_its_own_range_of_ids(case, temperature):
+    generator = torch.Generator().manual_seed(case.seed)
+    low = torch.randint(0, NUM_VISUAL - 4, (case.height, case.width), generator=generator)
+    size = torch.randint(1, 5, (case.height, case.width), generator=generator)
+    valid_range = torch.stack([low, low + size], dim=-1)
+    sampling = diagd.SamplingOptions(temperature, valid_range=valid_range)
+    tokens = generate(model_of("own"), case, sampling=sampling, seed=case.seed)
+    assert (tokens >= low).all()
+    assert (tokens < low + size).all()
+    seeds = [case.seed + b for b in range(case.batch_size)]
+    reference = case.reference(reference_sampler(seeds, temperature, valid_range=valid_range))
+    expected = reference.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
+@pytest.mark.parametrize("num_action_tokens", [0, 2])
+@pytest.mark.parametrize("context_frames", [0, 1, 2])
+def test_stand_ins_when_nothing_but_the_policy_differs(row_start, num_action_tokens, context_frames):
+    case = Case(
+        num_frames=4,
+        row_lag=1,
+        frame_lag=2,
+        num_action_tokens=num_action_tokens,
+        context_frames=context_frames,
+        row_start=row_start,
+        seed=5,
+    )
+    expected = case.reference().decode(4, 1, 2, case.actions())
+    assert torch.equal(generate(model_of("own"), case), expected)
+
+
+def test_policies_differ():
+    written = [
+        generate(model_of("own"), Case(row_start=row_start))
+        for row_start in ("temporal", "predecessor", "spatial")
+    ]
+    assert not torch.equal(written[0], written[1])
+    assert not torch.equal(written[0], written[2])
+    assert not torch.equal(written[1], written[2])
+
+
+@pytest.mark.parametrize("height", [2, 4])
+def test_three_dimensional_positions_follow_the_slots(height):
+    case = Case(height=height, num_action_tokens=2, prefix_length=3, context_frames=2)
+    config = ModelConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=12,
+        vocab_size=VOCAB_SIZE,
+        image_vocab_size=NUM_VISUAL,
+        max_positions=200,
+        grid_height=height,
+        grid_width=case.width,
+        num_action_tokens=2,
+        prefix_length=3,
+        position="rope3d",
+    )
+    model = Transformer.random(config).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(20 if weights.dim() > 1 else 1)
+        reference = dataclasses.replace(
+            case.reference(), logits_fn=lambda *lanes: model.logits(lanes[0], None, *lanes[1:])
+        )
+        expected = reference.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    assert torch.equal(generate(model, case), expected)
+
+
+@given(case=cases(), temperature=st.sampled_from([0.0, 1.0]))
+@engine_settings
+def test_a_batch_is_its_rows_one_by_one(case, temperature):
+    case = dataclasses.replace(case, batch_size=3)
+    sampling = diagd.SamplingOptions(temperature)
+    together = generate(model_of("own"), case, sampling=sampling, seed=case.seed)
+    actions = case.actions()
+    for b in range(3):
+        alone = generate(
+            model_of("own"),
+            case,
+            prompt=case.prompt[b : b + 1],
+            actions=None if actions is None else actions[b : b + 1],
+            sampling=sampling,
+            seed=case.seed + b,
+        )
+        assert torch.equal(together[b : b + 1], alone)
+
+
+def test_rows_may_have_their_own_seeds():
+    case = Case(batch_size=3)
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    prompt = case.prompt[:1].expand(3, -1)
+    tokens = generate(model_of("own"), case, prompt=prompt, sampling=sampling, seed=[7, 4, 7])
+    assert torch.equal(tokens[0], tokens[2])
+    assert not torch.equal(tokens[0], tokens[1])
+    alone = generate(model_of("own"), case, prompt=prompt[:1], sampling=sampling, seed=4)
+    assert torch.equal(tokens[1:2], alone)
+
+
+def test_a_seed_repeats_a_run_and_another_does_not():
+    case = Case()
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    runs = [generate(model_of("own"), case, sampling=sampling, seed=seed) for seed in (11, 11, 12)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+class ConstantModel:
+    """A model whose logits are the same everywhere, so only the noise decides."""
+
+    vocab_size = num_embeddings = VOCAB_SIZE
+    max_positions = 400
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def make_cache(self, batch_size, num_slots, context=None):
+        return None
+
+    def forward(self, tokens, positions, slots, visible, cache, logits_to_keep=0):
+        lanes = torch.zeros(tokens.shape[1])[-logits_to_keep:]
+        row = torch.linspace(-1, 1, VOCAB_SIZE)
+        return row.expand(tokens.shape[0], lanes.shape[0], VOCAB_SIZE)
+
+    __call__ = forward
+
+
+@given(case=cases(), other=cases())
+@few_settings
+def test_noise_does_not_depend_on_schedule_prompt_or_actions(case, other):
+    other = dataclasses.replace(
+        other,
+        num_frames=case.num_frames,
+        height=case.height,
+        width=case.width,
+        row_lag=1,
+        frame_lag=1,
+        batch_size=case.batch_size,
+    )
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    tokens = generate(ConstantModel(), case, sampling=sampling, seed=3)
+    assert torch.equal(tokens, generate(ConstantModel(), other, sampling=sampling, seed=3))
+    raster = diagd.DiagonalSchedule.raster(case.grid)
+    assert torch.equal(
+        tokens, generate(ConstantModel(), case, schedule=raster, sampling=sampling, seed=3)
+    )
+
+
+def test_stats_count_the_steps_of_the_schedule():
+    case = Case()
+    out = diagd.generate_tokens(model_of("own"), case.prompt, case.schedule)
+    assert out.tokens.shape == (2, 3, 3, 5)
+    assert out.tokens.dtype == torch.int64
+    assert out.stats.num_steps == case.schedule.num_steps
+    assert out.stats.seconds > 0
+    assert out.stats.tokens_per_second == pytest.approx(2 * 45 / out.stats.seconds)
+    assert out.stats.frames_per_second == pytest.approx(2 * 3 / out.stats.seconds)
+
+
+@pytest.mark.parametrize("shape", [(15,), (1, 2, 8)])
+def test_prompt_must_be_a_batch_of_tokens(shape):
+    with pytest.raises(ValueError, match=r"^prompt must be .*\(batch.*, P\), got .*$"):
+        diagd.generate_tokens(model_of("own"), torch.zeros(shape, dtype=torch.int64), Case().schedule)
+
+
+def test_prompt_must_hold_ids_of_the_model():
+    for wrong in (-1, VOCAB_SIZE):
+        prompt = Case().prompt
+        prompt[0, 3] = wrong
+        with pytest.raises(ValueError, match=rf"^prompt .*\[0, {VOCAB_SIZE}\).*got {wrong}"):
+            diagd.generate_tokens(model_of("own"), prompt, Case().schedule)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3, 2), (2, 2, 2), (2, 4, 2)])
+def test_actions_must_fit_the_batch_and_the_grid(shape):
+    case = Case(num_action_tokens=2)
+    with pytest.raises(ValueError, match=r"^actions must .*\(2, 3, .*\), got \(.*\)"):
+        generate(model_of("own"), case, actions=torch.full(shape, NUM_VISUAL))
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCAB_SIZE])
+def test_actions_must_hold_ids_of_the_model(wrong):
+    case = Case(num_action_tokens=2)
+    actions = case.actions()
+    actions[1, 2, 0] = wrong
+    with pytest.raises(ValueError, match=rf"^actions .*\[0, {VOCAB_SIZE}\).*got {wrong}"):
+        generate(model_of("own"), case, actions=actions)
+
+
+@pytest.mark.parametrize(("context_frames", "num_action_tokens"), [(-1, 0), (2, 0), (2, 2)])
+def test_context_frames_must_fit_in_the_prompt(context_frames, num_action_tokens):
+    case = Case(num_action_tokens=num_action_tokens, prefix_length=14)  # 14 + 15 tokens
+    with pytest.raises(ValueError, match=rf"^context_frames .*got {context_frames}"):
+        generate(model_of("own"), case, context_frames=context_frames)
+
+
+def test_what_does_not_fit_in_the_model_is_an_error():
+    case = Case(num_frames=3, prefix_length=300)
+    with pytest.raises(ValueError, match=r"320.*got 360|360.*320"):
+        generate(model_of("own"), case)
+
+
+def test_unknown_row_start_is_an_error_that_names_the_choices():
+    with pytest.raises(ValueError, match=r"^row_start .*temporal.*predecessor.*spatial.*got 'none'"):
+        generate(model_of("own"), Case(), row_start="none")
+
+
+def test_errors_are_one_line():
+    for options in ({"row_start": "none"}, {"context_frames": 9}, {"prompt": torch.zeros(3)}):
+        with pytest.raises(ValueError) as error:
+            generate(model_of("own"), Case(), **options)
+        assert "\n" not in str(error.value)

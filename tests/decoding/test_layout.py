@@ -1,0 +1,57 @@
+"""`diagd/decoding/layout.py`: slots are the places of a sequence written out one by one."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from diagd.decoding.layout import SequenceLayout
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> SequenceLayout:
+    height = draw(st.integers(1, 4))
+    width = draw(st.integers(1, 5).filter(lambda width: width != height))
+    grid = diagd.TokenGrid(draw(st.integers(1, 3)), height, width)
+    return SequenceLayout(grid, draw(st.integers(0, 3)), draw(st.integers(0, 3)))
+
+
+def write_out(layout: SequenceLayout) -> list[tuple]:
+    """Return what stands at each slot from the first context frame on, as the design's words say it."""
+    sequence = []
+    for t in range(-layout.context_frames, layout.grid.num_frames):
+        if t > -layout.context_frames or layout.context_frames == 0:
+            sequence += [("action", t, n) for n in range(layout.num_action_tokens)]
+        for i in range(layout.grid.height):
+            sequence += [("visual", t, i, j) for j in range(layout.grid.width)]
+    return sequence
+
+
+@given(layouts())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_slots_follow_raster_order(layout):
+    sequence = write_out(layout)
+    generated = layout.grid.num_frames * (layout.grid.tokens_per_frame + layout.num_action_tokens)
+    context = len(sequence) - generated
+    assert layout.num_slots == generated
+    assert layout.context_slots == context
+    for index, (kind, t, *place) in enumerate(sequence):
+        if kind == "action":
+            assert layout.action_slots(t)[place[0]] == index - context
+        else:
+            assert layout.slot_of(t, *place) == index - context
+    for t in range(layout.grid.num_frames):
+        assert len(layout.action_slots(t)) == layout.num_action_tokens
+
+
+@given(layouts())
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_the_sequence_holds_context_and_generated_frames_only(layout):
+    held = [t for t in range(-5, 6) if layout.holds_frame(t)]
+    assert held == list(range(-layout.context_frames, layout.grid.num_frames))
+
+
+@pytest.mark.parametrize("name", ["num_action_tokens", "context_frames"])
+def test_counts_below_zero_are_errors(name):
+    with pytest.raises(ValueError, match=rf"^{name} must be 0 or more, got -1$"):
+        SequenceLayout(diagd.TokenGrid(2, 3, 5), **{name: -1})

@@ -1,0 +1,209 @@
+"""`diagd/decoding/plan.py`: what the engine is told to do, without a model."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes, make_plan
+from diagd.decoding.visibility import visible_slots
+from tests.decoding.cases import cases
+
+plan_settings = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> DecodePlan:
+    case = draw(cases())
+    layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames)
+    return make_plan(case.schedule, layout, case.row_start)
+
+
+def steps_of(plan: DecodePlan) -> list[Lanes]:
+    return [
+        Lanes(*plan.lanes[:, start:end])
+        for start, end in zip(plan.starts[:-1], plan.starts[1:], strict=True)
+    ]
+
+
+def visual_slots(plan: DecodePlan) -> dict[int, tuple[int, int, int]]:
+    grid = plan.schedule.grid
+    return {
+        plan.layout.slot_of(t, i, j): (t, i, j)
+        for t in range(grid.num_frames)
+        for i in range(grid.height)
+        for j in range(grid.width)
+    }
+
+
+@given(plans())
+@plan_settings
+def test_every_token_is_written_once_at_its_step(plan):
+    places = visual_slots(plan)
+    written = Counter()
+    for step, lanes in enumerate(steps_of(plan)):
+        for lane in range(len(lanes.outputs)):
+            slot = int(lanes.outputs[lane])
+            if slot == SCRATCH:
+                continue
+            written[slot] += 1
+            place = tuple(int(axis[lane]) for axis in (lanes.frames, lanes.rows, lanes.columns))
+            assert place == places[slot]
+            assert step == plan.schedule.step_of(*place)
+            assert lanes.positions[lane] == slot - 1  # read at the raster predecessor's place
+    assert written == Counter(places)
+
+
+@given(plans())
+@plan_settings
+def test_every_token_but_the_last_is_fed_once_a_step_after_it_was_written(plan):
+    places = visual_slots(plan)
+    last = plan.layout.num_slots - 1
+    fed = {}
+    for step, lanes in enumerate(steps_of(plan)):
+        for position, slot, source in zip(lanes.positions, lanes.slots, lanes.inputs, strict=True):
+            if slot == position == source:
+                assert int(slot) not in fed
+                fed[int(slot)] = step
+    for slot, place in places.items():
+        if slot != last:
+            assert fed.pop(slot) == plan.schedule.step_of(*place) + 1
+            assert plan.fed_at[slot] == plan.schedule.step_of(*place) + 1
+    for t in range(plan.schedule.grid.num_frames):
+        for slot in plan.layout.action_slots(t):
+            assert fed.pop(slot) == plan.schedule.step_of(t, 0, 0) == plan.fed_at[slot]
+    assert fed == {-1: 0}  # the prompt's last token
+    assert plan.fed_at[last] >= plan.num_steps
+
+
+@given(plans())
+@plan_settings
+def test_no_lane_reads_a_slot_that_is_not_written(plan):
+    offset = plan.layout.context_slots + 1  # slot -offset becomes cache slot 0
+    fed_at = torch.cat([torch.full((offset,), -1), plan.fed_at])
+    known = set(range(-offset, 0))  # ids in the token buffer
+    cached = set(range(-offset, -1))  # the prompt but its last token
+    for t in range(plan.schedule.grid.num_frames):
+        known.update(plan.layout.action_slots(t))
+    for step, (lanes, end) in enumerate(zip(steps_of(plan), plan.ends, strict=True)):
+        assert set(lanes.inputs.tolist()) <= known
+        assert (lanes.steps == step).all()
+        assert end == int(lanes.positions.max()) + 1
+        overwritten = set(lanes.slots.tolist()) - {SCRATCH}
+        assert not overwritten & cached  # a true token stays as it was fed
+        visible = visible_slots(lanes.positions + offset, lanes.steps, fed_at[: end + offset])
+        is_true = lanes.slots == lanes.inputs
+        now = set(lanes.slots[is_true].tolist())
+        for lane in range(len(lanes.positions)):
+            seen = {slot - offset for slot in visible[lane].nonzero().flatten().tolist()}
+            own = int(lanes.positions[lane])
+            assert own in seen
+            assert max(seen) == own  # nothing later in raster order
+            assert seen - {own} <= cached | now  # no stand-in, nothing unwritten
+        cached |= now
+        known |= set(lanes.outputs.tolist()) - {SCRATCH}
+
+
+@given(plans())
+@plan_settings
+def test_padding_repeats_a_lane_and_writes_to_scratch(plan):
+    widest = plan.num_lanes
+    for lanes in steps_of(plan):
+        length = len(lanes.slots)
+        padding = (lanes.slots == SCRATCH).nonzero().flatten().tolist()
+        assert length == widest or length & (length - 1) == 0
+        assert length - len(padding) > length // 2 or length == widest
+        for lane in padding:
+            assert lanes.outputs[lane] == SCRATCH
+            assert lanes.positions[lane] == lanes.positions[0]
+            assert lanes.inputs[lane] == lanes.inputs[0]
+        real = lanes.slots[lanes.slots != SCRATCH]
+        assert len(real.unique()) == len(real)
+
+
+@given(plans())
+@plan_settings
+def test_a_frame_is_done_with_its_last_token(plan):
+    grid = plan.schedule.grid
+    last = [plan.layout.slot_of(t, grid.height - 1, grid.width - 1) for t in range(grid.num_frames)]
+    for t in range(grid.num_frames):
+        outputs = steps_of(plan)[plan.frame_done(t)].outputs
+        assert last[t] in outputs.tolist()
+
+
+@pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
+def test_raster_needs_no_stand_in(row_start):
+    schedule = diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5))
+    plan = make_plan(schedule, SequenceLayout(schedule.grid), row_start)
+    assert plan.num_lanes == 1
+    assert plan.lanes[2].tolist() == list(range(-1, 29))
+
+
+def sources(row_start: str, context_frames: int, frame_lag: int = 4) -> dict[tuple, int]:
+    """Return the input of every stand-in, by the place it predicts."""
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(3, 3, 5), 2, frame_lag)
+    plan = make_plan(schedule, SequenceLayout(schedule.grid, 0, context_frames), row_start)
+    lanes = Lanes(*plan.lanes)
+    found = {}
+    for lane in range(plan.lanes.shape[1]):
+        if lanes.inputs[lane] != lanes.positions[lane] and lanes.outputs[lane] != SCRATCH:
+            place = tuple(int(axis[lane]) for axis in (lanes.frames, lanes.rows, lanes.columns))
+            found[place] = int(lanes.inputs[lane])
+    return found
+
+
+def test_stand_ins_by_hand():
+    """Slots of a 3x5 frame t: 15 * t + 5 * i + j; the context frame is frame -1."""
+    assert sources("temporal", 1) == {
+        (0, 1, 0): -10,
+        (0, 2, 0): -5,
+        (1, 0, 0): 0,
+        (1, 1, 0): 5,
+        (1, 2, 0): 10,
+        (2, 0, 0): 15,
+        (2, 1, 0): 20,
+        (2, 2, 0): 25,
+    }
+    # steps: s_spa = 9; c[0] at row end (0, 0, 4) is written at step 4, needed by (1, 1, 0) at 6;
+    # c[0, 2, 4] is written at step 8, too late for (2, 0, 0) at step 8, so its place falls back
+    assert sources("predecessor", 1) == {
+        (0, 1, 0): -11,
+        (0, 2, 0): -6,
+        (1, 0, 0): -1,
+        (1, 1, 0): 4,
+        (1, 2, 0): 9,
+        (2, 0, 0): 15,
+        (2, 1, 0): 19,
+        (2, 2, 0): 24,
+    }
+    assert sources("spatial", 1) == {
+        (0, 1, 0): 1,
+        (0, 2, 0): 6,
+        (1, 0, 0): 3,
+        (1, 1, 0): 16,
+        (1, 2, 0): 21,
+        (2, 0, 0): 18,
+        (2, 1, 0): 31,
+        (2, 2, 0): 36,
+    }
+
+
+def test_stand_ins_fall_back_where_the_token_does_not_exist():
+    spatial = sources("spatial", 0)
+    for row_start in ("temporal", "predecessor"):
+        written = sources(row_start, 0)
+        assert written[0, 1, 0] == spatial[0, 1, 0]  # no frame before: the row above
+        assert written[1, 0, 0] == 0  # no frame two before: the frame before
+    # (0, 0, 4) is written at step 4, too late for (1, 1, 0) at step 1 + 2
+    assert sources("predecessor", 0, frame_lag=1)[1, 1, 0] == 5
+
+
+def test_unknown_row_start_is_an_error_that_names_the_choices():
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), 2)
+    message = r"^row_start must be one of predecessor, temporal, spatial, got 'raster'$"
+    with pytest.raises(ValueError, match=message):
+        make_plan(schedule, SequenceLayout(schedule.grid), "raster")

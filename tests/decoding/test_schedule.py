@@ -1,0 +1,166 @@
+"""`diagd/decoding/schedule.py`: the formula is the simulation, and the paper's numbers hold."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from tests import oracles
+
+PAPER_STEPS = [  # frames, height, width, row_lag, frame_lag, steps (design section 6)
+    (3, 40, 64, 1, 1, 105),
+    (3, 40, 64, 1, 5, 113),
+    (3, 40, 64, 1, 9, 121),
+    (3, 40, 64, 1, 40, 183),
+    (3, 40, 64, 2, 2, 146),
+    (3, 40, 64, 2, 10, 162),
+    (3, 40, 64, 2, 18, 178),
+    (3, 40, 64, 2, 80, 302),
+    (3, 40, 64, 4, 4, 228),
+    (3, 40, 64, 4, 12, 244),
+    (3, 40, 64, 4, 20, 260),
+    (3, 40, 64, 4, 36, 292),
+]
+PAPER_SPATIAL_STEPS = [  # frames, height, width, row_lag, steps
+    (100, 18, 30, 1, 4700),
+    (100, 18, 30, 2, 6400),
+    (15, 14, 24, 1, 555),
+    (15, 14, 24, 2, 750),
+    (15, 14, 24, 4, 1140),
+]
+PAPER_RASTER_STEPS = [(3, 40, 64, 7680), (100, 18, 30, 54000), (15, 14, 24, 5040)]
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> diagd.DiagonalSchedule:
+    num_frames = draw(st.integers(1, 4))
+    height = draw(st.integers(1, 6))
+    width = draw(st.integers(1, 7).filter(lambda width: width != height))
+    row_lag = draw(st.integers(1, width))
+    frame_lag = draw(st.integers(1, (height - 1) * row_lag + width))
+    return diagd.DiagonalSchedule(diagd.TokenGrid(num_frames, height, width), row_lag, frame_lag)
+
+
+def every_place(grid: diagd.TokenGrid) -> list[tuple[int, int, int]]:
+    return [
+        (t, i, j)
+        for t in range(grid.num_frames)
+        for i in range(grid.height)
+        for j in range(grid.width)
+    ]
+
+
+@pytest.mark.parametrize(("frames", "height", "width", "row_lag", "frame_lag", "steps"), PAPER_STEPS)
+def test_steps_of_the_paper(frames, height, width, row_lag, frame_lag, steps):
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(frames, height, width), row_lag, frame_lag)
+    assert schedule.num_steps == steps
+
+
+@pytest.mark.parametrize(("frames", "height", "width", "row_lag", "steps"), PAPER_SPATIAL_STEPS)
+def test_spatial_steps_of_the_paper(frames, height, width, row_lag, steps):
+    grid = diagd.TokenGrid(frames, height, width)
+    assert diagd.DiagonalSchedule.spatial(grid, row_lag=row_lag).num_steps == steps
+
+
+@pytest.mark.parametrize(("frames", "height", "width", "steps"), PAPER_RASTER_STEPS)
+def test_raster_steps_of_the_paper(frames, height, width, steps):
+    schedule = diagd.DiagonalSchedule.raster(diagd.TokenGrid(frames, height, width))
+    assert schedule.num_steps == steps
+    assert schedule.speedup == 1.0
+
+
+def test_default_frame_lag_is_row_lag_times_height():
+    grid = diagd.TokenGrid(3, 40, 64)
+    for row_lag, steps in [(1, 183), (2, 302)]:
+        schedule = diagd.DiagonalSchedule(grid, row_lag)
+        written_out = diagd.DiagonalSchedule(grid, row_lag, row_lag * 40)
+        assert schedule.num_steps == written_out.num_steps == steps
+        assert schedule.step_of(2, 3, 4) == written_out.step_of(2, 3, 4) == 2 * 40 * row_lag + 3 * row_lag + 4
+
+
+def test_speedup_is_tokens_over_steps():
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(3, 40, 64), 1, 40)
+    assert schedule.speedup == pytest.approx(7680 / 183)
+
+
+@given(schedules())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_formula_is_the_simulation(schedule):
+    grid = schedule.grid
+    steps = oracles.simulate_schedule(
+        grid.num_frames, grid.height, grid.width, schedule.row_lag, schedule.frame_lag
+    )
+    assert schedule.num_steps == len(steps)
+    for step, places in enumerate(steps):
+        for place in places:
+            assert schedule.step_of(*place) == step
+    assert Counter(place for places in steps for place in places) == Counter(every_place(grid))
+    assert schedule.max_lanes == max(len(places) for places in steps)
+
+
+@given(schedules())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_token_comes_after_those_beside_above_and_before_it(schedule):
+    for t, i, j in every_place(schedule.grid):
+        step = schedule.step_of(t, i, j)
+        assert j == 0 or schedule.step_of(t, i, j - 1) == step - 1
+        assert i == 0 or schedule.step_of(t, i - 1, j) == step - schedule.row_lag
+        assert t == 0 or schedule.step_of(t - 1, i, j) == step - schedule.frame_lag
+
+
+@given(schedules())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_raster_writes_one_token_a_step_in_reading_order(schedule):
+    raster = diagd.DiagonalSchedule.raster(schedule.grid)
+    places = every_place(schedule.grid)
+    assert [raster.step_of(*place) for place in places] == list(range(len(places)))
+
+
+@given(schedules())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_spatial_never_mixes_frames(schedule):
+    grid = schedule.grid
+    spatial = diagd.DiagonalSchedule.spatial(grid, row_lag=schedule.row_lag)
+    for t in range(1, grid.num_frames):
+        last_before = spatial.step_of(t - 1, grid.height - 1, grid.width - 1)
+        assert spatial.step_of(t, 0, 0) == last_before + 1
+    assert spatial.steps_per_frame * grid.num_frames == spatial.num_steps
+
+
+@pytest.mark.parametrize("row_lag", [0, -1, 25])
+def test_row_lag_out_of_bounds_is_an_error(row_lag):
+    with pytest.raises(ValueError, match=rf"^row_lag must be in \[1, width=24\], got {row_lag}$"):
+        diagd.DiagonalSchedule(diagd.TokenGrid(15, 14, 24), row_lag)
+
+
+@pytest.mark.parametrize("frame_lag", [0, -3, 38])
+def test_frame_lag_out_of_bounds_is_an_error_that_names_the_bound(frame_lag):
+    message = rf"^frame_lag must be in \[1, .*37\], got {frame_lag}$"  # (14 - 1) * 1 + 24
+    with pytest.raises(ValueError, match=message):
+        diagd.DiagonalSchedule(diagd.TokenGrid(15, 14, 24), 1, frame_lag)
+
+
+def test_frame_lag_at_its_bounds_is_accepted():
+    grid = diagd.TokenGrid(15, 14, 24)
+    assert diagd.DiagonalSchedule(grid, 1, 1).num_steps == 14 + 13 + 24
+    assert diagd.DiagonalSchedule(grid, 1, 37) == diagd.DiagonalSchedule.spatial(grid)
+
+
+@pytest.mark.parametrize("sizes", [(0, 14, 24), (15, 0, 24), (15, 14, 0), (15, -1, 24)])
+def test_a_grid_has_at_least_one_token(sizes):
+    with pytest.raises(ValueError, match=r"got -?\d+"):
+        diagd.TokenGrid(*sizes)
+
+
+def test_grid_is_parsed_from_frames_height_width():
+    assert diagd.TokenGrid.parse("3x40x64") == diagd.TokenGrid(3, 40, 64)
+    assert diagd.TokenGrid.parse("3x40x64").tokens_per_frame == 2560
+    assert diagd.TokenGrid.parse("3x40x64").num_tokens == 7680
+
+
+@pytest.mark.parametrize("text", ["3x40", "3x40x64x2", "axbxc", "", "3,40,64"])
+def test_a_grid_that_cannot_be_parsed_is_an_error(text):
+    with pytest.raises(ValueError, match=f"got .*{text}"):
+        diagd.TokenGrid.parse(text)

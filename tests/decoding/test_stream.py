@@ -1,0 +1,268 @@
+"""`diagd.DiagonalEngine`: frames as they come, sessions that go on, are cancelled, or outgrow the context."""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from diagd.decoding import engine as engine_module
+from tests import oracles
+from tests.decoding.cases import (
+    MODELS,
+    NUM_VISUAL,
+    VOCAB_SIZE,
+    Case,
+    cases,
+    model_of,
+    reference_sampler,
+)
+
+stream_settings = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def open_stream(case: Case, model=None, context_frames=None, **options) -> diagd.DiagonalEngine:
+    engine = diagd.DiagonalEngine(
+        model or model_of("own"),
+        case.height,
+        case.width,
+        num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
+        row_start=case.row_start,
+        **options,
+    )
+    engine.prefill(case.prompt, case.context_frames if context_frames is None else context_frames)
+    return engine
+
+
+def schedule_of(case: Case, num_frames: int) -> diagd.DiagonalSchedule:
+    grid = diagd.TokenGrid(num_frames, case.height, case.width)
+    return diagd.DiagonalSchedule(grid, case.row_lag, case.frame_lag)
+
+
+def decode(engine: diagd.DiagonalEngine, case: Case, num_frames: int, actions) -> torch.Tensor:
+    return torch.stack(list(engine.decode(schedule_of(case, num_frames), actions)), dim=1)
+
+
+class CountingModel:
+    """Pass everything on to a model and count the forward passes."""
+
+    def __init__(self, model) -> None:
+        self.model = model
+        self.calls = 0
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def forward(self, *args, **kwargs):
+        self.calls += 1
+        return self.model.forward(*args, **kwargs)
+
+    __call__ = forward
+
+
+@given(case=cases())
+@stream_settings
+def test_a_frame_arrives_with_its_last_token(case):
+    model = CountingModel(model_of("own"))
+    engine = open_stream(case, model)
+    model.calls = 0
+    for t, frame in enumerate(engine.decode(case.schedule, case.actions())):
+        assert frame.shape == (case.batch_size, case.height, case.width)
+        assert model.calls == case.schedule.step_of(t, case.height - 1, case.width - 1) + 1
+    assert model.calls == case.schedule.num_steps
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(case=cases(), chunks=st.lists(st.integers(1, 2), min_size=2, max_size=3))
+@settings(stream_settings, max_examples=15)
+def test_a_session_goes_on_with_new_actions(name, case, chunks):
+    engine = open_stream(case, model_of(name))
+    reference = case.reference()
+    for seed, num_frames in enumerate(chunks):
+        actions = case.actions(num_frames, seed)
+        expected = reference.decode(num_frames, case.row_lag, case.frame_lag, actions)
+        assert torch.equal(decode(engine, case, num_frames, actions), expected)
+
+
+@given(case=cases())
+@stream_settings
+def test_a_session_may_change_its_schedule(case):
+    engine = open_stream(case)
+    reference = case.reference()
+    actions = case.actions(1, seed=2)
+    lags = [(case.row_lag, case.frame_lag), (case.width, case.height * case.width), (1, 1)]
+    for row_lag, frame_lag in lags:
+        schedule = diagd.DiagonalSchedule(
+            diagd.TokenGrid(1, case.height, case.width), row_lag, frame_lag
+        )
+        written = torch.stack(list(engine.decode(schedule, actions)), dim=1)
+        assert torch.equal(written, reference.decode(1, row_lag, frame_lag, actions))
+
+
+@given(case=cases())
+@settings(stream_settings, max_examples=15)
+def test_noise_follows_the_frame_number_of_the_stream(case):
+    seeds = [40 + b for b in range(case.batch_size)]
+    engine = open_stream(case, sampling=diagd.SamplingOptions(temperature=1.0), seed=40)
+    reference = case.reference(reference_sampler(seeds, 1.0))
+    for num_frames in (2, 1):
+        actions = case.actions(num_frames)
+        expected = reference.decode(num_frames, case.row_lag, case.frame_lag, actions)
+        assert torch.equal(decode(engine, case, num_frames, actions), expected)
+
+
+@given(case=cases(), completed=st.integers(1, 3), temperature=st.sampled_from([0.0, 1.0]))
+@stream_settings
+def test_a_cancelled_session_goes_on_from_its_completed_frames(case, completed, temperature):
+    seeds = [case.seed + b for b in range(case.batch_size)]
+    sampling = diagd.SamplingOptions(temperature)
+    engine = open_stream(case, sampling=sampling, seed=case.seed)
+    actions = case.actions(4)
+    frames = engine.decode(schedule_of(case, 4), actions)
+    written = [next(frames) for _ in range(completed)]
+    frames.close()
+
+    reference = case.reference(reference_sampler(seeds, temperature))
+    heard = None if actions is None else actions[:, :completed]
+    expected = reference.decode(completed, case.row_lag, case.frame_lag, heard)
+    assert torch.equal(torch.stack(written, dim=1), expected)
+    actions = case.actions(2, seed=9)
+    expected = reference.decode(2, case.row_lag, case.frame_lag, actions)
+    assert torch.equal(decode(engine, case, 2, actions), expected)
+
+
+def test_a_session_cancelled_before_it_began_has_not_moved():
+    case = Case(num_action_tokens=2)
+    engine = open_stream(case)
+    engine.decode(case.schedule, case.actions(seed=8)).close()
+    actions = case.actions()
+    expected = case.reference().decode(3, case.row_lag, case.frame_lag, actions)
+    assert torch.equal(decode(engine, case, 3, actions), expected)
+
+
+def test_a_new_prompt_starts_over():
+    case = Case()
+    engine = open_stream(case)
+    first = decode(engine, case, 3, None)
+    other = dataclasses.replace(case, seed=1)
+    engine.prefill(other.prompt, 1)
+    expected = other.reference().decode(3, case.row_lag, case.frame_lag)
+    assert torch.equal(decode(engine, case, 3, None), expected)
+    engine.prefill(case.prompt, 1)
+    assert torch.equal(decode(engine, case, 3, None), first)
+
+
+def test_a_long_prompt_is_prefilled_in_pieces(monkeypatch):
+    monkeypatch.setattr(engine_module, "PREFILL_LANES", 7)
+    case = Case(prefix_length=10, context_frames=2)
+    expected = case.reference().decode(3, case.row_lag, case.frame_lag)
+    assert torch.equal(decode(open_stream(case), case, 3, None), expected)
+
+
+@pytest.mark.parametrize(("num_action_tokens", "prefix_length"), [(0, 0), (0, 3), (2, 0), (2, 3)])
+def test_a_full_context_drops_the_oldest_frames_and_says_so(
+    num_action_tokens, prefix_length, caplog
+):
+    case = Case(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
+    slots_per_frame = 15 + num_action_tokens
+    # room for the prefix, the context frame and three more frames, but not a fourth
+    max_slots = prefix_length + 15 + 4 * slots_per_frame - 1
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    engine = open_stream(case, max_slots=max_slots, keep_frames=2, sampling=sampling, seed=5)
+    actions = case.actions(6)
+    with caplog.at_level(logging.WARNING, logger="diagd"):
+        frames = decode(engine, case, 6, actions)
+    assert engine.num_dropped_frames == 4  # twice 2 of the 4 held
+    assert [record.name for record in caplog.records] == ["diagd", "diagd"]
+    assert "dropped" in caplog.text
+
+    # by hand: 3 frames fit; then the prefix and the newest 2 start a new sequence in which 2 fit
+    sampler = reference_sampler([5, 6], 1.0)
+    reference = case.reference(sampler)
+    written, chunk_lengths = [], [3, 2, 1]
+    for chunk, num_frames in enumerate(chunk_lengths):
+        done = sum(chunk_lengths[:chunk])
+        heard = None if actions is None else actions[:, done : done + num_frames]
+        if chunk > 0:
+            reference = restart(case, reference, 2, sampler)
+        written.append(reference.decode(num_frames, case.row_lag, case.frame_lag, heard))
+    assert torch.equal(frames, torch.cat(written, dim=1))
+
+
+def restart(case: Case, old: oracles.ReferenceStream, keep: int, sampler) -> oracles.ReferenceStream:
+    """Return a stream whose prompt is the prefix and the newest `keep` frames of an old one."""
+    start = old.slot_of[old.num_frames - keep, 0, 0]
+    slots = [*range(case.prefix_length), *range(start, old.num_slots)]
+    prompt = torch.stack([old.ids[slot] for slot in slots], dim=1)
+    number = old.num_frames
+    return dataclasses.replace(
+        case.reference(lambda logits, frame, *place: sampler(logits, number + frame, *place)),
+        prompt=prompt,
+        context_frames=keep,
+    )
+
+
+def test_without_need_nothing_is_dropped(caplog):
+    case = Case()
+    engine = open_stream(case, max_slots=1 + 4 * 15)
+    decode(engine, case, 3, None)
+    assert engine.num_dropped_frames == 0
+    assert not caplog.records
+
+
+def test_a_prompt_that_leaves_no_room_is_an_error():
+    case = Case(prefix_length=20)
+    with pytest.raises(ValueError, match=r"50 slots.* 49$"):
+        open_stream(case, max_slots=49)
+
+
+def test_a_prompt_shorter_than_its_context_frames_is_an_error():
+    with pytest.raises(ValueError, match=r"^2 context frames take 30 tokens, got .* 16$"):
+        open_stream(Case(), context_frames=2)
+    with pytest.raises(ValueError, match=r"^2 context frames take 33 tokens, got .* 16$"):
+        open_stream(Case(num_action_tokens=3), context_frames=2)
+    with pytest.raises(ValueError, match=r"^context_frames must be 0 or more, got -1$"):
+        open_stream(Case(), context_frames=-1)
+
+
+def test_a_schedule_for_other_frames_is_an_error():
+    engine = open_stream(Case())
+    with pytest.raises(ValueError, match=r"3x5, got 5x3$"):
+        engine.decode(diagd.DiagonalSchedule(diagd.TokenGrid(1, 5, 3), 1))
+
+
+def test_actions_are_checked_before_any_work():
+    case = Case(num_action_tokens=2)
+    model = CountingModel(model_of("own"))
+    engine = open_stream(case, model)
+    model.calls = 0
+    with pytest.raises(ValueError, match=r"^actions must .*\(2, 3, 2\), got .*\(2, 2, 2\)$"):
+        engine.decode(case.schedule, case.actions(2))
+    with pytest.raises(ValueError, match=r"^actions must .*\(2, 3, 2\), got None$"):
+        engine.decode(case.schedule)
+    foreign = torch.full((2, 3, 2), VOCAB_SIZE)
+    with pytest.raises(ValueError, match=rf"^actions .*\[0, {VOCAB_SIZE}\), got .*{VOCAB_SIZE}$"):
+        engine.decode(case.schedule, foreign)
+    assert model.calls == 0
+    assert torch.equal(
+        decode(engine, case, 3, torch.full((2, 3, 2), NUM_VISUAL)),
+        case.reference().decode(3, case.row_lag, case.frame_lag, torch.full((2, 3, 2), NUM_VISUAL)),
+    )
+
+
+def test_keep_frames_that_leave_no_room_are_an_error():
+    case = Case()
+    with pytest.raises(ValueError, match=r"^keep_frames must be 0 or more, got -1$"):
+        open_stream(case, keep_frames=-1)
+    engine = open_stream(case, max_slots=40, keep_frames=2)
+    with pytest.raises(ValueError, match=r"^keep_frames=2 .* 40 slots$"):
+        engine.decode(case.schedule)
+
+
+def test_one_seed_or_one_a_row():
+    with pytest.raises(ValueError, match=r"^expected one seed a batch row \(2\), got 3$"):
+        open_stream(Case(), seed=[1, 2, 3])

@@ -1,0 +1,71 @@
+"""`diagd/decoding/visibility.py`: one rule, the same for a step with a cache and for a whole sequence."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diagd.decoding.visibility import NEVER, visibility_mask, visible_slots
+
+
+@st.composite
+def feeds(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
+    """Draw when the true token of each slot is fed, and stand-ins (slot, step) fed before it."""
+    fed_at = draw(st.lists(st.integers(-1, 6) | st.just(NEVER), min_size=1, max_size=12))
+    stand_ins = [
+        (slot, draw(st.integers(-1, min(fed, 6) - 1)))
+        for slot, fed in enumerate(fed_at)
+        if fed > 0 and draw(st.booleans())
+    ]
+    return fed_at, stand_ins
+
+
+@given(feeds())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_mask_of_a_sequence_is_the_rule_in_words(feed):
+    fed_at, stand_ins = feed
+    lanes = [(slot, fed, False) for slot, fed in enumerate(fed_at)]
+    lanes += [(slot, step, True) for slot, step in stand_ins]
+    mask = visibility_mask(*(torch.tensor(column) for column in zip(*lanes, strict=True)))
+    assert mask.dtype == torch.bool
+    for q, (slot_q, fed_q, _) in enumerate(lanes):
+        for r, (slot_r, fed_r, is_stand_in) in enumerate(lanes):
+            not_later_in_raster_order = slot_r <= slot_q
+            fed_no_later = fed_r <= fed_q
+            expected = q == r if is_stand_in else not_later_in_raster_order and fed_no_later
+            assert bool(mask[q, r]) == expected
+
+
+@given(feeds())
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
+    fed_at, stand_ins = feed
+    lanes = [(slot, fed, False) for slot, fed in enumerate(fed_at) if fed != NEVER]
+    lanes += [(slot, step, True) for slot, step in stand_ins]
+    if not lanes:
+        return
+    mask = visibility_mask(*(torch.tensor(column) for column in zip(*lanes, strict=True)))
+    for step in {fed for _, fed, _ in lanes}:
+        now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
+        positions = torch.tensor([lanes[q][0] for q in now])
+        visible = visible_slots(
+            positions, torch.full_like(positions, step), torch.tensor(fed_at)
+        )
+        for lane, q in enumerate(now):
+            # what lies in a slot while the lane looks: the lane's own key, or the true token
+            seen = {lanes[r][0] for r in range(len(lanes)) if mask[q, r]}
+            assert {slot for slot in range(len(fed_at)) if visible[lane, slot]} == seen
+
+
+def test_a_slot_never_written_is_seen_by_nobody():
+    visible = visible_slots(torch.tensor([3, 4]), torch.tensor([9, 9]), torch.tensor([0, NEVER, 0, 5, 5]))
+    assert not visible[:, 1].any()
+
+
+def test_every_lane_looks_from_its_own_step():
+    fed_at = torch.tensor([0, 4, 1, 2])
+    visible = visible_slots(torch.tensor([2, 3, 3]), torch.tensor([2, 2, 4]), fed_at)
+    assert visible.tolist() == [
+        [True, False, True, False],
+        [True, False, True, True],
+        [True, True, True, True],
+    ]
