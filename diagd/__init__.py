@@ -1,0 +1,53 @@
+"""diagd: fast decoding of autoregressive video models, a diagonal of tokens at a time.
+
+The names below are the public ones; they are imported when first used, so that `import diagd` and
+`diagd --help` take no time.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diagd.decoding.engine import DiagonalEngine
+    from diagd.decoding.generate import GeneratedTokens, generate_tokens
+    from diagd.decoding.sampling import SamplingOptions
+    from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+    from diagd.hf_generate import custom_generate
+    from diagd.models.checkpoints import load_model, save_model
+    from diagd.models.huggingface import HuggingFaceModel
+    from diagd.pipeline import VideoGenerator
+
+__version__ = "0.1.0"
+__all__ = [
+    "DiagonalEngine",
+    "DiagonalSchedule",
+    "GeneratedTokens",
+    "HuggingFaceModel",
+    "SamplingOptions",
+    "TokenGrid",
+    "VideoGenerator",
+    "custom_generate",
+    "generate_tokens",
+    "load_model",
+    "save_model",
+]
+_MODULES = {
+    "DiagonalEngine": "decoding.engine",
+    "DiagonalSchedule": "decoding.schedule",
+    "GeneratedTokens": "decoding.generate",
+    "HuggingFaceModel": "models.huggingface",
+    "SamplingOptions": "decoding.sampling",
+    "TokenGrid": "decoding.schedule",
+    "VideoGenerator": "pipeline",
+    "custom_generate": "hf_generate",
+    "generate_tokens": "decoding.generate",
+    "load_model": "models.checkpoints",
+    "save_model": "models.checkpoints",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'diagd' has no attribute {name!r}")
+    module = importlib.import_module(f"diagd.{_MODULES[name]}")
+    return getattr(module, name)

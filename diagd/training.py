@@ -1,8 +1,8 @@
 """Train a world model on token shards: next-token prediction over interleaved frames and actions.
 
 A sequence is frame, action, frame, action, frame ...; the loss counts visual tokens only, since
-actions are always given. The batch of a step is a function of seed and step alone, so a run that was
-killed goes on with the loss curve it would have had. Optimisation defaults are the paper's
+actions are always given. The batch of a step is a function of seed and step alone, so a run that
+was killed goes on with the loss curve it would have had. Optimisation defaults are the paper's
 (arXiv:2503.14070, appendix, table "Optimization hyperparameters"). Runs on one process or under
 `accelerate launch`.
 
@@ -169,7 +169,9 @@ class TrainingRun:
             return
         state = json.loads(state_file.read_text())
         if state["config"] != self.config.to_dict():
-            raise ValueError(f"{self.options.out} holds a run of another model; choose another --out")
+            raise ValueError(
+                f"{self.options.out} holds a run of another model; choose another --out"
+            )
         self.accelerator.load_state(str(self.checkpoint))
         self.step = state["step"]
 
@@ -178,7 +180,9 @@ class TrainingRun:
         options, accelerator = self.options, self.accelerator
         saved = logged = time.monotonic()
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, TimeRemainingColumn(), disable=not accelerator.is_main_process) as bar:
+        with Progress(
+            *columns, TimeRemainingColumn(), disable=not accelerator.is_main_process
+        ) as bar:
             task = bar.add_task("training", total=options.steps, completed=self.step)
             losses: list[Tensor] = []
             while self.step < options.steps:
@@ -221,7 +225,9 @@ class TrainingRun:
             tokens = draw_batch(self.held_out, self.options, batch, self.options.batch_size)
             with self.accelerator.autocast():
                 losses.append(
-                    self.loss(self.model, tokens.to(self.accelerator.device), self.clips.codebook_size)
+                    self.loss(
+                        self.model, tokens.to(self.accelerator.device), self.clips.codebook_size
+                    )
                 )
         return torch.stack(losses).mean().item()
 

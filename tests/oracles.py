@@ -1,7 +1,8 @@
-"""The slow, obvious versions of what `diagd.decoding` does: an independent reading of design section 2.
+"""The slow, obvious versions of what `diagd.decoding` does: an independent reading of its rules.
 
-Nothing here is clever and nothing has a cache: schedules are simulated token by token, and every decoding step is one
-full forward over everything fed so far, under a dense mask built from the words of the visibility rule.
+Nothing here is clever and nothing has a cache: schedules are simulated token by token, and every
+decoding step is one full forward over everything fed so far, under a dense mask built from the
+words of the visibility rule.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ SampleFn = Callable[[Tensor, int, int, int], Tensor]
 
 
 def tiny_llama(vocab_size: int, max_positions: int = 256, seed: int = 0) -> LlamaForCausalLM:
-    """Return a random 2-layer Llama whose wide initialisation makes its argmax sensitive to every visible token."""
+    """Return a random 2-layer Llama, so widely initialised that every visible token matters."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -61,8 +62,8 @@ def simulate_schedule(
 ) -> list[set[tuple[int, int, int]]]:
     """Return the tokens (t, i, j) of each step, found by watching rows and frames start.
 
-    A row goes on one token a step; it starts when the row above has `row_lag` tokens; a frame starts `frame_lag` steps
-    after the frame before it.
+    A row goes on one token a step; it starts when the row above has `row_lag` tokens; a frame
+    starts `frame_lag` steps after the frame before it.
     """
     written = [[0] * height for _ in range(num_frames)]  # tokens of each row so far
     started_at: dict[int, int] = {}  # frame -> step
@@ -76,9 +77,10 @@ def simulate_schedule(
                     continue
                 if written[t][i] > 0:
                     ready.add((t, i, written[t][i]))
-                elif i > 0 and written[t][i - 1] >= row_lag:
-                    ready.add((t, i, 0))
-                elif i == 0 and (t == 0 or step - started_at.get(t - 1, step) >= frame_lag):
+                elif i > 0:
+                    if written[t][i - 1] >= row_lag:
+                        ready.add((t, i, 0))
+                elif t == 0 or step - started_at.get(t - 1, step) >= frame_lag:
                     ready.add((t, i, 0))
         for t, i, j in ready:
             written[t][i] += 1
@@ -130,7 +132,7 @@ def greedy(logits: Tensor, _frame: int, _row: int, _column: int) -> Tensor:
 
 @dataclass
 class ReferenceStream:
-    """A stream of frames decoded by the words of design section 2, chunk after chunk, without a cache.
+    """A stream of frames decoded by the words of the design, chunk after chunk, without a cache.
 
     Frames are numbered in the stream: generated ones from 0, context frames -1, -2, ... backwards.
     """
@@ -143,11 +145,17 @@ class ReferenceStream:
     context_frames: int = 0
     row_start: str = "temporal"
     sample_fn: SampleFn = greedy
-    ids: dict[int, Tensor] = field(default_factory=dict)  # slot -> (B,) id, once it is known
-    fed_at: dict[int, int] = field(default_factory=dict)  # slot -> step of the stream in which it was fed
-    slot_of: dict[tuple[int, int, int], int] = field(default_factory=dict)  # (frame, row, column) -> slot
-    num_frames: int = 0  # generated so far
-    now: int = 0  # steps so far
+    ids: dict[int, Tensor] = field(
+        init=False, default_factory=dict
+    )  # slot -> (B,) id, once it is known
+    fed_at: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # slot -> step of the stream in which it was fed
+    slot_of: dict[tuple[int, int, int], int] = field(
+        init=False, default_factory=dict
+    )  # (frame, row, column) -> slot
+    num_frames: int = field(init=False, default=0)  # generated so far
+    now: int = field(init=False, default=0)  # steps so far
 
     def __post_init__(self) -> None:
         self.num_slots = self.prompt.shape[1]
@@ -163,8 +171,17 @@ class ReferenceStream:
                     self.slot_of[frame, row, column] = slot
             slot -= self.num_action_tokens
 
-    def decode(self, num_frames: int, row_lag: int, frame_lag: int, actions: Tensor | None = None) -> Tensor:
-        """Write the next frames of the stream; `actions` (B, num_frames, n). Return (B, num_frames, height, width)."""
+    def decode(
+        self, num_frames: int, row_lag: int, frame_lag: int, actions: Tensor | None = None
+    ) -> Tensor:
+        """Write the next frames of the stream, a chunk.
+
+        Args:
+            actions: (B, num_frames, n) int64, or None where n is 0.
+
+        Returns:
+            (B, num_frames, height, width) int64.
+        """
         first, last_slot, action_slots = self.num_frames, self.num_slots - 1, {}
         for g in range(num_frames):
             for n in range(self.num_action_tokens):
@@ -177,7 +194,8 @@ class ReferenceStream:
 
         steps = simulate_schedule(num_frames, self.height, self.width, row_lag, frame_lag)
         for step, targets in enumerate(steps):
-            # 1. feed: the last token so far at step 0, actions of frame g at g * frame_lag, and what step - 1 wrote
+            # 1. feed the last token so far at step 0, the actions of frame g at g * frame_lag,
+            # and what the step before wrote
             if step == 0 and last_slot >= 0:  # an empty prompt has no last token
                 self.fed_at[last_slot] = self.now
             for (g, n), slot in action_slots.items():
@@ -238,20 +256,20 @@ class ReferenceStream:
         raise AssertionError(f"no stand-in for frame {frame}, row {row}")
 
     def full_forward(self, stand_ins: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Run everything fed so far and this step's stand-ins; return the (B, V) logits read at each slot."""
+        """Run all that was fed so far and this step's stand-ins; return (B, V) logits by slot."""
         lanes = [(slot, self.fed_at[slot], self.ids[slot], False) for slot in sorted(self.fed_at)]
         lanes += [(slot, self.now, ids, True) for slot, ids in sorted(stand_ins.items())]
-        visible = torch.zeros(len(lanes), len(lanes), dtype=torch.bool)
-        for q, (slot_q, fed_q, _, _) in enumerate(lanes):
-            for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes):
-                if is_stand_in:
-                    visible[q, r] = q == r
-                else:
-                    visible[q, r] = slot_r <= slot_q and fed_r <= fed_q
+        visible = [
+            [
+                q == r if is_stand_in else slot_r <= slot_q and fed_r <= fed_q
+                for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes)
+            ]
+            for q, (slot_q, fed_q, _, _) in enumerate(lanes)
+        ]
         tokens = torch.stack([ids for _, _, ids, _ in lanes], dim=1)
         positions = torch.tensor([slot for slot, _, _, _ in lanes])
-        logits = self.logits_fn(tokens, positions, visible)
-        # a slot is fed once and never has a stand-in in the same step or later, so the key is unique
+        logits = self.logits_fn(tokens, positions, torch.tensor(visible))
+        # no slot has both its token and a stand-in, so the key is unique
         assert len({slot for slot, _, _, _ in lanes}) == len(lanes)
         return {slot: logits[:, q] for q, (slot, _, _, _) in enumerate(lanes)}
 
@@ -269,7 +287,7 @@ def diagonal_reference(
     row_start: str = "temporal",
     sample_fn: SampleFn = greedy,
 ) -> Tensor:
-    """Decode one chunk without a cache; `actions` (B, num_frames, n). Return (B, num_frames, height, width)."""
+    """Decode one chunk without a cache; see `ReferenceStream`."""
     num_action_tokens = 0 if actions is None else actions.shape[2]
     stream = ReferenceStream(
         logits_fn, prompt, height, width, num_action_tokens, context_frames, row_start, sample_fn
@@ -280,7 +298,7 @@ def diagonal_reference(
 def filtered_probabilities(
     logits: np.ndarray, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> np.ndarray:
-    """Return the distribution (V,) after temperature, then top-k, then top-p (smallest set of mass >= top_p)."""
+    """Return the probabilities (V,) after temperature, top-k, then top-p (least set of that mass)."""
     scaled = logits.astype(np.float64) / temperature
     probabilities = np.exp(scaled - scaled.max())
     probabilities /= probabilities.sum()

@@ -159,7 +159,7 @@ def _start_game(vizdoom, config: Path, scratch: Path):
 
 
 def _play(game, seed: int, options: RecordOptions) -> tuple[Tensor, list[str]]:
-    """Return the frames and, for each, the action that led to it; episodes cut short are replayed."""
+    """Return frames and, for each, the action that led to it; short episodes are replayed."""
     for attempt in range(20):
         episode_seed = seed + attempt * 10_000_000
         game.set_seed(episode_seed)

@@ -2,8 +2,7 @@
 
 The model is a small `VQModel`; its codebook follows a moving average of the encoder outputs it
 stands for (van den Oord et al., arXiv:1711.00937, appendix A.1) and codes nobody uses start again
-at an encoder output. The first twentieth of training runs without a codebook, so that codes start
-in a latent space that already means something.
+at an encoder output.
 
     diagd tokenize --clips gameplay --out tokenizer --shards tokens
     diagd tokenize --clips heldout --tokenizer tokenizer --shards tokens_heldout
@@ -28,9 +27,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.token_shards import write_shards
+from diagd.data.tokenizer_init import linear_tokenizer_model
 from diagd.data.tokenizers import VQTokenizer, normalise
 from diagd.data.video import read_video
 
+ModelBuilder = Callable[[Tensor, int, int], VQModel]
 STATE_NAME = "training_state.safetensors"
 LOG_NAME = "log.jsonl"
 
@@ -60,9 +61,13 @@ class TokenizeOptions:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch % self.threads:
-            raise ValueError(f"batch must be a multiple of threads={self.threads}, got {self.batch}")
+            raise ValueError(
+                f"batch must be a multiple of threads={self.threads}, got {self.batch}"
+            )
         if self.tokenizer is not None and (self.out is not None or self.init is not None):
-            raise ValueError("--tokenizer applies a tokenizer as it is; train with --init and --out")
+            raise ValueError(
+                "--tokenizer applies a tokenizer as it is; train with --init and --out"
+            )
         if self.tokenizer is None and self.out is None:
             raise ValueError("nothing to do: give --out to train, or --tokenizer and --shards")
         if self.tokenizer is not None and self.shards is None:
@@ -82,7 +87,9 @@ def main(options: TokenizeOptions) -> dict[str, Any]:
         frames = load_frames(find_clips(options.heldout), options.frame_stride)
         report |= measure_tokenizer(tokenizer, frames)
     if options.shards is not None:
-        report["shards_written"] = write_shards(tokenizer, find_clips(options.clips), options.shards)
+        report["shards_written"] = write_shards(
+            tokenizer, find_clips(options.clips), options.shards
+        )
     return report
 
 
@@ -94,46 +101,32 @@ def find_clips(folder: Path) -> list[Path]:
     return paths
 
 
-def load_frames(paths: list[Path], stride: int = 1) -> Tensor:
+def load_frames(paths: list[Path], stride: int = 1, threads: int = 2) -> Tensor:
     """Read every `stride`-th frame of clips of one size: (F, H_px, W_px, 3) uint8."""
-    chunks: list[Tensor] = []
-    for index, path in enumerate(track(paths, description="reading clips")):
-        chunk = read_video(path).frames[index % stride :: stride].clone()
-        if chunks and chunk.shape[1:] != chunks[0].shape[1:]:
+    with ThreadPoolExecutor(threads) as pool:
+        clips = pool.map(
+            lambda path, k: read_video(path).frames[k % stride :: stride].clone(),
+            paths,
+            range(len(paths)),
+        )
+        chunks = list(track(clips, total=len(paths), description="reading clips"))
+    for path, chunk in zip(paths, chunks, strict=True):
+        if chunk.shape[1:] != chunks[0].shape[1:]:
             raise ValueError(
                 f"{path}: expected frames of {_size(chunks[0])} as before it, got {_size(chunk)}"
             )
-        chunks.append(chunk)
     return torch.cat(chunks)
 
 
-def new_model(codes: int, seed: int) -> VQModel:
-    """Build the default architecture: 4x4 patches, one halving, 8-dimensional codes, 2.9M weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return VQModel(
-            in_channels=48,
-            out_channels=48,
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(96, 128),
-            latent_channels=8,
-            vq_embed_dim=8,
-            num_vq_embeddings=codes,
-            norm_num_groups=16,
-            mid_block_add_attention=False,
-        )
-
-
 def train_tokenizer(
-    options: TokenizeOptions, frames: Tensor, build: Callable[[int, int], VQModel] = new_model
+    options: TokenizeOptions, frames: Tensor, build: ModelBuilder = linear_tokenizer_model
 ) -> VQTokenizer:
     """Train on frames; continues where a killed run of the same options stopped.
 
     Args:
         options: the run; `out` is set.
         frames: (F, H_px, W_px, 3) uint8.
-        build: makes the untrained model from the codebook size and the seed.
+        build: makes the model to start from out of frames, codebook size and seed.
 
     Raises:
         ValueError: frames that do not fit, or `out` holds a run with other options.
@@ -142,7 +135,7 @@ def train_tokenizer(
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
     else:
-        tokenizer = VQTokenizer(build(options.codes, options.seed))
+        tokenizer = VQTokenizer(build(frames, options.codes, options.seed))
     tokenizer.check_frames(frames[:1])
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = _Trainer(options, tokenizer)
@@ -152,7 +145,9 @@ def train_tokenizer(
     with (
         Progress() as progress,
         (options.out / LOG_NAME).open("a", buffering=1) as log,
-        ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+        ThreadPoolExecutor(
+            options.threads, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool,
     ):
         task = progress.add_task("training tokenizer", total=options.steps, completed=first)
         while trainer.step < options.steps:
@@ -178,8 +173,8 @@ class _Trainer:
     """
 
     commitment = 0.25
-    decay = 0.99  # of the codebook's moving average
-    dead_share = 0.03  # a code used less than this share of the mean is reseeded
+    decay = 0.98  # of the codebook's moving average
+    dead_share = 0.1  # a code used less than this share of the mean is reseeded
 
     def __init__(self, options: TokenizeOptions, tokenizer: VQTokenizer) -> None:
         self.options = options
@@ -190,10 +185,9 @@ class _Trainer:
         self.optimizer = torch.optim.AdamW(
             self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
         )
-        self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
+        self.counts = torch.full((tokenizer.codebook_size,), 1.0, device=options.device)
         self.sums = tokenizer.codebook.detach().clone()
         self.step = 0
-        self.codebook_start = 0 if options.init is not None else options.steps // 20
 
     def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
         """Take one optimizer step; returns a row for the log."""
@@ -201,9 +195,6 @@ class _Trainer:
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
         batch = frames[rows].to(options.device)
-        if self.step == self.codebook_start and options.init is None:
-            with torch.no_grad():
-                self._reseed(torch.ones_like(self.counts).bool(), self._latents(batch), generator)
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
         for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
             weight.grad = torch.stack(parts).mean(dim=0)
@@ -215,17 +206,14 @@ class _Trainer:
         loss = sum(share.loss.item() for share in shares) / len(shares)
         error = sum(share.error.item() for share in shares) / len(shares)
         row = {"step": self.step + 1, "loss": loss, "psnr": 10 * math.log10(4 / error)}
-        if self.step >= self.codebook_start:
-            row |= self._update_codebook(shares, generator)
+        row |= self._update_codebook(shares, generator)
         self.step += 1
         return {name: round(value, 4) for name, value in row.items()} | {"lr": rate}
 
     def _gradients(self, frames: Tensor) -> "_Share":
         latents = self._latents(frames)
-        codes, ids = latents, None
-        if self.step >= self.codebook_start:
-            ids = self.tokenizer.nearest(latents.detach())
-            codes = self.tokenizer.codebook[ids].movedim(-1, 1)
+        ids = self.tokenizer.nearest(latents.detach())
+        codes = self.tokenizer.codebook[ids].movedim(-1, 1)
         with torch.autocast(self.options.device, torch.bfloat16):
             values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
         target = normalise(frames)
@@ -243,14 +231,14 @@ class _Trainer:
         self, shares: list["_Share"], generator: torch.Generator
     ) -> dict[str, float]:
         latents = torch.cat([share.latents for share in shares])
-        ids = torch.cat([share.ids for share in shares if share.ids is not None]).flatten()
+        ids = torch.cat([share.ids for share in shares]).flatten()
         vectors = latents.movedim(1, -1).flatten(0, -2)
         used = torch.bincount(ids, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - self.decay)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, ids, vectors), 1 - self.decay)
         share = self.counts / self.counts.sum()
         dead = share < self.dead_share / len(share)
-        if self.step % 20 == 0 and self.step < 0.8 * self.options.steps:
+        if self.step % 10 == 0 and self.step < 0.8 * self.options.steps:
             self._reseed(dead, latents, generator)
         self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
         perplexity = torch.special.entr(share).sum().exp().item()
@@ -267,7 +255,9 @@ class _Trainer:
     def save(self) -> None:
         """Write the state; the file is replaced only by a whole one."""
         assert self.options.out is not None
-        tensors = {f"model.{k}": v.contiguous() for k, v in self.tokenizer.model.state_dict().items()}
+        tensors = {
+            f"model.{k}": v.contiguous() for k, v in self.tokenizer.model.state_dict().items()
+        }
         for index, weight in enumerate(self.weights):
             for name, value in self.optimizer.state[weight].items():
                 tensors[f"optimizer.{index}.{name}"] = value.contiguous()
@@ -320,7 +310,7 @@ class _Share:
     loss: Tensor
     error: Tensor  # mean squared, of values in [-1, 1]
     latents: Tensor  # (b, C, h, w)
-    ids: Tensor | None  # (b, h, w); None before there is a codebook
+    ids: Tensor  # (b, h, w)
 
 
 @torch.inference_mode()

@@ -73,9 +73,7 @@ class DiagonalEngine:
             self.sampling.valid_range, height, width, model.vocab_size, device
         )
         self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
-        self.tokens = torch.zeros(
-            batch_size, self.max_slots + 1, dtype=torch.int64, device=device
-        )
+        self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
         self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
         self.run = make_runner(runner, self._step, device)
         self.num_used = 0  # slots that hold the sequence so far
@@ -119,9 +117,7 @@ class DiagonalEngine:
         self.num_generated = self.num_dropped_frames = self.num_steps = 0
         self._prefill(prompt.to(self.tokens.device))
 
-    def decode(
-        self, schedule: DiagonalSchedule, actions: Tensor | None = None
-    ) -> Iterator[Tensor]:
+    def decode(self, schedule: DiagonalSchedule, actions: Tensor | None = None) -> Iterator[Tensor]:
         """Generate the schedule's frames, each yielded as soon as its last token exists.
 
         The stream is advanced frame by frame: closing the iterator early keeps the frames yielded

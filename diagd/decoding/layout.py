@@ -54,9 +54,7 @@ class SequenceLayout:
 
     def action_slots(self, t: int) -> range:
         """Return the slots of the conditioning tokens of frame t."""
-        return range(
-            t * self.slots_per_frame, t * self.slots_per_frame + self.num_action_tokens
-        )
+        return range(t * self.slots_per_frame, t * self.slots_per_frame + self.num_action_tokens)
 
     def slot_of(self, t: int, i: int, j: int) -> int:
         """Return the slot of a visual token; t < 0 counts back through the context frames."""

@@ -91,9 +91,7 @@ def make_plan(
             fed_at[position] = step
         if step < schedule.num_steps:
             output = SCRATCH if target is None else layout.slot_of(*target)
-            steps[step].append(
-                (position, position, source, output, step, *(target or (0, 0, 0)))
-            )
+            steps[step].append((position, position, source, output, step, *(target or (0, 0, 0))))
     widest = max(map(len, steps))
     columns: list[tuple[int, ...]] = []
     starts, ends = [0], []

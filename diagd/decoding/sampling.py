@@ -1,7 +1,7 @@
 """Draw tokens from logits: temperature, top-k, top-p, and Gumbel-max with noise bound to the token.
 
-The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five: not
-of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed repeats
+The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five:
+not of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed repeats
 a run anywhere, and two schedules with one seed use the same noise for the same token.
 """
 
@@ -43,7 +43,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class ValidRanges:
-    """`valid_range` as the step needs it: one slice of the vocabulary, and what it still holds too much.
+    """`valid_range` as the step needs it: one slice of the vocabulary, and a mask.
 
     Attributes:
         low: first id of any range. high: one past the last id of any range.
@@ -139,7 +139,7 @@ def gumbel_noise(
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Scramble 32-bit numbers held in int64: a bijection in which every input bit moves all bits."""
+    """Scramble 32-bit numbers held in int64: a bijection, every input bit moves all bits."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D & _MASK
     bits = (bits ^ (bits >> 15)) * 0x846CA68B & _MASK
     return bits ^ (bits >> 16)

@@ -1,7 +1,7 @@
 """Hold keys and values of every layer in buffers that are allocated once and written by slot.
 
-Slots may be written in any order, which is what out-of-order decoding needs. The last slot is scratch: padded
-lanes write there and nobody looks.
+Slots may be written in any order, which is what out-of-order decoding needs. The last slot is
+scratch: padded lanes write there and nobody looks.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class StaticKVCache:
-    """Keys and values of all layers, one pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
+    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class StaticKVCache:
         self.num_slots = num_slots
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store (B, num_kv_heads, L, head_dim) keys and values at slots (L,) int64; only scratch may repeat."""
+        """Store (B, num_kv_heads, L, head_dim) states at slots (L,); only scratch may repeat."""
         self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
         self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
 
     def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Return views of the first num_slots slots, each (B, num_kv_heads, num_slots, head_dim)."""
+        """Return views of the first slots, each (B, num_kv_heads, num_slots, head_dim)."""
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
 
     @property

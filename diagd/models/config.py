@@ -1,7 +1,8 @@
-"""Describe a decoder-only video model: one frozen record covers the MC-AR, Cosmos and WHAM families.
+"""Describe a decoder-only video model: one frozen record for the MC-AR, Cosmos and WHAM families.
 
-Field names are Hugging Face's without `num_hidden_`/`attention_` padding. A record that exists is legal:
-every illegal value and combination is refused when it is built, so the layers never check again.
+Field names are Hugging Face's without `num_hidden_`/`attention_` padding. A record that exists is
+legal: every illegal value and combination is refused when it is built, so the layers never check
+again.
 """
 
 import dataclasses
@@ -20,8 +21,8 @@ _CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(P
 class ModelConfig:
     """Shape and kind of one decoder.
 
-    The grid is what one frame looks like in tokens; three-dimensional rotary positions are computed from it, and it
-    tells a reader of the checkpoint what the model generates.
+    The grid is what one frame looks like in tokens; 3-D rotary positions are computed from it, and
+    it tells a reader of the checkpoint what the model generates.
 
     Raises:
         ValueError: A field has the wrong type or range, or two fields contradict each other.
@@ -40,9 +41,13 @@ class ModelConfig:
     grid_width: int  # token columns of a frame
     num_action_tokens: int = 0  # conditioning tokens before each generated frame
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
-    extra_embeddings: int = 0  # embedding rows beyond vocab_size: ids that are fed but never predicted
+    extra_embeddings: int = (
+        0  # embedding rows beyond vocab_size: ids that are fed but never predicted
+    )
     norm: Norm = "rms"  # RMSNorm or LayerNorm
-    norm_affine: bool = True  # the norms inside the blocks have parameters (the final norm always has)
+    norm_affine: bool = (
+        True  # the norms inside the blocks have parameters (the final norm always has)
+    )
     norm_eps: float = 1e-5  # added to the variance
     mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
     bias: bool = False  # linear layers and layer norms have biases (the output layer never has)
@@ -59,27 +64,34 @@ class ModelConfig:
             _check_value(field, getattr(self, field.name))
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, got {self.num_heads}"
+                f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, "
+                f"got {self.num_heads}"
             )
         if self.image_vocab_size > self.vocab_size:
             raise ValueError(
-                f"image_vocab_size must be at most vocab_size={self.vocab_size}, got {self.image_vocab_size}"
+                f"image_vocab_size must be at most vocab_size={self.vocab_size}, "
+                f"got {self.image_vocab_size}"
             )
         if self.prefix_length >= self.max_positions:
             raise ValueError(
-                f"prefix_length must be below max_positions={self.max_positions}, got {self.prefix_length}"
+                f"prefix_length must be below max_positions={self.max_positions}, "
+                f"got {self.prefix_length}"
             )
         if self.position == "rope" and self.head_dim % 2:
             raise ValueError(f"position='rope' needs an even head_dim, got {self.head_dim}")
         if self.position == "rope3d" and (self.head_dim % 2 or self.head_dim < 6):
-            raise ValueError(f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}")
+            raise ValueError(
+                f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}"
+            )
         if self.yarn_factor != 1.0 and self.position != "rope3d":
-            raise ValueError(f"yarn_factor={self.yarn_factor} needs position='rope3d', got {self.position!r}")
+            raise ValueError(
+                f"yarn_factor={self.yarn_factor} needs position='rope3d', got {self.position!r}"
+            )
         if self.norm == "rms" and not self.norm_affine:
             raise ValueError("norm_affine=False needs norm='layer', got norm='rms'")
         if self.tie_embeddings and self.extra_embeddings:
             raise ValueError(
-                f"tie_embeddings needs extra_embeddings=0, got extra_embeddings={self.extra_embeddings}"
+                f"tie_embeddings needs extra_embeddings=0, got {self.extra_embeddings}"
             )
 
     @classmethod
@@ -118,7 +130,11 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         if not isinstance(value, bool):
             raise ValueError(f"{field.name} must be true or false, got {value!r}")
     elif field.type is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < float("inf")
+        ):
             raise ValueError(f"{field.name} must be a finite number above 0, got {value!r}")
     else:
         lowest = 0 if field.default == 0 else 1
@@ -187,6 +203,22 @@ def _wham(hidden_size: int, num_layers: int, num_heads: int, norm_affine: bool) 
 
 
 PRESETS: dict[str, ModelConfig] = {
+    "mc-ar-doom": ModelConfig(  # the bundled world model
+        hidden_size=320,
+        intermediate_size=896,
+        num_layers=6,
+        num_heads=5,
+        num_kv_heads=5,
+        head_dim=64,
+        vocab_size=1030,
+        image_vocab_size=1024,
+        max_positions=8 * 337 - 1,
+        grid_height=14,
+        grid_width=24,
+        num_action_tokens=1,
+        position="rope3d",
+        rope_theta=100.0,
+    ),
     "mc-ar-42m": ModelConfig(
         hidden_size=512,
         intermediate_size=2048,

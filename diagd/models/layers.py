@@ -1,7 +1,7 @@
 """Layers of the decoder: norms, rotary tables, attention over given keys, MLPs.
 
-Module names are LLaMA's, so a Hugging Face LLaMA state dict loads untranslated. Attention takes a mask over cache
-slots and knows neither what a slot stands for nor in which order slots are written.
+Module names are LLaMA's, so a Hugging Face LLaMA state dict loads untranslated. Attention takes a
+mask over cache slots and knows neither what a slot stands for nor in which order slots are written.
 """
 
 import math
@@ -17,7 +17,7 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos con
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm: statistics in float32, weight applied in the input's dtype (as LLaMA does)."""
+    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -35,14 +35,17 @@ def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
     """Build the norm the config names, over hidden_size."""
     if config.norm == "rms":
         return RMSNorm(config.hidden_size, config.norm_eps)
-    return nn.LayerNorm(config.hidden_size, config.norm_eps, elementwise_affine=affine, bias=config.bias)
+    return nn.LayerNorm(
+        config.hidden_size, config.norm_eps, elementwise_affine=affine, bias=config.bias
+    )
 
 
 def grid_coordinates(config: ModelConfig) -> Tensor:
     """Return (max_positions, 3) int64 (frame, row, column) of every position of the 1-D sequence.
 
-    An action token stands at row -1 of the frame it precedes, its index being the column. Rows of the prefix are
-    (0, 0, 0).
+    With n action tokens a frame, q = position + n - prefix_length counts from the place where the
+    first frame's own actions would stand. An action token is at row -1 of the frame it precedes,
+    its index being the column. Positions of the prefix get (0, 0, 0): zero angles.
     """
     actions, width = config.num_action_tokens, config.grid_width
     q = torch.arange(config.max_positions, device="cpu") + actions - config.prefix_length
@@ -57,7 +60,7 @@ def grid_coordinates(config: ModelConfig) -> Tensor:
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
-    """Return (size / 2,) float32 frequencies theta^(-2i/size), stretched by YaRN where the config asks for it."""
+    """Return (size / 2,) float32 frequencies theta^(-2i/size), stretched by YaRN if asked for."""
     frequencies = config.rope_theta ** -(torch.arange(0, size, 2, device="cpu").float() / size)
     if config.yarn_factor == 1.0:
         return frequencies
@@ -68,7 +71,7 @@ def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> 
 
 
 def rotary_angles(config: ModelConfig) -> Tensor:
-    """Return (max_positions, head_dim / 2) float32 angles: 1-D, or [frame | row | column] parts for 3-D."""
+    """Return (max_positions, head_dim / 2) float32 angles; 3-D ones are [frame | row | column]."""
     if config.position == "rope":
         positions = torch.arange(config.max_positions, device="cpu").float()
         return torch.outer(positions, rotary_frequencies(config, config.head_dim, 1))
@@ -76,11 +79,16 @@ def rotary_angles(config: ModelConfig) -> Tensor:
     time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
     space = rotary_frequencies(config, space_dim, config.yarn_height)
     frame, row, column = grid_coordinates(config).float().unbind(-1)
-    return torch.cat([torch.outer(frame, time), torch.outer(row, space), torch.outer(column, space)], dim=-1)
+    return torch.cat(
+        [torch.outer(frame, time), torch.outer(row, space), torch.outer(column, space)], dim=-1
+    )
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of every position; built on the CPU even when the weights are on the meta device."""
+    """Cosines and sines of every position; real even while the weights are on the meta device."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -94,7 +102,7 @@ class RotaryTable(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + head_dim / 2) of x (B, heads, L, head_dim) by the angles of each lane."""
+    """Rotate the pairs (i, i + D / 2) of x (B, heads, L, D) by angles given as (L, D / 2)."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -128,10 +136,11 @@ class Attention(nn.Module):
 
         Args:
             x: (B, L, hidden_size).
-            rotary: cosines and sines, each (L, head_dim / 2); None leaves queries and keys as they are.
-            slots: (L,) int64, where the cache takes this call's keys and values; unused without a cache.
-            visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache; None = causal.
-            cache: buffers to write and then read; None attends to this call's own tokens.
+            rotary: Cosines and sines, each (L, head_dim / 2); None rotates nothing.
+            slots: (L,) int64, where the cache takes this call's keys and values.
+            visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache.
+                None means causal.
+            cache: Buffers to write and then read; None attends to this call's own tokens.
 
         Returns:
             (B, L, hidden_size).
@@ -152,12 +161,29 @@ class Attention(nn.Module):
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
     """Softmax attention of (B, heads, L, D) queries over (B, kv_heads, M, D) keys and values.
 
-    visible is (L, M) bool, or None for causal attention (then L = M). Returns (B, heads, L, D).
+    With a mask, the query heads that share a key head become more lanes of that head: keys and
+    values are then read once and never repeated, and every SDPA kernel takes it.
+
+    Args:
+        queries: (B, heads, L, D).
+        keys: (B, kv_heads, M, D); kv_heads divides heads.
+        values: (B, kv_heads, M, D).
+        visible: (L, M) bool, True = may attend; None means causal, and then L = M.
+
+    Returns:
+        (B, heads, L, D).
     """
-    grouped = queries.shape[1] != keys.shape[1]
-    return F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=visible, is_causal=visible is None, enable_gqa=grouped
-    )
+    num_heads, num_lanes = queries.shape[1:3]
+    group = num_heads // keys.shape[1]
+    if visible is None:
+        return F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, enable_gqa=group > 1
+        )
+    if group == 1:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
+    folded = queries.unflatten(1, (-1, group)).flatten(2, 3)  # (B, kv_heads, group * L, D)
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=visible.repeat(group, 1))
+    return out.unflatten(2, (group, num_lanes)).flatten(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -205,6 +231,6 @@ class Block(nn.Module):
         visible: Tensor | None,
         cache: StaticKVCache | None,
     ) -> Tensor:
-        """Apply attention and MLP, each added to the residual stream; arguments as in `Attention.forward`."""
+        """Add attention and MLP to the residual stream x; arguments as in `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
         return x + self.mlp(self.post_attention_layernorm(x))

@@ -1,7 +1,8 @@
-"""The one decoder: embeds tokens, runs the blocks, returns logits, with a cache written by slot or without one.
+"""The one decoder: tokens in, logits out, over a cache written by slot or without one.
 
-It is handed tokens, positions, slots and a visibility mask and knows nothing of diagonals. With a cache it may be fed
-out of order; without one it is the plain causal model that training uses. Weight names are LLaMA's.
+It is handed tokens, positions, slots and a visibility mask and knows nothing of diagonals. With a
+cache it may be fed out of order; without one it is the plain causal model that training uses.
+Weight names are LLaMA's.
 """
 
 import math
@@ -24,8 +25,12 @@ class DecoderStack(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         learned = config.position == "learned"
-        self.embed_tokens = nn.Embedding(config.vocab_size + config.extra_embeddings, config.hidden_size)
-        self.embed_positions = nn.Embedding(config.max_positions, config.hidden_size) if learned else None
+        self.embed_tokens = nn.Embedding(
+            config.vocab_size + config.extra_embeddings, config.hidden_size
+        )
+        self.embed_positions = (
+            nn.Embedding(config.max_positions, config.hidden_size) if learned else None
+        )
         self.rotary = None if learned else RotaryTable(config)
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)
@@ -51,8 +56,8 @@ class DecoderStack(nn.Module):
 class Transformer(nn.Module):
     """Decoder-only transformer of a `ModelConfig`.
 
-    `forward` without a cache is the causal model (training, finetuning with another mask); with a cache it is one
-    decoding step. Nothing in it synchronises with the device or branches on data.
+    `forward` without a cache is the causal model (training, or finetuning with another mask); with
+    a cache it is one decoding step. Nothing in it synchronises with the device or branches on data.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -60,7 +65,9 @@ class Transformer(nn.Module):
         self.config = config
         self.model = DecoderStack(config)
         self.lm_head = (
-            None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
 
     @classmethod
@@ -71,10 +78,10 @@ class Transformer(nn.Module):
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "Transformer":
-        """Build a model with seeded random weights, each drawn once, on the device and in the dtype asked for.
+        """Build a model with seeded random weights, each drawn once, where and as it will be used.
 
-        Matrices are normal with std 0.02, those that write to the residual stream narrowed by 1/sqrt(2 * num_layers);
-        norms are one, biases zero. The numbers depend on the device's generator.
+        Matrices are normal with std 0.02, those that write to the residual stream narrowed by
+        1/sqrt(2 * num_layers); norms are one, biases zero. A seed repeats on one kind of device.
         """
         with torch.device("meta"):
             model = cls(config)
@@ -108,11 +115,18 @@ class Transformer(nn.Module):
         return self.config.vocab_size
 
     @property
+    def num_embeddings(self) -> int:
+        """Ids that may be fed: [0, num_embeddings)."""
+        return self.config.vocab_size + self.config.extra_embeddings
+
+    @property
     def max_positions(self) -> int:
         """Longest sequence the model can hold."""
         return self.config.max_positions
 
-    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> StaticKVCache:
+    def make_cache(
+        self, batch_size: int, num_slots: int, context: Tensor | None = None
+    ) -> StaticKVCache:
         """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
 
         Raises:
@@ -120,7 +134,9 @@ class Transformer(nn.Module):
         """
         self._refuse_context(context)
         if batch_size < 1 or num_slots < 1:
-            raise ValueError(f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}")
+            raise ValueError(
+                f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
+            )
         config = self.config
         return StaticKVCache(
             config.num_layers,
@@ -146,10 +162,10 @@ class Transformer(nn.Module):
         Args:
             tokens: (B, L) int64.
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
-            slots: (L,) int64, cache slot of every lane; written before attention. Needed with a cache.
-            visible: (L, M) bool, True = the lane may attend; M <= num_slots cache slots are read. Needed with a cache;
-                without one M = L, and None means causal.
-            cache: from `make_cache`, changed in place; None runs without a cache.
+            slots: (L,) int64, cache slot of every lane, written before attention. A cache needs it.
+            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read. A
+                cache needs it; without one M = L, and None means causal.
+            cache: From `make_cache`, changed in place; None runs without a cache.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
 
         Returns:
@@ -195,7 +211,9 @@ class Transformer(nn.Module):
         """
         self._refuse_context(context)
         if positions is None and tokens.shape[1] > self.max_positions:
-            raise ValueError(f"tokens must be at most max_positions={self.max_positions}, got {tokens.shape[1]}")
+            raise ValueError(
+                f"tokens must be at most max_positions={self.max_positions}, got {tokens.shape[1]}"
+            )
         return self(tokens, positions, None, visible)
 
     def _refuse_context(self, context: Tensor | None) -> None:

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import diagd
+from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import gumbel_noise
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -18,6 +20,7 @@ VOCAB_SIZE = 24
 NUM_VISUAL = 18  # ids [0, 18) are visual, the others are action ids
 MAX_POSITIONS = 320
 MODELS = ("huggingface", "own")
+ROW_STARTS: tuple[RowStart, ...] = ("temporal", "predecessor", "spatial")
 
 
 @cache
@@ -27,7 +30,7 @@ def llama() -> LlamaForCausalLM:
 
 @cache
 def model_of(name: str) -> diagd.HuggingFaceModel | Transformer:
-    """Return diagd's view of the tiny Llama: the same weights in transformers or in diagd's own Transformer."""
+    """Return the tiny Llama behind diagd's protocol: in transformers, or in diagd's Transformer."""
     if name == "huggingface":
         return diagd.HuggingFaceModel(llama())
     model = Transformer(
@@ -73,7 +76,7 @@ class Case:
     context_frames: int = 1
     prefix_length: int = 1
     batch_size: int = 2
-    row_start: str = "temporal"
+    row_start: RowStart = "temporal"
     seed: int = 0
 
     @property
@@ -140,7 +143,7 @@ def cases(draw: st.DrawFn) -> Case:
         context_frames=context_frames,
         prefix_length=draw(st.integers(0 if may_be_empty else 1, 4)),
         batch_size=draw(st.integers(1, 3)),
-        row_start=draw(st.sampled_from(["temporal", "predecessor", "spatial"])),
+        row_start=draw(st.sampled_from(ROW_STARTS)),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -172,9 +175,11 @@ def reference_sampler(
             if temperature == 0.0:
                 ids.append(low + int(logits[b, low:high].argmax()))
                 continue
-            kept = oracles.filtered_probabilities(logits[b, low:high].numpy(), temperature, top_k, top_p)
-            with oracles.np.errstate(divide="ignore"):
-                ids.append(low + int((oracles.np.log(kept) + noise[b].numpy()).argmax()))
+            kept = oracles.filtered_probabilities(
+                logits[b, low:high].numpy(), temperature, top_k, top_p
+            )
+            with np.errstate(divide="ignore"):
+                ids.append(low + int((np.log(kept) + noise[b].numpy()).argmax()))
         return torch.tensor(ids)
 
     return sample_fn

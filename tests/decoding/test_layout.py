@@ -17,7 +17,7 @@ def layouts(draw: st.DrawFn) -> SequenceLayout:
 
 
 def write_out(layout: SequenceLayout) -> list[tuple]:
-    """Return what stands at each slot from the first context frame on, as the design's words say it."""
+    """Return what stands at each slot, from the first context frame on."""
     sequence = []
     for t in range(-layout.context_frames, layout.grid.num_frames):
         if t > -layout.context_frames or layout.context_frames == 0:
@@ -53,5 +53,16 @@ def test_the_sequence_holds_context_and_generated_frames_only(layout):
 
 @pytest.mark.parametrize("name", ["num_action_tokens", "context_frames"])
 def test_counts_below_zero_are_errors(name):
+    counts = {"num_action_tokens": 0, "context_frames": 0, name: -1}
     with pytest.raises(ValueError, match=rf"^{name} must be 0 or more, got -1$"):
-        SequenceLayout(diagd.TokenGrid(2, 3, 5), **{name: -1})
+        SequenceLayout(
+            diagd.TokenGrid(2, 3, 5), counts["num_action_tokens"], counts["context_frames"]
+        )
+
+
+def test_nothing_predicts_the_first_token_of_an_empty_sequence():
+    grid = diagd.TokenGrid(2, 3, 5)
+    message = "^an empty prompt needs conditioning tokens before the first frame$"
+    with pytest.raises(ValueError, match=message):
+        SequenceLayout(grid, has_prompt=False)
+    assert SequenceLayout(grid, 2, has_prompt=False).num_slots == 34

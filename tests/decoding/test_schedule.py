@@ -52,7 +52,9 @@ def every_place(grid: diagd.TokenGrid) -> list[tuple[int, int, int]]:
     ]
 
 
-@pytest.mark.parametrize(("frames", "height", "width", "row_lag", "frame_lag", "steps"), PAPER_STEPS)
+@pytest.mark.parametrize(
+    ("frames", "height", "width", "row_lag", "frame_lag", "steps"), PAPER_STEPS
+)
 def test_steps_of_the_paper(frames, height, width, row_lag, frame_lag, steps):
     schedule = diagd.DiagonalSchedule(diagd.TokenGrid(frames, height, width), row_lag, frame_lag)
     assert schedule.num_steps == steps
@@ -77,7 +79,11 @@ def test_default_frame_lag_is_row_lag_times_height():
         schedule = diagd.DiagonalSchedule(grid, row_lag)
         written_out = diagd.DiagonalSchedule(grid, row_lag, row_lag * 40)
         assert schedule.num_steps == written_out.num_steps == steps
-        assert schedule.step_of(2, 3, 4) == written_out.step_of(2, 3, 4) == 2 * 40 * row_lag + 3 * row_lag + 4
+        assert (
+            schedule.step_of(2, 3, 4)
+            == written_out.step_of(2, 3, 4)
+            == 2 * 40 * row_lag + 3 * row_lag + 4
+        )
 
 
 def test_speedup_is_tokens_over_steps():

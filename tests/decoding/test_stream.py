@@ -1,4 +1,4 @@
-"""`diagd.DiagonalEngine`: frames as they come, sessions that go on, are cancelled, or outgrow the context."""
+"""`diagd.DiagonalEngine`: frames as they come; sessions go on, stop early, outgrow the context."""
 
 import dataclasses
 import logging
@@ -146,11 +146,17 @@ def test_a_session_cancelled_before_it_began_has_not_moved():
 
 def test_a_new_prompt_starts_over():
     case = Case()
-    engine = open_stream(case)
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    engine = open_stream(case, max_slots=62, sampling=sampling)
     first = decode(engine, case, 3, None)
+    decode(engine, case, 1, None)
+    assert engine.num_dropped_frames > 0
     other = dataclasses.replace(case, seed=1)
     engine.prefill(other.prompt, 1)
-    expected = other.reference().decode(3, case.row_lag, case.frame_lag)
+    assert engine.num_dropped_frames == 0
+    expected = other.reference(reference_sampler([0, 1], 1.0)).decode(
+        3, case.row_lag, case.frame_lag
+    )
     assert torch.equal(decode(engine, case, 3, None), expected)
     engine.prefill(case.prompt, 1)
     assert torch.equal(decode(engine, case, 3, None), first)
@@ -164,46 +170,66 @@ def test_a_long_prompt_is_prefilled_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize(("num_action_tokens", "prefix_length"), [(0, 0), (0, 3), (2, 0), (2, 3)])
+@pytest.mark.parametrize(
+    ("keep_frames", "chunk_lengths", "dropped"), [(2, [3, 2, 1], 4), (1, [3, 3], 3), (0, [3, 3], 4)]
+)
 def test_a_full_context_drops_the_oldest_frames_and_says_so(
-    num_action_tokens, prefix_length, caplog
+    num_action_tokens, prefix_length, keep_frames, chunk_lengths, dropped, caplog
 ):
     case = Case(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
-    slots_per_frame = 15 + num_action_tokens
+    if num_action_tokens == prefix_length == keep_frames == 0:
+        pytest.skip("nothing would be left to start from")
     # room for the prefix, the context frame and three more frames, but not a fourth
-    max_slots = prefix_length + 15 + 4 * slots_per_frame - 1
+    max_slots = prefix_length + 15 + 4 * (15 + num_action_tokens) - 1
     sampling = diagd.SamplingOptions(temperature=1.0)
-    engine = open_stream(case, max_slots=max_slots, keep_frames=2, sampling=sampling, seed=5)
+    engine = open_stream(
+        case, max_slots=max_slots, keep_frames=keep_frames, sampling=sampling, seed=5
+    )
     actions = case.actions(6)
     with caplog.at_level(logging.WARNING, logger="diagd"):
         frames = decode(engine, case, 6, actions)
-    assert engine.num_dropped_frames == 4  # twice 2 of the 4 held
-    assert [record.name for record in caplog.records] == ["diagd", "diagd"]
-    assert "dropped" in caplog.text
+    assert engine.num_dropped_frames == dropped
+    assert [record.name for record in caplog.records] == ["diagd"] * (len(chunk_lengths) - 1)
+    assert all("dropped" in record.message for record in caplog.records)
 
-    # by hand: 3 frames fit; then the prefix and the newest 2 start a new sequence in which 2 fit
+    # by hand: so many frames fit; then the prefix and the newest frames start a new sequence
     sampler = reference_sampler([5, 6], 1.0)
     reference = case.reference(sampler)
-    written, chunk_lengths = [], [3, 2, 1]
+    written = []
     for chunk, num_frames in enumerate(chunk_lengths):
         done = sum(chunk_lengths[:chunk])
         heard = None if actions is None else actions[:, done : done + num_frames]
         if chunk > 0:
-            reference = restart(case, reference, 2, sampler)
+            reference = restart(case, reference, keep_frames, sampler, done)
         written.append(reference.decode(num_frames, case.row_lag, case.frame_lag, heard))
     assert torch.equal(frames, torch.cat(written, dim=1))
 
 
-def restart(case: Case, old: oracles.ReferenceStream, keep: int, sampler) -> oracles.ReferenceStream:
-    """Return a stream whose prompt is the prefix and the newest `keep` frames of an old one."""
-    start = old.slot_of[old.num_frames - keep, 0, 0]
-    slots = [*range(case.prefix_length), *range(start, old.num_slots)]
-    prompt = torch.stack([old.ids[slot] for slot in slots], dim=1)
-    number = old.num_frames
+def restart(
+    case: Case, old: oracles.ReferenceStream, keep: int, sampler, done: int
+) -> oracles.ReferenceStream:
+    """Return a stream that starts from the prefix and the newest frames of one `done` frames old."""
+    slots = [*range(case.prefix_length)]
+    if keep > 0:
+        slots += range(old.slot_of[old.num_frames - keep, 0, 0], old.num_slots)
+    prompt = case.prompt[:, :0]
+    if slots:
+        prompt = torch.stack([old.ids[slot] for slot in slots], dim=1)
     return dataclasses.replace(
-        case.reference(lambda logits, frame, *place: sampler(logits, number + frame, *place)),
+        case.reference(lambda logits, frame, *place: sampler(logits, done + frame, *place)),
         prompt=prompt,
         context_frames=keep,
     )
+
+
+def test_a_video_longer_than_the_context_is_written_all_the_same(caplog):
+    case = Case(num_frames=24, batch_size=1)
+    with caplog.at_level(logging.WARNING, logger="diagd"):
+        out = diagd.generate_tokens(model_of("own"), case.prompt, case.schedule)
+    # 320 slots hold 21 frames of 15; the newest half, 10, are kept
+    assert out.tokens.shape == (1, 24, 3, 5)
+    assert out.stats.num_dropped_frames == 11
+    assert len(caplog.records) == 1
 
 
 def test_without_need_nothing_is_dropped(caplog):

@@ -1,4 +1,4 @@
-"""`diagd/decoding/visibility.py`: one rule, the same for a step with a cache and for a whole sequence."""
+"""`diagd/decoding/visibility.py`: one rule, for a step with a cache and for a whole sequence."""
 
 import torch
 from hypothesis import given, settings
@@ -47,9 +47,7 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
     for step in {fed for _, fed, _ in lanes}:
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])
-        visible = visible_slots(
-            positions, torch.full_like(positions, step), torch.tensor(fed_at)
-        )
+        visible = visible_slots(positions, torch.full_like(positions, step), torch.tensor(fed_at))
         for lane, q in enumerate(now):
             # what lies in a slot while the lane looks: the lane's own key, or the true token
             seen = {lanes[r][0] for r in range(len(lanes)) if mask[q, r]}
@@ -57,7 +55,9 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
 
 
 def test_a_slot_never_written_is_seen_by_nobody():
-    visible = visible_slots(torch.tensor([3, 4]), torch.tensor([9, 9]), torch.tensor([0, NEVER, 0, 5, 5]))
+    visible = visible_slots(
+        torch.tensor([3, 4]), torch.tensor([9, 9]), torch.tensor([0, NEVER, 0, 5, 5])
+    )
     assert not visible[:, 1].any()
 
 
