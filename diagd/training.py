@@ -1,10 +1,9 @@
 """Train a world model on token shards: next-token prediction over interleaved frames and actions.
 
-A sequence is frame, action, frame, action, frame ...; the loss counts visual tokens only, since
-actions are always given. The batch of a step is a function of seed and step alone, so a run that
-was killed goes on with the loss curve it would have had. Optimisation defaults are the paper's
-(arXiv:2503.14070, appendix, table "Optimization hyperparameters"). Runs on one process or under
-`accelerate launch`.
+The loss counts visual tokens only, since actions are always given. The batch of a step is a
+function of seed and step alone, so a killed run goes on with the loss curve it would have had.
+Optimisation defaults are the paper's (arXiv:2503.14070, appendix, "Optimization hyperparameters").
+Runs on one process or under `accelerate launch`.
 
     diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
 """
@@ -25,12 +24,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary
+from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
-from diagd.models.checkpoints import save_model
+from diagd.models.checkpoints import load_model, save_model
 from diagd.models.config import PRESETS, ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.plots import plot_loss
 
-NUM_VALIDATION_BATCHES = 4
+NUM_VALIDATION_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class TrainOptions:
     tokens: Path  # folder of token shards, from diagd tokenize
     out: Path  # checkpoint folder to write; a run that was killed goes on from here
     model: str = "mc-ar-doom"  # preset: mc-ar-doom, mc-ar-42m, mc-ar-300m, mc-ar-700m, mc-ar-1.2b
+    init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
     validation: Path | None = None  # folder of held-out token shards
     frames: int = 8  # frames of a training sequence, and of the model's context
     steps: int = 100_000  # optimiser steps
@@ -58,17 +60,22 @@ class TrainOptions:
         choices = [name for name in PRESETS if name.startswith("mc-ar")]
         if self.model not in choices:
             raise ValueError(f"model must be one of {', '.join(choices)}, got {self.model!r}")
-        for name in ("steps", "batch_size", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.frames < 2:
-            raise ValueError(f"frames must be at least 2, got {self.frames}")
+        for name, lowest in (("steps", 1), ("batch_size", 1), ("log_every", 1), ("frames", 2)):
+            if getattr(self, name) < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
         if not 0 <= self.warmup_steps < self.steps:
             raise ValueError(
                 f"warmup_steps must be in [0, steps={self.steps}), got {self.warmup_steps}"
             )
         if self.precision not in ("bf16", "no"):
             raise ValueError(f"precision must be bf16 or no, got {self.precision!r}")
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then a cosine from the peak to a tenth of it."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / (self.steps - self.warmup_steps)
+        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
 def main(options: TrainOptions) -> dict[str, float]:
@@ -81,18 +88,13 @@ def main(options: TrainOptions) -> dict[str, float]:
                 f"{name}: clips must have at least frames={options.frames} frames, "
                 f"got {data.tokens.shape[1]}"
             )
-    config = model_config(options, clips)
-    accelerator = Accelerator(mixed_precision=options.precision, cpu=not torch.cuda.is_available())
-    model = Transformer.random(config, seed=options.seed)
-    optimizer = torch.optim.AdamW(_parameter_groups(model, options), betas=(0.9, 0.95))
-    model, optimizer = accelerator.prepare(model, optimizer)
-    run = TrainingRun(options, config, accelerator, model, optimizer, clips, held_out)
+    run = TrainingRun(options, clips, held_out)
     run.resume()
     run.train()
     return {"steps": options.steps, "validation_loss": run.validation_loss()}
 
 
-def model_config(options: TrainOptions, clips: TokenClips) -> ModelConfig:
+def fit_config(options: TrainOptions, clips: TokenClips) -> ModelConfig:
     """Fit the preset to the data: its grid, its vocabulary, its context."""
     grid_height, grid_width = clips.tokens.shape[2:]
     return dataclasses.replace(
@@ -106,28 +108,15 @@ def model_config(options: TrainOptions, clips: TokenClips) -> ModelConfig:
     )
 
 
-def sequences(clips: TokenClips, indices: Tensor, starts: Tensor, frames: int) -> Tensor:
-    """Cut windows out of clips and interleave: frame, action, frame, ..., frame.
-
-    Args:
-        indices, starts: (B,) int64, which clip and its first frame.
-
-    Returns:
-        (B, frames * (height * width + 1) - 1) int64.
-    """
-    times = starts[:, None] + torch.arange(frames)
-    visual = clips.tokens[indices[:, None], times].flatten(2).long()
-    actions = clips.actions[indices[:, None], times].long() + clips.codebook_size
-    return torch.cat([actions[..., None], visual], dim=2).flatten(1)[:, 1:]
-
-
-def draw_batch(clips: TokenClips, options: TrainOptions, seed: int, size: int) -> Tensor:
-    """Return the sequences that a seed names, whatever was drawn before."""
-    generator = torch.Generator().manual_seed(seed)
-    indices = torch.randint(len(clips.tokens), (size,), generator=generator)
-    last_start = clips.tokens.shape[1] - options.frames
-    starts = torch.randint(last_start + 1, (size,), generator=generator)
-    return sequences(clips, indices, starts, options.frames)
+def start_model(options: TrainOptions, config: ModelConfig) -> Transformer:
+    """Return random weights, or those of `init`, whose context may be of another length."""
+    model = Transformer.random(config, seed=options.seed)
+    if options.init is not None:
+        source = load_model(options.init)
+        if dataclasses.replace(source.config, max_positions=config.max_positions) != config:
+            raise ValueError(f"init: {options.init} is a model of another shape or vocabulary")
+        model.load_state_dict(source.state_dict())
+    return model
 
 
 def next_token_loss(model: torch.nn.Module, tokens: Tensor, image_vocab_size: int) -> Tensor:
@@ -139,52 +128,55 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor, image_vocab_size: in
 
 
 class TrainingRun:
-    """The loop and its state: what `main` put together, and the step it has reached."""
+    """The loop and its state."""
 
     def __init__(
-        self,
-        options: TrainOptions,
-        config: ModelConfig,
-        accelerator: Accelerator,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        clips: TokenClips,
-        held_out: TokenClips | None,
+        self, options: TrainOptions, clips: TokenClips, held_out: TokenClips | None
     ) -> None:
-        self.options, self.config, self.accelerator = options, config, accelerator
-        self.model, self.optimizer = model, optimizer
-        self.clips, self.held_out = clips, held_out
-        self.step = 0
+        self.options, self.clips, self.held_out = options, clips, held_out
+        self.config = fit_config(options, clips)
+        self.accelerator = Accelerator(
+            mixed_precision=options.precision, cpu=not torch.cuda.is_available()
+        )
+        model = start_model(options, self.config)
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim > 1]},
+            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            groups, options.learning_rate, (0.9, 0.95), weight_decay=options.weight_decay
+        )
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.loss = torch.compile(next_token_loss) if options.compile else next_token_loss
-
-    @property
-    def checkpoint(self) -> Path:
-        """Folder with all that a run needs to go on."""
-        return self.options.out / "training"
+        self.checkpoint = options.out / "training"  # all that a run needs to go on
+        self.previous = options.out / "training.previous"
+        self.step = 0
 
     def resume(self) -> None:
-        """Go on from the checkpoint, refusing one of another model."""
-        state_file = self.checkpoint / "run.json"
-        if not state_file.is_file():
-            return
-        state = json.loads(state_file.read_text())
-        if state["config"] != self.config.to_dict():
-            raise ValueError(
-                f"{self.options.out} holds a run of another model; choose another --out"
-            )
-        self.accelerator.load_state(str(self.checkpoint))
-        self.step = state["step"]
+        """Go on from the checkpoint, refusing one of another model; cut the log back to it."""
+        if self.previous.exists() and not self.checkpoint.exists():
+            os.replace(self.previous, self.checkpoint)  # killed between two renames
+        state_file, log = self.checkpoint / "run.json", self.options.out / "log.jsonl"
+        if state_file.is_file():
+            state = json.loads(state_file.read_text())
+            if state["config"] != self.config.to_dict():
+                raise ValueError(
+                    f"{self.options.out} holds a run of another model; choose another --out"
+                )
+            self.accelerator.load_state(str(self.checkpoint))
+            self.step = state["step"]
+        if log.is_file() and self.accelerator.is_main_process:
+            lines = log.read_text().splitlines(keepends=True)
+            log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
 
     def train(self) -> None:
         """Run all steps that are left, logging and saving on the way."""
-        options, accelerator = self.options, self.accelerator
-        saved = logged = time.monotonic()
+        options, is_main = self.options, self.accelerator.is_main_process
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(
-            *columns, TimeRemainingColumn(), disable=not accelerator.is_main_process
-        ) as bar:
+        with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
             task = bar.add_task("training", total=options.steps, completed=self.step)
             losses: list[Tensor] = []
+            saved = logged = time.monotonic()
             while self.step < options.steps:
                 losses.append(self._train_step())
                 self.step += 1
@@ -193,7 +185,7 @@ class TrainingRun:
                     seconds, logged = time.monotonic() - logged, time.monotonic()
                     loss = torch.stack(losses).mean().item()
                     bar.update(task, description=f"loss {loss:.3f}")
-                    self._log(loss, len(losses), seconds)
+                    self._log(loss, seconds / len(losses))
                     losses = []
                 if time.monotonic() - saved > options.save_minutes * 60:
                     self.save()
@@ -204,9 +196,9 @@ class TrainingRun:
         options, accelerator = self.options, self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
         seed = (options.seed << 40) + self.step * world + rank
-        tokens = draw_batch(self.clips, options, seed, options.batch_size)
+        tokens = draw_batch(self.clips, options.frames, options.batch_size, seed)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(options, self.step)
+            group["lr"] = options.learning_rate_at(self.step)
         with accelerator.autocast():
             loss = self.loss(self.model, tokens.to(accelerator.device), self.clips.codebook_size)
         accelerator.backward(loss)
@@ -220,25 +212,22 @@ class TrainingRun:
         """Mean loss over fixed held-out windows; NaN without held-out shards."""
         if self.held_out is None:
             return math.nan
-        losses = []
+        losses, options = [], self.options
         for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(self.held_out, self.options, batch, self.options.batch_size)
+            tokens = draw_batch(self.held_out, options.frames, options.batch_size, batch)
+            tokens = tokens.to(self.accelerator.device)
             with self.accelerator.autocast():
-                losses.append(
-                    self.loss(
-                        self.model, tokens.to(self.accelerator.device), self.clips.codebook_size
-                    )
-                )
+                losses.append(next_token_loss(self.model, tokens, self.clips.codebook_size))
         return torch.stack(losses).mean().item()
 
-    def _log(self, loss: float, num_steps: int, seconds: float) -> None:
+    def _log(self, loss: float, seconds_per_step: float) -> None:
         options = self.options
-        tokens = options.batch_size * self.accelerator.num_processes * self.config.max_positions
+        sequences = options.batch_size * self.accelerator.num_processes
         line = {
             "step": self.step,
             "loss": loss,
-            "learning_rate": learning_rate(options, self.step - 1),
-            "tokens_per_second": tokens * num_steps / seconds,
+            "learning_rate": options.learning_rate_at(self.step - 1),
+            "tokens_per_second": sequences * self.config.max_positions / seconds_per_step,
         }
         if self.accelerator.is_main_process:
             options.out.mkdir(parents=True, exist_ok=True)
@@ -254,29 +243,10 @@ class TrainingRun:
             return
         state = {"step": self.step, "config": self.config.to_dict()}
         (partial / "run.json").write_text(json.dumps(state))
-        old = self.checkpoint.with_name("training.old")
-        shutil.rmtree(old, ignore_errors=True)
         if self.checkpoint.exists():
-            os.replace(self.checkpoint, old)
+            os.replace(self.checkpoint, self.previous)
         os.replace(partial, self.checkpoint)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(self.previous, ignore_errors=True)
         save_model(self.accelerator.unwrap_model(self.model), self.options.out)
         ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
-
-
-def learning_rate(options: TrainOptions, step: int) -> float:
-    """Linear warm-up, then a cosine from the peak to a tenth of it."""
-    if step < options.warmup_steps:
-        return options.learning_rate * (step + 1) / options.warmup_steps
-    done = (step - options.warmup_steps) / (options.steps - options.warmup_steps)
-    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
-
-
-def _parameter_groups(model: torch.nn.Module, options: TrainOptions) -> list[dict]:
-    """Decay matrices, not norms."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    return [
-        {"params": matrices, "weight_decay": options.weight_decay, "lr": options.learning_rate},
-        {"params": vectors, "weight_decay": 0.0, "lr": options.learning_rate},
-    ]
+        plot_loss(self.options.out)

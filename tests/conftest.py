@@ -1,5 +1,68 @@
-"""One thread: the tiny models of the tests are slower with more, and CI machines differ."""
+"""One thread: the tiny models of the tests are slower with more, and CI machines differ.
 
+Fixtures shared by the tests of commands: the command line in this process, and a tiny world model.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did: its exit code and all that was written to the two streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Parse the last line of stdout as strict JSON, which knows no NaN."""
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        return json.loads(self.out.splitlines()[-1], parse_constant=refuse)
+
+    def assert_refused(self, message: str) -> None:
+        """Exit code 2 and exactly one line on stderr, `error: ` and something that matches."""
+        assert (self.code, self.err.count("\n")) == (2, 1), self
+        assert re.fullmatch(rf"error: .*{message}.*\n", self.err), self.err
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run `diagd` with arguments, in this process."""
+    from diagd.cli import main
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["diagd", *map(str, arguments)])
+        capfd.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Outcome(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny random world model; to be read only."""
+    from tests.worlds import write_world  # slow to import, and most tests need no world
+
+    return write_world(tmp_path_factory.mktemp("world"))

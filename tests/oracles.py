@@ -298,7 +298,7 @@ def diagonal_reference(
 def filtered_probabilities(
     logits: np.ndarray, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> np.ndarray:
-    """Return the probabilities (V,) after temperature, top-k, then top-p (least set of that mass)."""
+    """Return the probabilities (V,) after temperature, then top-k, then top-p."""
     scaled = logits.astype(np.float64) / temperature
     probabilities = np.exp(scaled - scaled.max())
     probabilities /= probabilities.sum()

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def write_shards(
     folder: Path,
     vocabulary: ActionVocabulary,
     clips_per_shard: int = 64,
+    threads: int = 2,
 ) -> int:
     """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
 
@@ -73,7 +75,14 @@ def write_shards(
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
     written, shape = 0, None
-    with Progress() as progress:
+
+    def encode(path: Path) -> Tensor:
+        return tokenizer.encode(read_video(path).frames)
+
+    with (
+        Progress() as progress,
+        ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
         task = progress.add_task("tokenizing clips", total=len(paths))
         for number, group in enumerate(groups):
             shard = _shard_path(folder, number)
@@ -89,8 +98,7 @@ def write_shards(
                 progress.advance(task, len(group))
                 continue
             tokens, actions = [], []
-            for path in group:
-                ids = tokenizer.encode(read_video(path).frames)
+            for path, ids in zip(group, pool.map(encode, group), strict=True):
                 if shape is not None and ids.shape != shape:
                     raise ValueError(
                         f"{path}: expected {_describe(shape)} as before it, "

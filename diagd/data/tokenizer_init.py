@@ -64,28 +64,47 @@ def linear_tokenizer_model(frames: Tensor, codes: int, seed: int, width: int = 1
         for layer in (model.quant_conv, model.post_quant_conv):
             layer.weight.copy_(identity[:, :, None, None])
             layer.bias.zero_()
-        _make_linear(model.encoder, project, -project @ mean, identity, torch.zeros(size))
-        _make_linear(model.decoder, identity, torch.zeros(size), compose, mean)
+        deviations = variances[-size:].flip(0).clamp(min=0).sqrt() / scale
+        _make_linear(model.encoder, deviations, project, -project @ mean, identity, 0 * mean[:size])
+        _make_linear(model.decoder, deviations, identity, 0 * mean[:size], compose, mean)
         vectors = (patches - mean) @ project.T
         model.quantize.embedding.weight.copy_(k_means(vectors, codes, generator))
     return model
 
 
 def _make_linear(
-    side: torch.nn.Module, first: Tensor, first_bias: Tensor, last: Tensor, last_bias: Tensor
+    side: torch.nn.Module,
+    deviations: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    last: Tensor,
+    last_bias: Tensor,
 ) -> None:
-    """Let an encoder or decoder compute last @ (first @ x + first_bias) + last_bias per patch."""
+    """Let an encoder or decoder compute last @ (first @ x + first_bias) + last_bias per patch.
+
+    Args:
+        deviations: (size,) of the components, first @ x + first_bias; residual blocks see them
+            scaled to about 1.
+    """
     numbers = torch.arange(first.shape[0])
     plus = GROUP * (numbers // PAIRS) + 2 * (numbers % PAIRS)
     constants = torch.arange(2 * PAIRS, side.conv_in.weight.shape[0], GROUP)
+    group_deviation = CONSTANT * (2 / GROUP) ** 0.5
     weight, bias = side.conv_in.weight, side.conv_in.bias
     for channels, sign in ((plus, 1), (plus + 1, -1)):
         weight[channels] = 0
         weight[channels, :, 1, 1] = sign * first
         bias[channels] = sign * first_bias
-        weight[constants + (sign < 0)] = 0
-        bias[constants + (sign < 0)] = sign * CONSTANT
-        side.conv_norm_out.weight[channels] = CONSTANT * (2 / GROUP) ** 0.5  # the group's deviation
+    for channels, sign in ((constants, 1), (constants + 1, -1)):
+        weight[channels] = 0
+        bias[channels] = sign * CONSTANT
+    for name, module in side.named_modules():
+        if name.endswith(("norm1", "conv_norm_out")):  # what reads the pairs and constants
+            module.weight.fill_(group_deviation)
+            module.weight[torch.cat([constants, constants + 1])] = 0
+            if name.endswith("norm1"):
+                for channels in (plus, plus + 1):
+                    module.weight[channels] = group_deviation / deviations.clamp(min=0.02)
     weight = side.conv_out.weight.zero_()
     weight[:, plus, 1, 1] = last
     weight[:, plus + 1, 1, 1] = -last

@@ -54,6 +54,7 @@ class TokenizeOptions:
     seed: int = 0  # of the weights and of the order of frames
     threads: int = 2  # workers, each with its share of the batch
     device: str = "cpu"  # cpu or cuda
+    decoder_only: bool = False  # with --init: leave encoder and codes, so that tokens stay the same
     checkpoint_s: float = 60.0  # seconds between checkpoints; a killed run resumes from the last
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ def train_tokenizer(
         task = progress.add_task("training tokenizer", total=options.steps, completed=first)
         while trainer.step < options.steps:
             row = trainer.advance(frames, pool)
-            if trainer.step % 50 == 0 or trainer.step == options.steps:
+            if trainer.step % 10 == 0 or trainer.step == options.steps:
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 log.write(json.dumps(row | {"frames_per_s": round(speed, 1)}) + "\n")
             progress.update(task, completed=trainer.step)
@@ -180,7 +181,11 @@ class _Trainer:
         self.options = options
         self.tokenizer = tokenizer.to(options.device)
         tokenizer.model.to(memory_format=torch.channels_last).train()
+        model = tokenizer.model
         tokenizer.codebook.requires_grad_(False)
+        if options.decoder_only:
+            model.encoder.requires_grad_(False)
+            model.quant_conv.requires_grad_(False)
         self.weights = [p for p in tokenizer.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
@@ -238,9 +243,14 @@ class _Trainer:
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, ids, vectors), 1 - self.decay)
         share = self.counts / self.counts.sum()
         dead = share < self.dead_share / len(share)
-        if self.step % 10 == 0 and self.step < 0.8 * self.options.steps:
+        if (
+            not self.options.decoder_only
+            and self.step % 10 == 0
+            and self.step < 0.8 * self.options.steps
+        ):
             self._reseed(dead, latents, generator)
-        self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
+        if not self.options.decoder_only:
+            self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
         perplexity = torch.special.entr(share).sum().exp().item()
         return {"codes_used": len(share) - int(dead.sum()), "perplexity": perplexity}
 

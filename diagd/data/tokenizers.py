@@ -149,9 +149,8 @@ class VQTokenizer:
     def nearest(self, latents: Tensor) -> Tensor:
         """Find the closest codes: (T, C, h, w) -> (T, h, w) int64."""
         vectors = latents.movedim(1, -1).float()
-        distances = torch.cdist(  # the matrix product would round equal codes differently
-            vectors.flatten(0, -2), self.codebook, compute_mode="donot_use_mm_for_euclid_dist"
-        )
+        half_norms = self.codebook.square().sum(dim=1) / 2
+        distances = half_norms - vectors.flatten(0, -2) @ self.codebook.T  # half the squared ones
         return distances.argmin(dim=-1).unflatten(0, vectors.shape[:-1])
 
     def pixels(self, codes: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from diagd.decoding.inputs import check_actions, check_grid, check_prompt, check_seeds
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, Lanes, RowStart, make_plan
 from diagd.decoding.runner import CausalModel, RunnerName, make_runner
@@ -64,11 +65,8 @@ class DiagonalEngine:
         self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
         if self.keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
-        seeds = [seed + row for row in range(batch_size)] if isinstance(seed, int) else seed
-        if batch_size < 1 or len(seeds) != batch_size:
-            raise ValueError(f"expected one seed a batch row ({batch_size}), got {len(seeds)}")
         device = model.device
-        self.seeds = torch.tensor(seeds, dtype=torch.int64, device=device)
+        self.seeds = torch.tensor(check_seeds(seed, batch_size), device=device)
         self.ranges = ValidRanges.resolve(
             self.sampling.valid_range, height, width, model.vocab_size, device
         )
@@ -94,24 +92,9 @@ class DiagonalEngine:
         Raises:
             ValueError: a prompt of another shape, with foreign ids, or too long.
         """
-        batch_size = self.tokens.shape[0]
-        if prompt.ndim != 2 or prompt.shape[0] != batch_size or prompt.dtype != torch.int64:
-            raise ValueError(
-                f"prompt must be int64 of shape (batch={batch_size}, P), "
-                f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
-            )
-        layout = self._layout(1, context_frames, prompt.shape[1] > 0)
-        if prompt.shape[1] < layout.context_slots:
-            raise ValueError(
-                f"{context_frames} context frames take {layout.context_slots} tokens, "
-                f"got a prompt of {prompt.shape[1]}"
-            )
-        if prompt.shape[1] + layout.num_slots > self.max_slots:
-            raise ValueError(
-                f"prompt and one frame take {prompt.shape[1] + layout.num_slots} slots, "
-                f"the context holds {self.max_slots}"
-            )
-        self._check_ids(prompt, "prompt")
+        layout = self._layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
+        limit = self.model.num_embeddings
+        check_prompt(prompt, layout, len(self.tokens), self.max_slots, limit)
         self.num_prefix = prompt.shape[1] - layout.context_slots
         self.num_held = context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = 0
@@ -134,22 +117,11 @@ class DiagonalEngine:
         Raises:
             ValueError: a grid, actions or a context that do not fit.
         """
-        grid = schedule.grid
-        frame, layout = self.frame.grid, self._layout(grid.num_frames, 0, self.num_used > 0)
-        if (grid.height, grid.width) != (frame.height, frame.width):
-            raise ValueError(
-                f"schedule must be for frames of {frame.height}x{frame.width}, "
-                f"got {grid.height}x{grid.width}"
-            )
-        shape = (self.tokens.shape[0], grid.num_frames, layout.num_action_tokens)
-        if actions is None and not layout.num_action_tokens:
-            actions = self.tokens.new_empty(shape)
-        if actions is None or actions.shape != shape or actions.dtype != torch.int64:
-            given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
-            raise ValueError(
-                f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
-            )
-        self._check_ids(actions, "actions")
+        layout = self._layout(schedule.grid.num_frames, 0, self.num_used > 0)
+        check_grid(schedule.grid, self.frame.grid)
+        check_actions(actions, layout, len(self.tokens), self.model.num_embeddings)
+        if actions is None:
+            actions = self.tokens.new_empty(len(self.tokens), schedule.grid.num_frames, 0)
         after_drop = self.num_prefix + self._layout(1, self.keep_frames).context_slots
         if after_drop + layout.slots_per_frame > self.max_slots:
             raise ValueError(
@@ -251,10 +223,3 @@ class DiagonalEngine:
     ) -> SequenceLayout:
         grid = TokenGrid(num_frames, self.frame.grid.height, self.frame.grid.width)
         return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
-
-    def _check_ids(self, ids: Tensor, name: str) -> None:
-        limit = self.model.num_embeddings
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
-            raise ValueError(
-                f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
-            )

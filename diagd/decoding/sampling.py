@@ -1,8 +1,8 @@
 """Draw tokens from logits: temperature, top-k, top-p, and Gumbel-max with noise bound to the token.
 
 The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five:
-not of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed repeats
-a run anywhere, and two schedules with one seed use the same noise for the same token.
+not of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed
+repeats a run anywhere, and two schedules with one seed use the same noise for the same token.
 """
 
 from dataclasses import dataclass

@@ -116,12 +116,12 @@ class HuggingFaceModel:
     @property
     def num_embeddings(self) -> int:
         """Ids that may be fed: [0, num_embeddings)."""
-        return self.model.get_input_embeddings().weight.shape[0]
+        return self.model.get_input_embeddings().get_parameter("weight").shape[0]
 
     @property
     def max_positions(self) -> int:
         """Longest sequence the model can hold."""
-        return self.config.max_position_embeddings
+        return int(self.config.max_position_embeddings)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

@@ -212,7 +212,8 @@ class Transformer(nn.Module):
         self._refuse_context(context)
         if positions is None and tokens.shape[1] > self.max_positions:
             raise ValueError(
-                f"tokens must be at most max_positions={self.max_positions}, got {tokens.shape[1]}"
+                f"tokens must be at most max_positions={self.max_positions} long, "
+                f"got {tokens.shape[1]}"
             )
         return self(tokens, positions, None, visible)
 

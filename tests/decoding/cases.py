@@ -168,8 +168,8 @@ def reference_sampler(
             low, high = valid_range[row, column].tolist()
         elif valid_range is not None:
             low, high = valid_range
-        places = [torch.tensor([number]) for number in (frame, row, column)]
-        noise = gumbel_noise(torch.tensor(seeds), *places, low, high)[:, 0]
+        place = torch.tensor([[frame], [row], [column]])
+        noise = gumbel_noise(torch.tensor(seeds), place[0], place[1], place[2], low, high)[:, 0]
         ids = []
         for b in range(logits.shape[0]):
             if temperature == 0.0:

@@ -292,7 +292,7 @@ def test_actions_must_hold_ids_of_the_model(wrong, given_ids):
 @pytest.mark.parametrize(("num_action_tokens", "taken"), [(0, 30), (2, 32)])
 def test_context_frames_must_fit_in_the_prompt(num_action_tokens, taken):
     case = Case(num_action_tokens=num_action_tokens, prefix_length=14)  # 14 + 15 tokens
-    message = rf"^2 context frames take {taken} tokens, got a prompt of 29$"
+    message = rf"^context_frames=2 take {taken} tokens, got a prompt of 29$"
     with pytest.raises(ValueError, match=message):
         generate(model_of("own"), case, context_frames=2)
     with pytest.raises(ValueError, match=r"^context_frames must be 0 or more, got -1$"):

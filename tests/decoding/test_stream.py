@@ -208,7 +208,7 @@ def test_a_full_context_drops_the_oldest_frames_and_says_so(
 def restart(
     case: Case, old: oracles.ReferenceStream, keep: int, sampler, done: int
 ) -> oracles.ReferenceStream:
-    """Return a stream that starts from the prefix and the newest frames of one `done` frames old."""
+    """Return the stream that goes on from the prefix and the newest frames of an old one."""
     slots = [*range(case.prefix_length)]
     if keep > 0:
         slots += range(old.slot_of[old.num_frames - keep, 0, 0], old.num_slots)
@@ -247,9 +247,9 @@ def test_a_prompt_that_leaves_no_room_is_an_error():
 
 
 def test_a_prompt_shorter_than_its_context_frames_is_an_error():
-    with pytest.raises(ValueError, match=r"^2 context frames take 30 tokens, got .* 16$"):
+    with pytest.raises(ValueError, match=r"^context_frames=2 take 30 tokens, got .* 16$"):
         open_stream(Case(), context_frames=2)
-    with pytest.raises(ValueError, match=r"^2 context frames take 33 tokens, got .* 16$"):
+    with pytest.raises(ValueError, match=r"^context_frames=2 take 33 tokens, got .* 16$"):
         open_stream(Case(num_action_tokens=3), context_frames=2)
     with pytest.raises(ValueError, match=r"^context_frames must be 0 or more, got -1$"):
         open_stream(Case(), context_frames=-1)
@@ -289,6 +289,12 @@ def test_keep_frames_that_leave_no_room_are_an_error():
         engine.decode(case.schedule)
 
 
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+def test_a_seed_beyond_64_bits_is_an_error(seed):
+    with pytest.raises(ValueError, match=rf"^seed must fit 64 bits, got {seed}$"):
+        open_stream(Case(batch_size=1), seed=seed)
+
+
 def test_one_seed_or_one_a_row():
-    with pytest.raises(ValueError, match=r"^expected one seed a batch row \(2\), got 3$"):
+    with pytest.raises(ValueError, match=r"^expected one seed for each of 2 batch rows, got 3$"):
         open_stream(Case(), seed=[1, 2, 3])

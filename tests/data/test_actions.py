@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
+
+VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("forward", [1]),
+        ("forward*3,left", [1, 1, 1, 2]),
+        (" left * 2 , none ", [2, 2, 0]),
+        ("forward+left*2,forward*1", [3, 3, 1]),
+    ],
+)
+def test_a_string_of_actions_is_spelled_out(text, ids):
+    assert parse_actions(text, VOCABULARY) == ids
+
+
+@pytest.mark.parametrize("text", ["left*", "left*0", "left*-1", "left*1.5", "left*²", "left*2*3"])
+def test_a_count_must_be_a_positive_integer(text):
+    message = r"actions must look like forward\*8,left\*4 \(counts of 1 or more\), got "
+    with pytest.raises(ValueError, match=message):
+        parse_actions(text, VOCABULARY)
+
+
+@pytest.mark.parametrize(("text", "name"), [("jump", "jump"), ("left,,left", ""), ("", "")])
+def test_an_unknown_action_lists_the_known_ones(text, name):
+    message = rf"unknown action '{name}', expected one of: none, forward, left, forward\+left$"
+    with pytest.raises(ValueError, match=message):
+        parse_actions(text, VOCABULARY)
+
+
+def test_a_file_of_actions_comes_back_as_written(tmp_path):
+    path = tmp_path / "walk.jsonl"
+    write_actions(path, ["none", "left", "forward+left"])
+    assert path.read_text().splitlines()[1] == '{"action": "left"}'
+    assert read_actions(path, VOCABULARY) == [0, 2, 3]
+    assert read_actions(path, VOCABULARY, num_frames=3) == [0, 2, 3]
+
+
+@pytest.mark.parametrize(("num_frames", "given"), [(2, 3), (4, 3)])
+def test_a_file_of_another_length_tells_both_lengths(num_frames, given, tmp_path):
+    path = tmp_path / "walk.jsonl"
+    write_actions(path, ["none"] * given)
+    message = rf"walk\.jsonl: expected {num_frames} actions \(one a frame\), got {given}$"
+    with pytest.raises(ValueError, match=message):
+        read_actions(path, VOCABULARY, num_frames)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"action": "left"', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got '\{\"action\""),
+        ('{"move": "left"}', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got '\{\"move\""),
+        ('["left"]', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got '\[\"left\"\]'"),
+        ("", r"walk\.jsonl:2: expected \{\"action\": NAME\}, got ''"),
+        ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, f"),
+        ('{"action": 1}', r"walk\.jsonl:2: unknown action 1, expected one of: none, f"),
+        ('{"action": ["left"]}', r"walk\.jsonl:2: unknown action \['left'\], expected one of"),
+    ],
+)
+def test_a_bad_line_is_named(line, message, tmp_path):
+    path = tmp_path / "walk.jsonl"
+    path.write_text('{"action": "left"}\n' + line + '\n{"action": "left"}\n')
+    with pytest.raises(ValueError, match=message):
+        read_actions(path, VOCABULARY)
+
+
+def test_a_missing_or_binary_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"action file not found: .*/walk\.jsonl"):
+        read_actions(tmp_path / "walk.jsonl", VOCABULARY)
+    (tmp_path / "walk.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"walk\.jsonl is no text file"):
+        read_actions(tmp_path / "walk.jsonl", VOCABULARY)
+
+
+def test_a_vocabulary_comes_back_as_saved(tmp_path):
+    VOCABULARY.save(tmp_path / "actions.json")
+    assert ActionVocabulary.load(tmp_path / "actions.json") == VOCABULARY
+    assert [VOCABULARY.id_of(name) for name in VOCABULARY.names] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3", "{}", "\udcff"])
+def test_a_file_that_is_no_vocabulary_is_named(content, tmp_path):
+    path = tmp_path / "actions.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
+        ActionVocabulary.load(path)
+
+
+@pytest.mark.parametrize("names", ["left", {"left": 0}, ["left", 1]])
+def test_names_that_are_no_list_of_strings_are_refused(names, tmp_path):
+    path = tmp_path / "actions.json"
+    path.write_text(json.dumps({"names": names}))
+    with pytest.raises(ValueError, match=r"actions\.json: names must be a list of strings"):
+        ActionVocabulary.load(path)
+
+
+@pytest.mark.parametrize("names", [(), ("left", "left")])
+def test_names_must_be_distinct_and_not_empty(names):
+    with pytest.raises(ValueError, match="action names must be distinct and not empty, got"):
+        ActionVocabulary(names)

@@ -1,0 +1,205 @@
+import wave
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from diagd.data.video import contact_sheet, read_video, resize, write_image, write_video
+from diagd.metrics.quality import psnr
+from tests.worlds import smooth_frames
+
+
+@pytest.fixture
+def clip(tmp_path):
+    path = tmp_path / "clip.mp4"
+    write_video(path, smooth_frames(6, 48, 80), fps=8.75)
+    return path
+
+
+def test_a_video_comes_back_as_written(clip):
+    video, frames = read_video(clip), smooth_frames(6, 48, 80)
+    assert (video.frames.dtype, video.frames.shape) == (torch.uint8, (6, 48, 80, 3))
+    assert video.fps == Fraction(35, 4)
+    # 4:2:0 chroma at crf 14 costs these pictures little; other colours, order or axes cost far more
+    assert psnr(video.frames, frames).min() > 35
+    assert psnr(video.frames, frames.roll(1, dims=0)).max() < 20
+    assert [path.name for path in clip.parent.iterdir()] == ["clip.mp4"]
+
+
+def test_a_lower_crf_is_closer(tmp_path):
+    frames, quality = smooth_frames(3, 48, 80), {}
+    for crf in (0, 40):
+        write_video(tmp_path / "clip.mp4", frames, crf=crf)
+        quality[crf] = psnr(read_video(tmp_path / "clip.mp4").frames, frames).mean()
+    assert quality[0] > quality[40] + 5
+
+
+@pytest.mark.parametrize(("max_frames", "expected"), [(1, 1), (4, 4), (6, 6), (99, 6)])
+def test_reading_stops_at_max_frames(max_frames, expected, clip):
+    video = read_video(clip, max_frames)
+    assert torch.equal(video.frames, read_video(clip).frames[:expected])
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(clip, monkeypatch):
+    before = clip.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_video(clip, smooth_frames(2, 48, 80))
+    assert clip.read_bytes() == before
+    assert [path.name for path in clip.parent.iterdir()] == ["clip.mp4"]
+
+
+def test_a_picture_is_kept_exactly(tmp_path):
+    picture = smooth_frames(1, 19, 34)[0]  # odd sizes, wider than high
+    write_image(tmp_path / "picture.png", picture)
+    video = read_video(tmp_path / "picture.png")
+    assert (len(video.frames), video.fps) == (1, 1)
+    assert torch.equal(video.frames[0], picture)
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_a_picture_that_is_a_view_is_kept_exactly(tmp_path):
+    picture = smooth_frames(1, 20, 34)[0].transpose(0, 1).flip(0)
+    write_image(tmp_path / "picture.png", picture)
+    assert torch.equal(read_video(tmp_path / "picture.png").frames[0], picture)
+
+
+def test_a_missing_video_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"video not found: .*/clip\.mp4"):
+        read_video(tmp_path / "clip.mp4")
+    with pytest.raises(FileNotFoundError, match="video not found: "):
+        read_video(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
+def test_a_truncated_video_is_refused(share, clip):
+    data = clip.read_bytes()
+    clip.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ValueError, match=r"clip\.mp4 .*truncated") as caught:
+        read_video(clip)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.7, 0.9])
+def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
+    """With the index in front a player shows what is left; a training clip would be short."""
+    import av
+
+    path = tmp_path / "clip.mp4"
+    frames = smooth_frames(30, 48, 80)
+    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("libx264", rate=10)
+        stream.height, stream.width, stream.pix_fmt = 48, 80, "yuv420p"
+        for frame in frames.numpy():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
+    assert len(read_video(path).frames) == 30
+    data = path.read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat")
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ValueError, match=r"clip\.mp4 .*truncated"):
+        read_video(path)
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6])
+def test_a_video_with_damaged_frames_is_refused(place, clip):
+    data = bytearray(clip.read_bytes())
+    start = data.index(b"mdat") + 4
+    end = data.index(b"moov")
+    middle = start + int((end - start) * place)
+    data[middle : middle + 200] = bytes(byte ^ 0x5A for byte in data[middle : middle + 200])
+    clip.write_bytes(data)
+    with pytest.raises(ValueError, match=r"clip\.mp4 cannot be decoded \(corrupt or truncated\)"):
+        read_video(clip)
+
+
+@pytest.mark.parametrize("data", [b"", b"no video at all\n" * 40, bytes(4096)])
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.png", "clip.jpg"])
+def test_what_is_no_video_is_refused(name, data, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name} .*\(corrupt or truncated\)"):
+        read_video(tmp_path / name)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_truncated_picture_is_refused(share, tmp_path):
+    path = tmp_path / "picture.png"
+    write_image(path, smooth_frames(1, 48, 80)[0])
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ValueError, match=r"picture\.png .*\(corrupt or truncated\)"):
+        read_video(path)
+
+
+def test_a_file_without_pictures_is_refused(tmp_path):
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(8000)
+        sound.writeframes(bytes(1600))
+    with pytest.raises(ValueError, match=r"sound\.wav holds no video stream"):
+        read_video(tmp_path / "sound.wav")
+
+
+def test_a_contact_sheet_fills_rows_from_the_left():
+    frames = torch.arange(1, 6, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 2, 4, 3)
+    sheet = contact_sheet(frames, columns=3, gap_px=1)
+    expected = np.array(
+        [
+            [255] * 16,
+            *[[255, 1, 1, 1, 1, 255, 2, 2, 2, 2, 255, 3, 3, 3, 3, 255]] * 2,
+            [255] * 16,
+            *[[255, 4, 4, 4, 4, 255, 5, 5, 5, 5, 255, 255, 255, 255, 255, 255]] * 2,
+            [255] * 16,
+        ]
+    )
+    assert sheet.shape == (7, 16, 3)
+    assert all(np.array_equal(sheet[..., channel].numpy(), expected) for channel in range(3))
+
+
+def test_a_contact_sheet_keeps_pictures_the_right_way_up():
+    frames = smooth_frames(2, 6, 10)
+    sheet = contact_sheet(frames, columns=2, gap_px=3)
+    assert torch.equal(sheet[3:9, 3:13], frames[0])
+    assert torch.equal(sheet[3:9, 16:26], frames[1])
+
+
+def test_frames_of_the_right_size_are_left_alone():
+    frames = smooth_frames(2, 16, 24)
+    assert torch.equal(resize(frames, 16, 24), frames)
+
+
+@pytest.mark.parametrize(
+    ("height_px", "width_px", "rows", "columns"),
+    [(16, 24, slice(0, 16), slice(8, 32)), (10, 40, slice(3, 13), slice(0, 40))],
+    ids=["too wide", "too high"],
+)
+def test_the_centre_is_cropped_to_the_aspect_ratio(height_px, width_px, rows, columns):
+    frames = smooth_frames(2, 16, 40)
+    assert torch.equal(resize(frames, height_px, width_px), frames[:, rows, columns])
+
+
+def test_scaling_keeps_left_and_right_up_and_down():
+    frames = torch.zeros(1, 40, 60, 3, dtype=torch.uint8)
+    frames[:, :20, :30] = torch.tensor([200, 0, 0], dtype=torch.uint8)  # upper left
+    frames[:, 20:, 30:] = torch.tensor([0, 0, 100], dtype=torch.uint8)  # lower right
+    small = resize(frames, 8, 12)
+    assert small.dtype == torch.uint8
+    assert small.is_contiguous()
+    assert (small[0, :3, :5] == torch.tensor([200, 0, 0])).all()
+    assert (small[0, 5:, 7:] == torch.tensor([0, 0, 100])).all()
+    assert (small[0, :3, 7:] == 0).all()
+
+
+def test_scaling_down_averages_instead_of_picking():
+    stripes = torch.zeros(1, 32, 48, 3, dtype=torch.uint8)
+    stripes[:, :, ::2] = 200
+    inside = resize(stripes, 4, 6)[:, :, 1:-1]
+    assert (inside.float() - 100).abs().max() <= 3
+
+
+def test_scaling_up_stays_within_the_values():
+    frames = smooth_frames(1, 4, 6)
+    large = resize(frames, 16, 24)
+    assert large.shape == (1, 16, 24, 3)
+    assert frames.min() <= large.min() <= large.max() <= frames.max()

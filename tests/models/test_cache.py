@@ -1,0 +1,25 @@
+import torch
+
+from diagd.models.cache import StaticKVCache
+
+
+def test_written_slots_are_read_back_and_the_others_stay_zero():
+    cache = StaticKVCache(2, 1, 3, 6, 4)
+    keys, values = torch.randn(2, 1, 3, 2, 4)
+    cache.write(1, torch.tensor([4, 1]), keys, values)
+    read_keys, read_values = cache.read(1, 5)
+    assert read_keys.shape == (1, 3, 5, 4)
+    assert torch.equal(read_keys[:, :, [4, 1]], keys)
+    assert torch.equal(read_values[:, :, [4, 1]], values)
+    assert read_keys[:, :, [0, 2, 3]].count_nonzero() == 0
+    assert cache.read(0, 5)[0].count_nonzero() == 0
+
+
+def test_reading_copies_nothing():
+    cache = StaticKVCache(1, 2, 3, 6, 4)
+    assert cache.read(0, 3)[0].data_ptr() == cache.keys[0].data_ptr()
+
+
+def test_bytes_counts_keys_and_values_of_all_layers():
+    cache = StaticKVCache(2, 1, 3, 6, 4, dtype=torch.bfloat16)
+    assert cache.bytes == 2 * 2 * (1 * 3 * 6 * 4) * 2

@@ -1,0 +1,95 @@
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+
+from diagd.models.config import PRESETS, ModelConfig
+from diagd.models.transformer import Transformer
+from tests.models.tiny import tiny_fields
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [
+        ("mc-ar-42m", 42_213_888),
+        ("mc-ar-300m", 321_049_600),
+        ("mc-ar-700m", 725_985_280),
+        ("mc-ar-1.2b", 1_229_301_760),
+        ("cosmos-4b", 4_014_088_192),
+        ("cosmos-12b", 11_560_975_360),
+        ("wham-200m", 224_016_384),
+        ("wham-1.6b", 1_580_262_912),
+    ],
+)
+def test_presets_have_the_parameters_of_the_released_models(name, num_parameters):
+    with torch.device("meta"):
+        model = Transformer(PRESETS[name])
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+def test_a_config_survives_json():
+    for config in PRESETS.values():
+        assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_fields_with_a_default_may_be_absent_from_json():
+    assert ModelConfig.from_dict(tiny_fields()).norm == "rms"
+
+
+def test_tokens_per_frame_is_the_area_of_the_grid():
+    assert ModelConfig(**tiny_fields()).tokens_per_frame == 15
+
+
+def test_unknown_and_missing_fields_are_named():
+    fields = tiny_fields(dim=3, colour="red")
+    del fields["num_heads"], fields["vocab_size"]
+    with pytest.raises(
+        ValueError,
+        match=r"has unknown fields: colour, dim; missing fields: num_heads, vocab_size$",
+    ):
+        ModelConfig.from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be an integer of at least 1, got 0"),
+        ({"hidden_size": "512"}, "hidden_size must be an integer of at least 1, got '512'"),
+        ({"num_layers": 2.0}, "num_layers must be an integer of at least 1, got 2.0"),
+        ({"num_layers": True}, "num_layers must be an integer of at least 1, got True"),
+        ({"prefix_length": -1}, "prefix_length must be an integer of at least 0, got -1"),
+        ({"norm": "batch"}, "norm must be one of 'rms', 'layer', got 'batch'"),
+        ({"norm": ["rms"]}, "norm must be one of 'rms', 'layer', got "),
+        ({"mlp": "relu"}, "mlp must be one of 'swiglu', 'gelu', got 'relu'"),
+        ({"position": "alibi"}, "position must be one of 'rope', 'rope3d', 'learned', got 'alibi'"),
+        ({"bias": 1}, "bias must be true or false, got 1"),
+        ({"norm_eps": 0}, "norm_eps must be a finite number above 0, got 0"),
+        ({"rope_theta": "1e4"}, "rope_theta must be a finite number above 0, got '1e4'"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a finite number above 0, got nan"),
+        ({"num_heads": 5}, "num_heads must be a multiple of num_kv_heads=2, got 5"),
+        ({"image_vocab_size": 51}, "image_vocab_size must be at most vocab_size=50, got 51"),
+        ({"prefix_length": 64}, "prefix_length must be below max_positions=64, got 64"),
+        ({"head_dim": 7}, "position='rope' needs an even head_dim, got 7"),
+        (
+            {"position": "rope3d", "head_dim": 4},
+            "position='rope3d' needs an even head_dim of at least 6, got 4",
+        ),
+        ({"yarn_factor": 2.0}, "yarn_factor=2.0 needs position='rope3d', got 'rope'"),
+        ({"norm_affine": False}, "norm_affine=False needs norm='layer', got norm='rms'"),
+        (
+            {"tie_embeddings": True, "extra_embeddings": 2},
+            "tie_embeddings needs extra_embeddings=0, got 2",
+        ),
+    ],
+)
+def test_illegal_values_say_what_was_expected_and_given(changes, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        ModelConfig(**tiny_fields(**changes))
+
+
+def test_a_config_cannot_be_changed():
+    config = ModelConfig(**tiny_fields())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.num_layers = 3

@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+
+from diagd.models.config import ModelConfig
+from diagd.models.layers import (
+    RMSNorm,
+    RotaryTable,
+    attend,
+    grid_coordinates,
+    rotary_frequencies,
+    rotate,
+)
+from tests.models.tiny import tiny_fields
+
+
+def coordinates_by_counting(height, width, num_action_tokens, prefix_length, length):
+    """Write the sequence down token by token: prefix, frame 0, actions 1, frame 1, ..."""
+    rows = [(0, 0, 0)] * prefix_length
+    frame = 0
+    while len(rows) < length:
+        if frame > 0:
+            rows += [(frame, -1, action) for action in range(num_action_tokens)]
+        rows += [(frame, i, j) for i in range(height) for j in range(width)]
+        frame += 1
+    return rows[:length]
+
+
+@pytest.mark.parametrize(("num_action_tokens", "prefix_length"), [(0, 0), (2, 0), (0, 1), (7, 3)])
+def test_grid_coordinates_count_frames_actions_rows_and_columns(num_action_tokens, prefix_length):
+    config = ModelConfig(
+        **tiny_fields(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
+    )
+    expected = coordinates_by_counting(3, 5, num_action_tokens, prefix_length, 64)
+    assert grid_coordinates(config).tolist() == [list(row) for row in expected]
+
+
+def test_3d_rotary_table_follows_the_formula():
+    config = ModelConfig(
+        **tiny_fields(position="rope3d", head_dim=20, rope_theta=500.0, prefix_length=1)
+    )
+    table = RotaryTable(config)
+    space_dim, time_dim = 6, 8  # 20 // 6 * 2, and the rest
+    for position, (t, i, j) in enumerate(coordinates_by_counting(3, 5, 2, 1, 64)):
+        angles = [t * 500.0 ** (-2 * n / time_dim) for n in range(time_dim // 2)]
+        angles += [i * 500.0 ** (-2 * n / space_dim) for n in range(space_dim // 2)]
+        angles += [j * 500.0 ** (-2 * n / space_dim) for n in range(space_dim // 2)]
+        assert table.cos[position].tolist() == pytest.approx(
+            [math.cos(a) for a in angles], abs=1e-5
+        )
+        assert table.sin[position].tolist() == pytest.approx(
+            [math.sin(a) for a in angles], abs=1e-5
+        )
+
+
+def test_yarn_stretches_cosmos_12b_frequencies_as_released():
+    fields = tiny_fields(position="rope3d", head_dim=128, rope_theta=5e5, yarn_factor=2.0)
+    config = ModelConfig(**fields)
+    time = rotary_frequencies(config, 44, config.yarn_frames)
+    space = rotary_frequencies(config, 42, config.yarn_height)
+    plain = 5e5 ** -(torch.arange(0, 44, 2) / 44)
+    torch.testing.assert_close(time, plain / 2)  # facts/cosmos_facts.md: all of them halved
+    expected = torch.tensor([1.0, 0.48251, 0.18266, 0.07671])  # and these, printed to 5 digits
+    torch.testing.assert_close(space[:4], expected, atol=1e-5, rtol=0)
+
+
+def test_the_rotary_table_is_real_on_the_meta_device_and_not_saved():
+    with torch.device("meta"):
+        table = RotaryTable(ModelConfig(**tiny_fields()))
+    assert table.cos.device.type == "cpu"
+    assert table.cos.shape == (64, 4)
+    assert not table.state_dict()
+
+
+def test_rotation_depends_on_the_distance_only():
+    table = RotaryTable(ModelConfig(**tiny_fields()))
+    query, key = torch.randn(2, 1, 1, 1, 8)
+
+    def score(query_at, key_at):
+        positions = torch.tensor([query_at]), torch.tensor([key_at])
+        turned = [
+            rotate(x, *table(p, x.dtype)) for x, p in zip((query, key), positions, strict=True)
+        ]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(7, 3) == pytest.approx(score(40, 36), abs=1e-5)
+    assert score(7, 3) != pytest.approx(score(40, 35), abs=1e-3)
+
+
+def test_rms_norm_computes_in_float32_and_returns_the_input_dtype():
+    norm = RMSNorm(16, 1e-5).bfloat16()
+    x = (torch.randn(3, 16) * 100).bfloat16()
+    out = norm(x)
+    expected = x.float() / (x.float().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected.bfloat16())
+
+
+def softmax_attention(queries, keys, values, visible):
+    """One head, one lane at a time."""
+    group = queries.shape[1] // keys.shape[1]
+    out = torch.zeros_like(queries)
+    for b in range(queries.shape[0]):
+        for h in range(queries.shape[1]):
+            for lane in range(queries.shape[2]):
+                seen = visible[lane]
+                scores = keys[b, h // group, seen] @ queries[b, h, lane] / queries.shape[-1] ** 0.5
+                out[b, h, lane] = scores.softmax(0) @ values[b, h // group, seen]
+    return out
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+def test_attention_with_a_mask_matches_attention_head_by_head(num_kv_heads):
+    queries = torch.randn(2, 6, 3, 8)
+    keys, values = torch.randn(2, 2, num_kv_heads, 7, 8)
+    visible = torch.rand(3, 7) > 0.4
+    visible[:, 2] = True
+    expected = softmax_attention(queries, keys, values, visible)
+    torch.testing.assert_close(attend(queries, keys, values, visible), expected)
+
+
+@pytest.mark.parametrize("num_kv_heads", [2, 6])
+def test_attention_without_a_mask_is_causal(num_kv_heads):
+    queries = torch.randn(2, 6, 5, 8)
+    keys, values = torch.randn(2, 2, num_kv_heads, 5, 8)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()
+    expected = softmax_attention(queries, keys, values, causal)
+    torch.testing.assert_close(attend(queries, keys, values, None), expected)

@@ -1,0 +1,60 @@
+"""Two-layer models of every kind, on a grid that is not square."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "multi-head": {"num_kv_heads": 4},
+    "cosmos": {"position": "rope3d", "qk_norm": True, "yarn_factor": 2.0, "extra_embeddings": 3},
+    "wham": {
+        "num_kv_heads": 4,
+        "norm": "layer",
+        "mlp": "gelu",
+        "bias": True,
+        "position": "learned",
+        "tie_embeddings": True,
+    },
+    "wham-v2": {"norm": "layer", "norm_affine": False, "mlp": "gelu", "position": "learned"},
+}
+
+
+def tiny_fields(**changes: Any) -> dict[str, Any]:
+    """Fields of a GQA LLaMA-like decoder of a 3 x 5 grid with two action tokens a frame."""
+    fields = {
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 50,
+        "image_vocab_size": 44,
+        "max_positions": 64,
+        "grid_height": 3,
+        "grid_width": 5,
+        "num_action_tokens": 2,
+    }
+    return {**fields, **changes}
+
+
+def tiny_model(seed: int = 0, **changes: Any) -> Transformer:
+    """Seeded weights five times the usual width, so that logits and attention are far from flat."""
+    model = Transformer.random(ModelConfig(**tiny_fields(**changes)), seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(5)
+            else:
+                weight.add_(torch.linspace(-0.2, 0.2, len(weight)))
+    return model
+
+
+def random_tokens(*shape: int, seed: int = 0, vocab_size: int = 50) -> Tensor:
+    """Seeded token ids."""
+    return torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(seed))

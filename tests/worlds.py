@@ -1,0 +1,100 @@
+"""A whole world-model folder in miniature: random weights, a grid of 3 x 5 tokens, frames of 24 x 40 px.
+
+Everything `diagd generate` reads is in it, so commands run end to end in milliseconds. The tokenizer
+codes real colours (its codebook is made of the prompt's own latents), so different frames have
+different tokens.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from diffusers import VQModel
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.tokenizers import VQTokenizer
+from diagd.data.video import write_video
+from diagd.models.checkpoints import save_model
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+
+HEIGHT, WIDTH, PATCH_PX = 3, 5, 8
+HEIGHT_PX, WIDTH_PX = HEIGHT * PATCH_PX, WIDTH * PATCH_PX
+NUM_CODES = 20
+CONTEXT_FRAMES = 6  # frames the model can hold
+NAMES = ("none", "forward", "left", "right")
+PROMPT_ACTIONS = ("none", "forward", "left", "left", "right")
+WALK = ("forward", "left", "right")
+
+
+def smooth_frames(num_frames: int, height_px: int, width_px: int, seed: int = 0) -> Tensor:
+    """Draw clouds of colour that a video codec can keep; (T, height_px, width_px, 3) uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(num_frames, 3, 3, 4, generator=generator)
+    pixels = functional.interpolate(coarse, (height_px, width_px), mode="bicubic")
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).contiguous()
+
+
+def model_config(num_action_tokens: int = 1) -> ModelConfig:
+    """Describe a two-layer MC-AR with 3-D RoPE for the little grid."""
+    return ModelConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=NUM_CODES + (len(NAMES) if num_action_tokens else 0),
+        image_vocab_size=NUM_CODES,
+        max_positions=CONTEXT_FRAMES * (HEIGHT * WIDTH + num_action_tokens) - num_action_tokens,
+        grid_height=HEIGHT,
+        grid_width=WIDTH,
+        num_action_tokens=num_action_tokens,
+        position="rope3d",
+    )
+
+
+def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Seeded weights ten times the usual width, so that greedy decoding has something to choose."""
+    model = Transformer.random(config, seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(10)
+    return model
+
+
+@cache
+def tokenizer() -> VQTokenizer:
+    """Return a random tokenizer whose codes are latents of smooth frames."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VQModel(
+            in_channels=3 * PATCH_PX**2,
+            out_channels=3 * PATCH_PX**2,
+            block_out_channels=(8,),
+            latent_channels=4,
+            vq_embed_dim=4,
+            num_vq_embeddings=NUM_CODES,
+            norm_num_groups=2,
+            mid_block_add_attention=False,
+        )
+    wrapped = VQTokenizer(model)
+    with torch.no_grad():
+        latents = wrapped.latents(smooth_frames(4, HEIGHT_PX, WIDTH_PX, seed=1))
+        wrapped.codebook.copy_(latents.movedim(1, -1).flatten(0, 2)[::3])
+    return wrapped
+
+
+def write_world(folder: Path, num_action_tokens: int = 1) -> Path:
+    """Write a checkpoint folder with tokenizer, actions, prompt and walk; returns the folder."""
+    save_model(random_model(model_config(num_action_tokens)), folder)
+    tokenizer().save_pretrained(folder / "tokenizer")
+    write_video(folder / "prompt.mp4", smooth_frames(5, HEIGHT_PX, WIDTH_PX, seed=2), fps=8)
+    if num_action_tokens:
+        ActionVocabulary(NAMES).save(folder / "actions.json")
+        write_actions(folder / "prompt.jsonl", PROMPT_ACTIONS)
+        write_actions(folder / "walk.jsonl", WALK)
+    return folder
