@@ -44,7 +44,7 @@ class BenchOptions:
     device: str = "cpu"
     compile: bool = False  # torch.compile the step
     cuda_graph: bool = False  # replay each step from a CUDA graph
-    pack: bool = True  # pre-pack the linear layers (CPU)
+    pack: bool = True  # pre-pack the linear layers (CPU, without --compile)
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
     repeats: int = 3  # timed runs of every row
     seed: int = 0  # of random weights, prompt and actions
@@ -89,7 +89,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         rows.append(
             Row("hugging face", grid.num_tokens, lambda: _run_hugging_face(llama, grid, *inputs))
         )
-    if options.pack and device.type == "cpu":
+    if options.pack and not options.compile and device.type == "cpu":
         pack_linears(model)
     runner: RunnerName = "compile" if options.compile else "eager"
     runner = "cuda-graph" if options.cuda_graph else runner

@@ -77,7 +77,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     sampling = options.sampling()
     check_writable(options.output)
     world = VideoGenerator.from_pretrained(
-        options.model, device_of(options.device), dtype_of(options.dtype)
+        options.model, device_of(options.device), dtype_of(options.dtype), not options.compile
     )
     context, context_actions, fps = _prompt(options, world, console)
     actions = _actions(options, world)

@@ -66,10 +66,13 @@ class VideoGenerator:
         name_or_path: str | Path = "doom",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        pack: bool = True,
     ) -> "VideoGenerator":
         """Load a checkpoint folder with a tokenizer, or the bundled model `doom`.
 
-        On the CPU the model's weights are packed for speed (see `diagd.models.packed`).
+        Args:
+            pack: on the CPU, pack the linear layers for speed (see `diagd.models.packed`); leave
+                it out for the runner `compile`, which packs them itself.
 
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
@@ -94,7 +97,7 @@ class VideoGenerator:
                     f"the model has {config.vocab_size - config.image_vocab_size} action ids and "
                     f"{config.num_action_tokens} tokens an action"
                 )
-        if model.device.type == "cpu":
+        if pack and model.device.type == "cpu":
             pack_linears(model)
         tokenizer.to(device)
         return cls(model, tokenizer, config.grid_height, config.grid_width, vocabulary)

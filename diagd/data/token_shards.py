@@ -5,6 +5,7 @@ with the clips' names, the codebook size and the action names as metadata. A sha
 name only when it is whole, so writing goes on where it was killed.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from torch import Tensor
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video
+from diagd.data.workers import one_thread_workers
 
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
 
@@ -45,6 +47,38 @@ class TokenClips:
     clip_names: tuple[str, ...] = ()
 
 
+def actions_of(
+    paths: Sequence[Path], vocabulary: ActionVocabulary | None = None
+) -> ActionVocabulary:
+    """Decide what action ids of clips mean.
+
+    Args:
+        paths: videos; either all have actions, NAME.jsonl, or none.
+        vocabulary: the order wanted; else `actions.json` beside the clips, else the names that
+            occur, `none` first.
+
+    Raises:
+        FileNotFoundError: some clips have actions and others do not.
+        ValueError: an action file is corrupt.
+    """
+    files = [path.with_suffix(".jsonl") for path in paths]
+    missing = [path for path in files if not path.is_file()]
+    if len(missing) == len(files):
+        return STILL
+    if missing:
+        raise FileNotFoundError(f"action file not found (other clips have one): {missing[0]}")
+    if vocabulary is not None:
+        return vocabulary
+    beside = files[0].with_name("actions.json")
+    if beside.is_file():
+        return ActionVocabulary.load(beside)
+    names = {"none"}
+    for line in (line for path in files for line in path.read_text(errors="replace").splitlines()):
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # told by read_actions
+            names.add(str(json.loads(line)["action"]))
+    return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
+
+
 def write_shards(
     tokenizer: VQTokenizer,
     paths: Sequence[Path],
@@ -56,7 +90,8 @@ def write_shards(
     """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
 
     Args:
-        paths: videos of one length and size; either all have NAME.jsonl or none.
+        paths: videos of one length and size.
+        vocabulary: what action ids mean, from `actions_of`.
 
     Returns:
         How many shards were written now.
@@ -66,26 +101,16 @@ def write_shards(
         ValueError: clips of different lengths or sizes, a corrupt file, or shards of other clips
             or of another tokenizer in the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if not any(path.with_suffix(".jsonl").is_file() for path in paths):
-        vocabulary = STILL
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
-    known = {_shard_path(folder, number) for number in range(len(groups))}
-    surplus = sorted(set(folder.glob("shard_*.safetensors")) - known)
+    shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
+    surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
+    folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
-
-    def encode(path: Path) -> Tensor:
-        return tokenizer.encode(read_video(path).frames)
-
-    with (
-        Progress() as progress,
-        ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
-    ):
+    with Progress() as progress, one_thread_workers(threads) as pool:
         task = progress.add_task("tokenizing clips", total=len(paths))
-        for number, group in enumerate(groups):
-            shard = _shard_path(folder, number)
+        for shard, group in zip(shards, groups, strict=True):
             metadata = _metadata(tokenizer, group, vocabulary)
             if shard.is_file():
                 clips, found = _read_shard(shard)
@@ -95,32 +120,43 @@ def write_shards(
                         "delete it or use another folder"
                     )
                 shape = clips.tokens.shape[1:]
-                progress.advance(task, len(group))
-                continue
-            tokens, actions = [], []
-            for path, ids in zip(group, pool.map(encode, group), strict=True):
-                if shape is not None and ids.shape != shape:
-                    raise ValueError(
-                        f"{path}: expected {_describe(shape)} as before it, "
-                        f"got {_describe(ids.shape)}"
-                    )
-                shape = ids.shape
-                tokens.append(ids)
-                if vocabulary is STILL:
-                    actions.append([0] * len(ids))
-                else:
-                    actions.append(read_actions(path.with_suffix(".jsonl"), vocabulary, len(ids)))
-                progress.advance(task)
-            dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
-            tensors = {
-                "tokens": torch.stack(tokens).to(dtype),
-                "actions": torch.tensor(actions, dtype=torch.int16),
-            }
-            partial = shard.with_name(f".{shard.name}.partial")
-            save_file(tensors, partial, metadata)
-            os.replace(partial, shard)
-            written += 1
+            else:
+                tokens, actions = _encode(tokenizer, group, vocabulary, pool, shape)
+                partial = shard.with_name(f".{shard.name}.partial")
+                save_file({"tokens": tokens, "actions": actions}, partial, metadata)
+                os.replace(partial, shard)
+                written, shape = written + 1, tokens.shape[1:]
+            progress.advance(task, len(group))
     return written
+
+
+def _encode(
+    tokenizer: VQTokenizer,
+    paths: Sequence[Path],
+    vocabulary: ActionVocabulary,
+    pool: ThreadPoolExecutor,
+    shape: torch.Size | None,
+) -> tuple[Tensor, Tensor]:
+    """Encode the clips of a shard: (clips, T, height, width) and (clips, T)."""
+
+    def encode(path: Path) -> tuple[Tensor, list[int]]:
+        frames = read_video(path).frames
+        if vocabulary == STILL:
+            actions = [0] * len(frames)
+        else:
+            actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+        return tokenizer.encode(frames), actions
+
+    tokens, actions = zip(*pool.map(encode, paths), strict=True)
+    shape = shape or tokens[0].shape
+    for path, ids in zip(paths, tokens, strict=True):
+        if ids.shape != shape:
+            raise ValueError(
+                f"{path}: expected {_describe(shape)} as in clips before it, "
+                f"got {_describe(ids.shape)}"
+            )
+    dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+    return torch.stack(tokens).to(dtype), torch.tensor(actions, dtype=torch.int16)
 
 
 def read_shards(folder: str | Path) -> TokenClips:
@@ -168,13 +204,17 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             tuple(json.loads(metadata["action_names"])),
             tuple(json.loads(metadata["clips"])),
         )
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
-    low, high = (int(bound) for bound in tokens.aminmax())
-    if low < 0 or high >= clips.codebook_size or tokens.dim() != 4:
+    if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
-            f"{path}: tokens must be (clips, T, height, width) in [0, {clips.codebook_size}), "
-            f"got {tuple(tokens.shape)} in {low} to {high}"
+            f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
+        )
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= clips.codebook_size:
+        raise ValueError(
+            f"{path}: tokens must be in [0, codebook_size={clips.codebook_size}), "
+            f"got {low} to {high}"
         )
     if actions.shape != tokens.shape[:2]:
         raise ValueError(

@@ -16,6 +16,8 @@ from diffusers import VQModel
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.data.tokenizers import check_frames, normalise
+
 PATCH_PX = 8
 GROUP = 16  # channels of a norm group: six pairs, one pair of constants, two free channels
 PAIRS = 6
@@ -30,10 +32,14 @@ def linear_tokenizer_model(frames: Tensor, codes: int, seed: int, width: int = 1
         codes: codebook size.
         seed: of the random part of the weights and of the frames drawn.
         width: channels, a multiple of 16; 128 gives 2.6 million weights.
+
+    Raises:
+        ValueError: no uint8 frames, or sizes that are no multiples of 8.
     """
+    check_frames(frames, PATCH_PX)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(frames), generator=generator)[:256]
-    folded = functional.pixel_unshuffle(frames[rows].movedim(-1, 1).float() / 127.5 - 1, PATCH_PX)
+    folded = functional.pixel_unshuffle(normalise(frames[rows]), PATCH_PX)
     patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 192)
     size = min(24, PAIRS * (width // GROUP))
     with torch.random.fork_rng(devices=[]):

@@ -9,7 +9,6 @@ no feature map is ever as large as the frame, which on a CPU is most of the cost
 import json
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -105,9 +104,9 @@ class VQTokenizer:
             ValueError: no uint8 frames, or a size that is no multiple of `compression`.
         """
         self.check_frames(frames)
+        device = self.codebook.device
         chunks = [
-            self.nearest(self.latents(chunk.to(self.codebook.device)))
-            for chunk in self._batches(frames)
+            self.nearest(self.latents(chunk.to(device))) for chunk in frames.split(self.batch_size)
         ]
         return torch.cat(chunks).to(frames.device)
 
@@ -134,7 +133,7 @@ class VQTokenizer:
                 f"tokens must be in [0, codebook_size={self.codebook_size}), got {low} to {high}"
             )
         chunks = []
-        for chunk in self._batches(tokens):
+        for chunk in tokens.split(self.batch_size):
             codes = self.codebook[chunk.to(self.codebook.device, torch.int64)]  # (T, h, w, C)
             values = (self.pixels(codes.movedim(-1, 1)) + 1) * 127.5
             chunks.append(values.round().clamp(0, 255).to(torch.uint8).movedim(1, -1))
@@ -160,16 +159,7 @@ class VQTokenizer:
 
     def check_frames(self, frames: Tensor) -> None:
         """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of fitting sizes."""
-        if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
-            raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
-        if frames.dtype != torch.uint8:
-            raise ValueError(f"frames must be uint8, got {frames.dtype}")
-        height_px, width_px = frames.shape[1:3]
-        if height_px % self.compression or width_px % self.compression:
-            raise ValueError(
-                f"frame height and width must be multiples of {self.compression} px, "
-                f"got {height_px}x{width_px}"
-            )
+        check_frames(frames, self.compression)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write diffusers' two files; the weights in float16, under their name only when whole."""
@@ -206,8 +196,19 @@ class VQTokenizer:
         model.load_state_dict({name: value.float() for name, value in weights.items()})
         return cls(model.to(memory_format=torch.channels_last), batch_size)
 
-    def _batches(self, rows: Tensor) -> Iterator[Tensor]:
-        return iter(rows.split(self.batch_size))
+
+def check_frames(frames: Tensor, compression: int) -> None:
+    """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of multiples of `compression`."""
+    if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
+        raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
+    if frames.dtype != torch.uint8:
+        raise ValueError(f"frames must be uint8, got {frames.dtype}")
+    height_px, width_px = frames.shape[1:3]
+    if height_px % compression or width_px % compression:
+        raise ValueError(
+            f"frame height and width must be multiples of {compression} px, "
+            f"got {height_px}x{width_px}"
+        )
 
 
 def normalise(frames: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def read_video(path: str | Path, max_frames: int | None = None) -> Video:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is no video, is truncated or holds no frame.
+        ValueError: the file is no video, is damaged, is truncated or holds no frame.
     """
     path = Path(path)
     if not path.is_file():
@@ -46,6 +46,8 @@ def read_video(path: str | Path, max_frames: int | None = None) -> Video:
             expected = stream.frames  # 0 when the container does not say
             fps = Fraction(stream.average_rate or 1)
             for frame in container.decode(stream):
+                if frame.is_corrupt:  # the decoder painted over what it could not read
+                    raise ValueError(f"{path} is corrupt: frame {len(frames)} is damaged")
                 frames.append(frame.to_ndarray(format="rgb24"))
                 if max_frames is not None and len(frames) == max_frames:
                     break

@@ -29,7 +29,7 @@ def ssim(video: Tensor, reference: Tensor) -> Tensor:
         (...) float32, 1 for equal frames.
     """
     _check(video, reference)
-    images = [v.flatten(0, -4).movedim(-1, 1).float() / 255 for v in (video, reference)]
+    images = [v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)]
     value = structural_similarity_index_measure(
         images[0], images[1], data_range=1.0, reduction="none"
     )

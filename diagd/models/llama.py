@@ -57,7 +57,7 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
     )
     with torch.device("meta"):
         llama = LlamaForCausalLM(llama_config)
-    llama.model.rotary_emb = _GivenRotary(model)
+    llama.model.rotary_emb = _GivenRotary(model)  # pyright: ignore[reportAttributeAccessIssue]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     llama.load_state_dict(weights, assign=True)
     llama.tie_weights()

@@ -169,16 +169,23 @@ def test_a_long_prompt_is_prefilled_in_pieces(monkeypatch):
     assert torch.equal(decode(open_stream(case), case, 3, None), expected)
 
 
-@pytest.mark.parametrize(("num_action_tokens", "prefix_length"), [(0, 0), (0, 3), (2, 0), (2, 3)])
 @pytest.mark.parametrize(
-    ("keep_frames", "chunk_lengths", "dropped"), [(2, [3, 2, 1], 4), (1, [3, 3], 3), (0, [3, 3], 4)]
+    ("num_action_tokens", "prefix_length", "keep_frames", "chunk_lengths", "dropped"),
+    [
+        (0, 0, 2, [3, 2, 1], 4),
+        (0, 3, 2, [3, 2, 1], 4),
+        (2, 0, 2, [3, 2, 1], 4),
+        (2, 3, 2, [3, 2, 1], 4),
+        (0, 0, 1, [3, 3], 3),
+        (2, 3, 1, [3, 3], 3),
+        (0, 3, 0, [3, 3], 4),
+        (2, 0, 0, [3, 3], 4),
+    ],
 )
 def test_a_full_context_drops_the_oldest_frames_and_says_so(
     num_action_tokens, prefix_length, keep_frames, chunk_lengths, dropped, caplog
 ):
     case = Case(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
-    if num_action_tokens == prefix_length == keep_frames == 0:
-        pytest.skip("nothing would be left to start from")
     # room for the prefix, the context frame and three more frames, but not a fourth
     max_slots = prefix_length + 15 + 4 * (15 + num_action_tokens) - 1
     sampling = diagd.SamplingOptions(temperature=1.0)
@@ -287,6 +294,12 @@ def test_keep_frames_that_leave_no_room_are_an_error():
     engine = open_stream(case, max_slots=40, keep_frames=2)
     with pytest.raises(ValueError, match=r"^keep_frames=2 .* 40 slots$"):
         engine.decode(case.schedule)
+
+
+def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
+    engine = open_stream(Case(prefix_length=0), max_slots=31, keep_frames=0)
+    with pytest.raises(ValueError, match=r"keep_frames|empty prompt"):
+        list(engine.decode(Case().schedule))
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])

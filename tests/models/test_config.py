@@ -92,4 +92,4 @@ def test_illegal_values_say_what_was_expected_and_given(changes, message):
 def test_a_config_cannot_be_changed():
     config = ModelConfig(**tiny_fields())
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.num_layers = 3
+        config.num_layers = 3  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from transformers import (
@@ -22,7 +24,7 @@ from diagd.models.huggingface import HuggingFaceModel
 from tests.models.feeding import feed, scrambled_steps, visible_under
 from tests.models.tiny import random_tokens
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 24,
     "intermediate_size": 40,
     "num_hidden_layers": 2,
@@ -95,7 +97,9 @@ def test_the_cache_allocates_once():
     pointers = set()
     for _ in range(2):
         model.forward(random_tokens(1, 3), lanes, lanes, visible, cache)
-        pointers.add(cache.slot_layers[0].keys.data_ptr())
+        keys = cache.slot_layers[0].keys
+        assert keys is not None
+        pointers.add(keys.data_ptr())
     assert len(pointers) == 1
     assert cache.bytes == 2 * 2 * (2 * 7 * 8) * 4  # keys and values, layers, kv heads x slots x D
 

@@ -36,9 +36,7 @@ def test_logits_equal_hugging_face_llama_on_the_same_weights():
 def test_logits_equal_hugging_face_gpt2_on_the_same_weights():
     model = tiny_model(**KINDS["wham"], hidden_size=32, head_dim=8)
     gpt2 = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=40, n_ctx=64
-        )
+        GPT2Config(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4, n_inner=40)
     ).eval()
     gpt2.load_state_dict(as_gpt2(model.state_dict()), strict=False)
     tokens = random_tokens(2, 37)

@@ -1,0 +1,218 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import VQModel
+from safetensors.torch import load_file, save_file
+
+from diagd.data.tokenizers import CONFIG_NAME, WEIGHTS_NAME, VQTokenizer
+from tests.data.shapes import rectangles, small_tokenizer
+
+
+def convolutional_model(**changes) -> VQModel:
+    """A VQModel of the usual kind: four resolutions, full-size feature maps."""
+    torch.manual_seed(0)
+    config = {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (4, 4, 8, 8),
+        "latent_channels": 4,
+        "num_vq_embeddings": 12,
+        "norm_num_groups": 2,
+    }
+    return VQModel(**(config | changes))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    small_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit_weights(folder: Path, edit) -> None:
+    weights = load_file(folder / WEIGHTS_NAME)
+    edit(weights)
+    save_file(weights, folder / WEIGHTS_NAME)
+
+
+def test_frames_become_a_grid_of_ids_and_frames_again():
+    tokenizer = small_tokenizer(codes=20)
+    assert (tokenizer.codebook_size, tokenizer.compression) == (20, 8)
+    tokens = tokenizer.encode(rectangles(3))
+    assert (tokens.shape, tokens.dtype) == ((3, 3, 5), torch.int64)
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 20
+    frames = tokenizer.decode(tokens)
+    assert (frames.shape, frames.dtype) == ((3, 24, 40, 3), torch.uint8)
+    assert frames.is_contiguous()
+
+
+def test_the_usual_vq_models_work_unfolded():
+    tokenizer = VQTokenizer(convolutional_model())
+    assert (tokenizer.patch_size, tokenizer.compression) == (1, 8)
+    tokens = tokenizer.encode(rectangles(2))
+    assert tokens.shape == (2, 3, 5)
+    assert tokenizer.decode(tokens).shape == (2, 24, 40, 3)
+
+
+def test_encoding_follows_the_quantizer_of_diffusers():
+    tokenizer = VQTokenizer(convolutional_model())
+    frames = rectangles(2)
+    with torch.no_grad():
+        latents = tokenizer.latents(frames)
+        _, _, (_, _, ids) = tokenizer.model.quantize(latents)
+    assert tokenizer.encode(frames).flatten().equal(ids)
+
+
+def test_the_lowest_id_wins_a_tie():
+    tokenizer = small_tokenizer(codes=20)
+    tokens = tokenizer.encode(rectangles(4))
+    with torch.no_grad():
+        tokenizer.codebook[10:] = tokenizer.codebook[:10].clone()
+    assert int(tokenizer.encode(rectangles(4)).max()) < 10 <= int(tokens.max())
+
+
+def test_mini_batches_change_nothing():
+    one, all_at_once = (VQTokenizer(small_tokenizer().model, batch_size=size) for size in (2, 8))
+    frames = rectangles(5)
+    tokens = one.encode(frames)
+    assert tokens.equal(all_at_once.encode(frames))
+    difference = one.decode(tokens).int() - all_at_once.decode(tokens).int()
+    assert int(difference.abs().max()) <= 1  # convolutions round differently by batch size
+
+
+def test_decoding_rounds_and_clamps():
+    tokenizer = small_tokenizer()
+    with torch.no_grad():
+        tokenizer.model.decoder.conv_out.weight.zero_()
+        bias = tokenizer.model.decoder.conv_out.bias
+        for value, expected in ((9.0, 255), (-9.0, 0), (0.002, 128), (0.005, 128), (-0.02, 125)):
+            bias.fill_(value)
+            painted = tokenizer.decode(torch.zeros(1, 3, 5, dtype=torch.int32))
+            assert painted.unique().tolist() == [expected]
+
+
+def test_a_saved_tokenizer_loads_again(tmp_path):
+    first = small_tokenizer()
+    first.save_pretrained(tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
+    stored = load_file(folder / WEIGHTS_NAME)
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    second = VQTokenizer.from_pretrained(folder)
+    assert second.codebook.dtype == torch.float32
+    assert second.codebook.equal(first.codebook.half().float())
+    tokens = torch.arange(15).view(1, 3, 5)
+    difference = first.decode(tokens).int() - second.decode(tokens).int()
+    assert int(difference.abs().max()) <= 2  # float16 keeps 11 bits
+
+
+def test_diffusers_reads_what_we_write(saved):
+    pytest.importorskip("accelerate")  # else diffusers warns that loading is slower without
+    model = VQModel.from_pretrained(saved, use_safetensors=True)
+    assert model.quantize.embedding.weight.equal(VQTokenizer.from_pretrained(saved).codebook)
+
+
+@pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
+def test_a_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"^tokenizer file not found: .*{name}$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", rf"{CONFIG_NAME} is no JSON: "),
+        ("[]", "_class_name must be VQModel, got None"),
+        ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
+        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
+        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "describes no VQModel: "),
+    ],
+)
+def test_a_bad_config_is_refused(saved, text, message):
+    (saved / CONFIG_NAME).write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        VQTokenizer.from_pretrained(saved)
+    assert "\n" not in str(error.value)
+
+
+def test_truncated_weights_are_refused(saved):
+    content = (saved / WEIGHTS_NAME).read_bytes()
+    (saved / WEIGHTS_NAME).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=rf"{WEIGHTS_NAME} is no safetensors file \(corrupt\?\): "):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_missing_weights_are_listed(saved):
+    edit_weights(saved, lambda weights: [weights.pop(k) for k in list(weights) if "mid" in k])
+    message = r"misses weights \(does it fit config\.json\?\): decoder\.mid.*, .* and \d+ more$"
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_unknown_weights_are_listed(saved):
+    edit_weights(saved, lambda weights: weights.update(extra=torch.zeros(1)))
+    with pytest.raises(ValueError, match=r"holds unknown weights \(.*\): extra$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_weights_of_another_shape_are_refused(saved):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | {"num_vq_embeddings": 30}))
+    message = r"quantize\.embedding\.weight must be \(30, 6\) as config\.json says, got \(20, 6\)$"
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_channels": 5}, r"in_channels must be 3 \* p \* p \(3, 12, 27, 48\), got 5$"),
+        ({"out_channels": 4}, "out_channels must equal in_channels=3, got 4$"),
+    ],
+)
+def test_models_of_other_channels_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer(convolutional_model(**changes))
+
+
+def test_batch_size_must_be_positive():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        VQTokenizer(small_tokenizer().model, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (torch.zeros(24, 40, 3, dtype=torch.uint8), r"frames must be \(T, H_px, W_px, 3\), got"),
+        (torch.zeros(1, 3, 24, 40, dtype=torch.uint8), r"got \(1, 3, 24, 40\)"),
+        (torch.zeros(0, 24, 40, 3, dtype=torch.uint8), r"got \(0, 24, 40, 3\)"),
+        (torch.zeros(1, 24, 40, 3), r"frames must be uint8, got torch\.float32"),
+        (
+            torch.zeros(1, 24, 44, 3, dtype=torch.uint8),
+            "frame height and width must be multiples of 8 px, got 24x44",
+        ),
+    ],
+)
+def test_frames_that_do_not_fit_are_refused(frames, message):
+    with pytest.raises(ValueError, match=message):
+        small_tokenizer().encode(frames)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (
+            torch.zeros(3, 5, dtype=torch.int64),
+            r"tokens must be \(T, height, width\), got \(3, 5\)",
+        ),
+        (torch.zeros(0, 3, 5, dtype=torch.int64), r"got \(0, 3, 5\)"),
+        (torch.zeros(1, 3, 5), r"tokens must be integers, got torch\.float32"),
+        (torch.full((1, 3, 5), 20), r"tokens must be in \[0, codebook_size=20\), got 20 to 20"),
+        (torch.full((1, 3, 5), -1), "got -1 to -1"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        small_tokenizer().decode(tokens)
