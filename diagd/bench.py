@@ -1,14 +1,15 @@
 """Time decoding schedules side by side on the same weights: raster, diagonals, Hugging Face.
 
-Efficiency is the speedup over raster divided by the cut in steps: 1 means that a step of many lanes
-costs what a step of one lane costs, so the whole cut in steps became wall-clock. All rows run in
+Speedup is over raster: the faster of its runs with plain and with packed weights. Efficiency is the
+speedup divided by the cut in steps: 1 means that a step of many lanes costs what a step of one lane
+costs, so the whole cut in steps became wall-clock. All rows run in
 turns, so a machine that slows down slows all of them; warm-up (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 --row-lag 1 2 4 --baseline hf
 """
 
+import copy
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import peak_memory_bytes
+from diagd.decoding.generate import peak_memory_bytes, synchronized_time
 from diagd.decoding.runner import RunnerName
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, device_of, dtype_of
@@ -29,6 +30,18 @@ from diagd.models.config import PRESETS
 from diagd.models.llama import llama_of
 from diagd.models.packed import pack_linears
 from diagd.models.transformer import Transformer
+
+COLUMNS = {
+    "steps": "{steps}",
+    "s": "{seconds:.2f} [{seconds_min:.2f}-{seconds_max:.2f}]",
+    "ms/step": "{ms_per_step:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "speedup": "{speedup:.2f}x",
+    "step ratio": "{step_ratio:.2f}x",
+    "efficiency": "{efficiency:.2f}",
+    "warm-up s": "{warm_up_seconds:.1f}",
+}
 
 
 @dataclass(frozen=True)
@@ -89,16 +102,15 @@ def main(options: BenchOptions) -> dict[str, Any]:
         rows.append(
             Row("hugging face", grid.num_tokens, lambda: _run_hugging_face(llama, grid, *inputs))
         )
+    engine = plain = _engine(model, grid, options)
+    rows.append(Row("raster", grid.num_tokens, _engine_run(plain, schedules[0], *inputs)))
     if options.pack and not options.compile and device.type == "cpu":
-        pack_linears(model)
-    runner: RunnerName = "compile" if options.compile else "eager"
-    runner = "cuda-graph" if options.cuda_graph else runner
-    engine = DiagonalEngine(
-        model, grid.height, grid.width, num_action_tokens=config.num_action_tokens, runner=runner
-    )
-    for schedule in schedules:
-        name = "raster" if schedule is schedules[0] else f"row_lag {schedule.row_lag}"
-        rows.append(Row(name, schedule.num_steps, _engine_run(engine, schedule, *inputs)))
+        engine = _engine(pack_linears(copy.deepcopy(model)), grid, options)
+        run = _engine_run(engine, schedules[0], *inputs)
+        rows.append(Row("raster, packed", grid.num_tokens, run))
+    for schedule in schedules[1:]:
+        run = _engine_run(engine, schedule, *inputs)
+        rows.append(Row(f"row_lag {schedule.row_lag}", schedule.num_steps, run))
     _time(rows, options.repeats)
     report = _report(rows, grid)
     _print(report, options, model, device)
@@ -127,14 +139,26 @@ def _model(options: BenchOptions, device: torch.device) -> Transformer:
     return load_model(options.model, device=device, dtype=dtype)
 
 
+def _engine(model: Transformer, grid: TokenGrid, options: BenchOptions) -> DiagonalEngine:
+    """Allocate the model's whole context."""
+    runner: RunnerName = "compile" if options.compile else "eager"
+    return DiagonalEngine(
+        model,
+        grid.height,
+        grid.width,
+        num_action_tokens=model.config.num_action_tokens,
+        runner="cuda-graph" if options.cuda_graph else runner,
+    )
+
+
 def _engine_run(
     engine: DiagonalEngine, schedule: DiagonalSchedule, prompt: Tensor, actions: Tensor
 ) -> Callable[[], tuple[float, Tensor]]:
     def run() -> tuple[float, Tensor]:
         engine.prefill(prompt)
-        started = _now(prompt.device)
+        started = synchronized_time(prompt.device)
         frames = list(engine.decode(schedule, actions))
-        return _now(prompt.device) - started, torch.stack(frames, 1)
+        return synchronized_time(prompt.device) - started, torch.stack(frames, 1)
 
     return run
 
@@ -148,7 +172,7 @@ def _run_hugging_face(
 
     cache = DynamicCache(config=llama.config)
     llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
-    started, sequence = _now(prompt.device), prompt
+    started, sequence = synchronized_time(prompt.device), prompt
     for t in range(grid.num_frames):
         sequence = llama.generate(
             torch.cat([sequence, actions[:, t]], dim=1),
@@ -158,7 +182,7 @@ def _run_hugging_face(
             eos_token_id=None,
             pad_token_id=0,
         )
-    seconds = _now(prompt.device) - started
+    seconds = synchronized_time(prompt.device) - started
     frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
     visual = frames[:, :, actions.shape[2] :]
     return seconds, visual.unflatten(2, (grid.height, grid.width))
@@ -182,9 +206,8 @@ def _time(rows: list[Row], repeats: int) -> None:
 
 def _report(rows: list[Row], grid: TokenGrid) -> list[dict[str, Any]]:
     raster = next(row for row in rows if row.name == "raster")
-    assert raster.seconds
     assert raster.tokens is not None
-    baseline = statistics.median(raster.seconds)
+    baseline = min(statistics.median(row.seconds or []) for row in rows if "raster" in row.name)
     report = []
     for row in rows:
         assert row.seconds
@@ -219,28 +242,8 @@ def _print(
         f"{device}, {torch.get_num_threads()} threads; medians of {options.repeats} [min-max]"
     )
     table = Table(title=title)
-    for column in ("", "steps", "s", "ms/step", "tokens/s", "frames/s", "speedup", "step ratio"):
-        table.add_column(column, justify="left" if not column else "right")
-    table.add_column("efficiency", justify="right")
-    table.add_column("warm-up s", justify="right")
+    for header in ("", *COLUMNS):
+        table.add_column(header, justify="right" if header else "left")
     for row in report:
-        spread = f"{row['seconds']:.2f} [{row['seconds_min']:.2f}-{row['seconds_max']:.2f}]"
-        table.add_row(
-            row["schedule"],
-            str(row["steps"]),
-            spread,
-            f"{row['ms_per_step']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['frames_per_second']:.2f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['step_ratio']:.2f}x",
-            f"{row['efficiency']:.2f}",
-            f"{row['warm_up_seconds']:.1f}",
-        )
+        table.add_row(row["schedule"], *(text.format(**row) for text in COLUMNS.values()))
     Console().print(table)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -39,7 +39,7 @@ ACTIONS = ActionVocabulary(tuple(PRESSED))
 class RecordOptions:
     """Play ViZDoom with a seeded exploring policy and write clips as mp4 + jsonl actions."""
 
-    out: Path  # folder for clip_SEED.mp4 and clip_SEED.jsonl; clips already there are kept
+    out: Path  # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
     clips: int = 400  # how many clips, one episode each
     frames: int = 64  # frames a clip
     first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
@@ -111,6 +111,7 @@ def main(options: RecordOptions) -> dict[str, int]:
         known = ", ".join(sorted(path.stem for path in config.parent.glob("*.cfg")))
         raise ValueError(f"unknown scenario {options.scenario!r}, expected one of: {known}")
     options.out.mkdir(parents=True, exist_ok=True)
+    ACTIONS.save(options.out / "actions.json")
     seeds = [
         seed
         for seed in range(options.first_seed, options.first_seed + options.clips)

@@ -148,11 +148,11 @@ def _encode(
         return tokenizer.encode(frames), actions
 
     tokens, actions = zip(*pool.map(encode, paths), strict=True)
-    shape = shape or tokens[0].shape
+    expected = shape or tokens[0].shape
     for path, ids in zip(paths, tokens, strict=True):
-        if ids.shape != shape:
+        if ids.shape != expected:
             raise ValueError(
-                f"{path}: expected {_describe(shape)} as in clips before it, "
+                f"{path}: expected {_describe(expected)} as in clips before it, "
                 f"got {_describe(ids.shape)}"
             )
     dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32

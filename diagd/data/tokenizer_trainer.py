@@ -106,7 +106,8 @@ class TokenizerTrainer:
         batch = frames[rows].to(options.device)
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
         for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
-            weight.grad = torch.stack(parts).mean(dim=0)
+            # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
+            weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
         rate = options.learning_rate * _warm_cosine(self.step, options.steps)
         for group in self.optimizer.param_groups:

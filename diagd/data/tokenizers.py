@@ -10,10 +10,10 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from diffusers import VQModel
+from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -59,17 +59,16 @@ class VQTokenizer:
             model: a diffusers VQModel of 3 * p * p input and output channels.
             batch_size: frames encoded or decoded at once; bounds the memory.
         """
-        channels = model.config.in_channels
+        channels = model.config["in_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
         if not self.patch_size or 3 * self.patch_size**2 != channels:
             raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
-        if model.config.out_channels != channels:
-            raise ValueError(
-                f"out_channels must equal in_channels={channels}, got {model.config.out_channels}"
-            )
+        painted = model.config["out_channels"]
+        if painted != channels:
+            raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.model = model.eval()
+        self.model: Any = model.eval()  # diffusers annotates its methods wrongly
         self.batch_size = batch_size
 
     @property
@@ -216,7 +215,7 @@ def normalise(frames: Tensor) -> Tensor:
     return frames.movedim(-1, 1).float() / 127.5 - 1
 
 
-def _build(path: Path) -> VQModel:
+def _build(path: Path) -> Any:
     try:
         config = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -230,7 +229,7 @@ def _build(path: Path) -> VQModel:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
 
 
-def _check_weights(path: Path, shapes: dict[str, torch.Size], model: VQModel) -> None:
+def _check_weights(path: Path, shapes: dict[str, torch.Size], model: Any) -> None:
     expected = {name: value.shape for name, value in model.state_dict().items()}
     for problem, names in (
         ("misses weights", sorted(expected.keys() - shapes.keys())),

@@ -7,7 +7,7 @@ decoding goes on. Each drop is logged and counted.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
@@ -100,7 +100,9 @@ class DiagonalEngine:
         self.num_generated = self.num_dropped_frames = self.num_steps = 0
         self._prefill(prompt.to(self.tokens.device))
 
-    def decode(self, schedule: DiagonalSchedule, actions: Tensor | None = None) -> Iterator[Tensor]:
+    def decode(
+        self, schedule: DiagonalSchedule, actions: Tensor | None = None
+    ) -> Generator[Tensor, None, None]:
         """Generate the schedule's frames, each yielded as soon as its last token exists.
 
         The stream is advanced frame by frame: closing the iterator early keeps the frames yielded
@@ -112,7 +114,7 @@ class DiagonalEngine:
                 where there are none.
 
         Returns:
-            An iterator of (B, height, width) int64.
+            A generator of (B, height, width) int64.
 
         Raises:
             ValueError: a grid, actions or a context that do not fit.
@@ -131,7 +133,7 @@ class DiagonalEngine:
         make_plan(schedule, layout, self.row_start)  # so that a bad row start is an error here
         return self._decode(schedule, actions.to(self.tokens.device))
 
-    def _decode(self, schedule: DiagonalSchedule, actions: Tensor) -> Iterator[Tensor]:
+    def _decode(self, schedule: DiagonalSchedule, actions: Tensor) -> Generator[Tensor, None, None]:
         grid, done = schedule.grid, 0
         while done < grid.num_frames:
             fitting = (self.max_slots - self.num_used) // self.frame.slots_per_frame
@@ -145,7 +147,9 @@ class DiagonalEngine:
             yield from self._decode_fitting(part, actions[:, done : done + num_frames])
             done += num_frames
 
-    def _decode_fitting(self, schedule: DiagonalSchedule, actions: Tensor) -> Iterator[Tensor]:
+    def _decode_fitting(
+        self, schedule: DiagonalSchedule, actions: Tensor
+    ) -> Generator[Tensor, None, None]:
         grid, base = schedule.grid, self.num_used
         layout = self._layout(grid.num_frames, self.num_held, base > 0)
         plan = make_plan(schedule, layout, self.row_start)
@@ -171,7 +175,7 @@ class DiagonalEngine:
                 self.num_held += 1
                 self.num_generated += 1
                 visual = self.tokens[:, first : first + grid.tokens_per_frame]
-                yield visual.unflatten(1, (grid.height, grid.width)).clone()
+                yield visual.reshape(-1, grid.height, grid.width).clone()
 
     @torch.inference_mode()
     def _step(self, lanes: Tensor, num_slots: int) -> None:

@@ -96,11 +96,11 @@ def generate_tokens(
     )
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
-    started = _now(model.device)
+    started = synchronized_time(model.device)
     engine.prefill(prompt, context_frames)
-    prefilled = _now(model.device)
+    prefilled = synchronized_time(model.device)
     tokens = torch.stack(list(engine.decode(schedule, actions)), dim=1)
-    seconds = _now(model.device) - prefilled
+    seconds = synchronized_time(model.device) - prefilled
     stats = GenerationStats(
         num_steps=engine.num_steps,
         seconds=seconds,
@@ -120,7 +120,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _now(device: torch.device) -> float:
+def synchronized_time(device: torch.device) -> float:
+    """Return seconds on a clock, once the device has done all that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -94,7 +94,8 @@ def make_plan(
             steps[step].append((position, position, source, output, step, *(target or (0, 0, 0))))
     widest = max(map(len, steps))
     columns: list[tuple[int, ...]] = []
-    starts, ends = [0], []
+    starts: list[int] = [0]
+    ends: list[int] = []
     for lanes in steps:
         lanes.sort()
         ends.append(lanes[-1][0] + 1)

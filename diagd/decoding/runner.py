@@ -93,7 +93,8 @@ class CompiledRunner(EagerRunner):
     block = 256
 
     def __init__(self, step: StepFunction) -> None:
-        super().__init__(torch.compile(step, dynamic=True))
+        compiled = torch.compile(step, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+        super().__init__(compiled)
 
 
 class CudaGraphRunner:

@@ -9,6 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diagd.models.cache import StaticKVCache
@@ -53,8 +54,8 @@ class DecoderStack(nn.Module):
         return x
 
 
-class Transformer(nn.Module):
-    """Decoder-only transformer of a `ModelConfig`.
+class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["video"]):
+    """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format.
 
     `forward` without a cache is the causal model (training, or finetuning with another mask); with
     a cache it is one decoding step. Nothing in it synchronises with the device or branches on data.

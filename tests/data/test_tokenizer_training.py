@@ -42,11 +42,11 @@ def rows(options) -> list[dict]:
 
 
 def test_training_paints_frames_better(options):
-    options = dataclasses.replace(options, steps=150, learning_rate=3e-3)
+    options = dataclasses.replace(options, steps=100, learning_rate=2e-3)
     start = measure_tokenizer(small_tokenizer(), FRAMES)["psnr"]
     trained = train(options)
     assert measure_tokenizer(trained, FRAMES)["psnr"] > start + 0.5
-    assert [row["step"] for row in rows(options)] == [50, 100, 150]
+    assert [row["step"] for row in rows(options)] == [50, 100]
     assert rows(options)[-1]["loss"] < rows(options)[0]["loss"]
     assert rows(options)[-1]["learning_rate"] < 1e-3 * rows(options)[0]["learning_rate"]
 
@@ -110,7 +110,7 @@ def test_codes_out_of_use_start_again(options):
     with torch.no_grad():
         tokenizer.codebook[5:] = 100.0  # far from every frame
     tokenizer.save_pretrained(options.out / "far")
-    options = dataclasses.replace(options, init=options.out / "far", steps=160)
+    options = dataclasses.replace(options, init=options.out / "far", steps=130)
     assert measure_tokenizer(tokenizer, FRAMES)["codes_used"] <= 5
     assert measure_tokenizer(train(options), FRAMES)["codes_used"] > 10
 

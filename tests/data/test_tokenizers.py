@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import VQModel
+from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
 from diagd.data.tokenizers import CONFIG_NAME, WEIGHTS_NAME, VQTokenizer

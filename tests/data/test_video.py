@@ -1,6 +1,7 @@
 import wave
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_missing_video_is_named(tmp_path):
         read_video(tmp_path)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9])
 def test_a_truncated_video_is_refused(share, clip):
     data = clip.read_bytes()
     clip.write_bytes(data[: int(len(data) * share)])
@@ -84,8 +85,6 @@ def test_a_truncated_video_is_refused(share, clip):
 @pytest.mark.parametrize("share", [0.4, 0.7, 0.9])
 def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
     """With the index in front a player shows what is left; a training clip would be short."""
-    import av
-
     path = tmp_path / "clip.mp4"
     frames = smooth_frames(30, 48, 80)
     with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
@@ -102,13 +101,13 @@ def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
         read_video(path)
 
 
-@pytest.mark.parametrize("place", [0.3, 0.6])
-def test_a_video_with_damaged_frames_is_refused(place, clip):
+@pytest.mark.parametrize(("place", "length"), [(0.3, 20), (0.3, 200), (0.9, 1)])
+def test_a_video_with_damaged_frames_is_refused(place, length, clip):
+    """Players paint over what they cannot read; as training data or prompt it would be garbage."""
     data = bytearray(clip.read_bytes())
-    start = data.index(b"mdat") + 4
-    end = data.index(b"moov")
-    middle = start + int((end - start) * place)
-    data[middle : middle + 200] = bytes(byte ^ 0x5A for byte in data[middle : middle + 200])
+    start, end = data.index(b"mdat") + 4, data.index(b"moov")
+    first = start + int((end - start) * place)
+    data[first : first + length] = bytes(byte ^ 0x5A for byte in data[first : first + length])
     clip.write_bytes(data)
     with pytest.raises(ValueError, match=r"clip\.mp4 cannot be decoded \(corrupt or truncated\)"):
         read_video(clip)
@@ -122,12 +121,30 @@ def test_what_is_no_video_is_refused(name, data, tmp_path):
         read_video(tmp_path / name)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_truncated_picture_is_refused(share, tmp_path):
-    path = tmp_path / "picture.png"
-    write_image(path, smooth_frames(1, 48, 80)[0])
+def jpeg_bytes(picture):
+    encoder = av.CodecContext.create("mjpeg", "w")
+    encoder.height, encoder.width = picture.shape[:2]
+    encoder.pix_fmt, encoder.time_base = "yuvj420p", Fraction(1)
+    frame = av.VideoFrame.from_ndarray(picture.numpy(), format="rgb24").reformat(format="yuvj420p")
+    return b"".join(bytes(p) for p in [*encoder.encode(frame), *encoder.encode()])
+
+
+def test_a_jpeg_is_read_as_rgb(tmp_path):
+    picture = smooth_frames(1, 48, 80)
+    (tmp_path / "picture.jpg").write_bytes(jpeg_bytes(picture[0]))
+    assert psnr(read_video(tmp_path / "picture.jpg").frames, picture).item() > 30
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["picture.png", "picture.jpg"])
+def test_a_truncated_picture_is_refused(name, share, tmp_path):
+    path, picture = tmp_path / name, smooth_frames(1, 48, 80)[0]
+    if path.suffix == ".png":
+        write_image(path, picture)
+    else:
+        path.write_bytes(jpeg_bytes(picture))
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(ValueError, match=r"picture\.png .*\(corrupt or truncated\)"):
+    with pytest.raises(ValueError, match=rf"{name} .*\(corrupt or truncated\)"):
         read_video(path)
 
 

@@ -171,3 +171,14 @@ def test_error_messages_are_one_line(folder):
     with pytest.raises(ValueError, match="not a valid safetensors file") as caught:
         load_model(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_the_hub_mixin_writes_and_reads_the_same_folder(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert loaded.config == again.config == model.config
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+        assert torch.equal(again.state_dict()[name], weight)
