@@ -1,8 +1,7 @@
-"""A whole world-model folder in miniature: random weights, a grid of 3 x 5 tokens, frames of 24 x 40 px.
+"""A whole world-model folder in miniature: random weights, 3 x 5 tokens a frame, 24 x 40 px.
 
-Everything `diagd generate` reads is in it, so commands run end to end in milliseconds. The tokenizer
-codes real colours (its codebook is made of the prompt's own latents), so different frames have
-different tokens.
+Everything `diagd generate` reads is in it, so commands run end to end in milliseconds. The codebook
+of the tokenizer is made of latents of pictures, so different frames have different tokens.
 """
 
 from functools import cache

@@ -32,7 +32,7 @@ class OptimisationOptions:
 
     steps: int = 3000  # optimizer steps
     batch: int = 8  # frames a step
-    learning_rate: float = 3e-4  # peak; linear warm-up, then a cosine to zero
+    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
     seed: int = 0  # of the weights and of the order of frames
     threads: int = 2  # workers, each with its share of the batch

@@ -42,10 +42,12 @@ def read_video(path: str | Path, max_frames: int | None = None) -> Video:
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise ValueError(f"{path} holds no video stream")
+                raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             stream = container.streams.video[0]
             expected = stream.frames  # 0 when the container does not say
             fps = Fraction(stream.average_rate or 1)
+            if stream.codec_context is None:
+                raise ValueError(f"{path} cannot be decoded (corrupt or truncated): no codec")
             stream.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
             for frame in container.decode(stream):
                 frames.append(frame.to_ndarray(format="rgb24"))
@@ -80,7 +82,12 @@ def write_video(
             stream = container.add_stream(
                 "libx264",
                 rate=Fraction(fps).limit_denominator(1001),
-                options={"crf": str(crf), "preset": "medium"},
+                options={
+                    "crf": str(crf),
+                    "preset": "medium",
+                    # else the bytes depend on the number of cores, and mbtree reads stray memory
+                    "x264-params": "threads=1:mbtree=0",
+                },
             )
             stream.height, stream.width = frames.shape[1:3]
             stream.pix_fmt = "yuv420p"

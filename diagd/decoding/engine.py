@@ -12,9 +12,16 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from diagd.decoding.inputs import check_actions, check_grid, check_prompt, check_seeds
+from diagd.decoding.inputs import check_actions, check_grid, check_prompt, check_room, check_seeds
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import SCRATCH, Lanes, RowStart, make_plan
+from diagd.decoding.plan import (
+    SCRATCH,
+    DecodePlan,
+    Lanes,
+    RowStart,
+    check_row_start,
+    make_plan,
+)
 from diagd.decoding.runner import CausalModel, RunnerName, make_runner
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -57,10 +64,12 @@ class DiagonalEngine:
         runner: RunnerName = "eager",
         context: Tensor | None = None,
     ) -> None:
+        check_row_start(row_start)
         self.model, self.row_start = model, row_start
         self.sampling = sampling or SamplingOptions()
         self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
-        self.max_slots = min(max_slots or model.max_positions, model.max_positions)
+        limit = model.max_positions
+        self.max_slots = limit if max_slots is None else min(max_slots, limit)
         held = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
         self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
         if self.keep_frames < 0:
@@ -80,6 +89,7 @@ class DiagonalEngine:
         self.num_generated = 0  # frames since the stream began
         self.num_dropped_frames = 0
         self.num_steps = 0
+        self.stream: Generator[Tensor, None, None] | None = None  # the frames under way
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
         """Start the stream from a prompt, forgetting what was there.
@@ -105,9 +115,9 @@ class DiagonalEngine:
     ) -> Generator[Tensor, None, None]:
         """Generate the schedule's frames, each yielded as soon as its last token exists.
 
-        The stream is advanced frame by frame: closing the iterator early keeps the frames yielded
-        so far and forgets the one under way. Where not all frames fit the context, the schedule
-        runs over as many at a time as do.
+        The stream is advanced frame by frame: closing the generator early keeps the frames yielded
+        so far and forgets the one under way; the next call of `decode` closes it, too. Where not
+        all frames fit the context, the schedule runs over as many at a time as do.
 
         Args:
             actions: (B, T, num_action_tokens) int64; actions[:, t] stands before frame t. None
@@ -124,14 +134,12 @@ class DiagonalEngine:
         check_actions(actions, layout, len(self.tokens), self.model.num_embeddings)
         if actions is None:
             actions = self.tokens.new_empty(len(self.tokens), schedule.grid.num_frames, 0)
-        after_drop = self.num_prefix + self._layout(1, self.keep_frames).context_slots
-        if after_drop + layout.slots_per_frame > self.max_slots:
-            raise ValueError(
-                f"keep_frames={self.keep_frames} and one more frame do not fit the context "
-                f"of {self.max_slots} slots"
-            )
-        make_plan(schedule, layout, self.row_start)  # so that a bad row start is an error here
-        return self._decode(schedule, actions.to(self.tokens.device))
+        if self.num_used + layout.num_slots > self.max_slots:
+            check_room(self._layout(1, self.keep_frames), self.num_prefix, self.max_slots)
+        if self.stream is not None:
+            self.stream.close()
+        self.stream = self._decode(schedule, actions.to(self.tokens.device))
+        return self.stream
 
     def _decode(self, schedule: DiagonalSchedule, actions: Tensor) -> Generator[Tensor, None, None]:
         grid, done = schedule.grid, 0
@@ -151,19 +159,9 @@ class DiagonalEngine:
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
         grid, base = schedule.grid, self.num_used
-        layout = self._layout(grid.num_frames, self.num_held, base > 0)
+        layout = self._layout(grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
         plan = make_plan(schedule, layout, self.row_start)
-        device = self.tokens.device
-        self.fed_at.fill_(NEVER)
-        self.fed_at[:base] = -1
-        self.fed_at[base : base + layout.num_slots] = plan.fed_at.to(device)
-        self.tokens[:, base : base + layout.num_slots].unflatten(
-            1, (grid.num_frames, layout.slots_per_frame)
-        )[:, :, : layout.num_action_tokens] = actions
-        lanes = plan.lanes.clone()
-        lanes[:4] = torch.where(lanes[:4] == SCRATCH, self.max_slots, lanes[:4] + base)
-        lanes[Lanes._fields.index("frames")] += self.num_generated
-        lanes = lanes.to(device)
+        lanes = self._place(plan, actions)
         frame = 0
         for step in range(plan.num_steps):
             self.run(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
@@ -176,6 +174,21 @@ class DiagonalEngine:
                 self.num_generated += 1
                 visual = self.tokens[:, first : first + grid.tokens_per_frame]
                 yield visual.reshape(-1, grid.height, grid.width).clone()
+
+    @torch.inference_mode()
+    def _place(self, plan: DecodePlan, actions: Tensor) -> Tensor:
+        """Put the plan behind the slots in use: feed times, actions, and its lanes (returned)."""
+        base, layout = self.num_used, plan.layout
+        end = base + layout.num_slots
+        self.fed_at.fill_(NEVER)
+        self.fed_at[:base] = -1
+        self.fed_at[base:end] = plan.fed_at.to(self.fed_at.device)
+        frames = self.tokens[:, base:end].unflatten(1, (-1, layout.slots_per_frame))
+        frames[:, :, : layout.num_action_tokens] = actions
+        lanes = plan.lanes.clone()
+        lanes[:4] = torch.where(lanes[:4] == SCRATCH, self.max_slots, lanes[:4] + base)
+        lanes[Lanes._fields.index("frames")] += self.num_generated
+        return lanes.to(self.tokens.device)
 
     @torch.inference_mode()
     def _step(self, lanes: Tensor, num_slots: int) -> None:

@@ -79,7 +79,7 @@ def generate_tokens(
     if prompt.ndim != 2:
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     grid = schedule.grid
-    num_actions = actions.shape[-1] if actions is not None else 0
+    num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
     engine = DiagonalEngine(
         model,
         grid.height,

@@ -1,5 +1,7 @@
 """What comes in from outside is checked here, before any work starts."""
 
+from numbers import Integral
+
 from torch import Tensor, int64
 
 from diagd.decoding.layout import SequenceLayout
@@ -32,6 +34,23 @@ def check_prompt(
     _check_ids(prompt, num_embeddings, "prompt")
 
 
+def check_room(layout: SequenceLayout, num_prefix: int, max_slots: int) -> None:
+    """Refuse a stream that would be stuck once its context is full.
+
+    Args:
+        layout: of one frame after those that stay when old ones are dropped.
+    """
+    kept = layout.context_frames
+    slots = num_prefix + layout.context_slots + layout.slots_per_frame
+    if slots > max_slots:
+        raise ValueError(
+            f"keep_frames={kept} and one more frame take {slots} slots, "
+            f"the context holds {max_slots} slots"
+        )
+    if not kept and not num_prefix and not layout.num_action_tokens:
+        raise ValueError("keep_frames must be at least 1 without prefix and actions, got 0")
+
+
 def check_grid(grid: TokenGrid, frame: TokenGrid) -> None:
     """Refuse a schedule for frames of another size."""
     if (grid.height, grid.width) != (frame.height, frame.width):
@@ -46,27 +65,25 @@ def check_actions(
 ) -> None:
     """Refuse actions of another shape or with foreign ids; None is right where there are none."""
     shape = (batch_size, layout.grid.num_frames, layout.num_action_tokens)
-    if actions is None:
-        if layout.num_action_tokens:
-            raise ValueError(f"actions must be int64 of shape {shape}, got None")
+    if actions is None and not layout.num_action_tokens:
         return
-    if actions.shape != shape or actions.dtype != int64:
+    if actions is None or actions.shape != shape or actions.dtype != int64:
+        given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
         raise ValueError(
-            f"actions must be int64 of shape (batch, frames, tokens) = {shape}, "
-            f"got {actions.dtype} of shape {tuple(actions.shape)}"
+            f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
         )
     _check_ids(actions, num_embeddings, "actions")
 
 
 def check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     """Return one seed for each batch row."""
-    seeds = [seed + row for row in range(batch_size)] if isinstance(seed, int) else seed
+    seeds = [seed + row for row in range(batch_size)] if isinstance(seed, Integral) else list(seed)
     if len(seeds) != batch_size:
         raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
     for value in seeds:
         if not -(2**63) <= value < 2**63:
             raise ValueError(f"seed must fit 64 bits, got {value}")
-    return list(seeds)
+    return [int(value) for value in seeds]
 
 
 def _check_ids(ids: Tensor, limit: int, name: str) -> None:

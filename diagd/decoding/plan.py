@@ -80,10 +80,7 @@ def make_plan(
     Raises:
         ValueError: an unknown row start.
     """
-    if row_start not in get_args(RowStart):
-        raise ValueError(
-            f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
-        )
+    check_row_start(row_start)
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.num_steps)]
     fed_at = torch.full((layout.num_slots,), schedule.num_steps, dtype=torch.int64)
     for step, position, source, target in _feeds(schedule, layout, row_start):
@@ -105,6 +102,14 @@ def make_plan(
         starts.append(len(columns))
     packed = torch.tensor(columns, dtype=torch.int64).T.contiguous()
     return DecodePlan(schedule, layout, packed, tuple(starts), tuple(ends), fed_at)
+
+
+def check_row_start(row_start: str) -> None:
+    """Raise ValueError unless the name is a `RowStart`."""
+    if row_start not in get_args(RowStart):
+        raise ValueError(
+            f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
+        )
 
 
 def _feeds(schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart):

@@ -33,8 +33,8 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
+            raise ValueError(f"top_k must be at least 1 and whole, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):

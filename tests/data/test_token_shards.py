@@ -40,7 +40,9 @@ def test_shards_hold_the_tokens_and_actions_of_the_clips(tmp_path):
 
 def test_large_codebooks_take_32_bits(tmp_path):
     paths = write_clips(tmp_path / "clips", num_clips=1)
-    write_shards(small_tokenizer(codes=2**15 + 1), paths, tmp_path / "shards", WALK)
+    tokenizer = small_tokenizer()
+    tokenizer.model.quantize.embedding = torch.nn.Embedding(2**15 + 1, 6)
+    write_shards(tokenizer, paths, tmp_path / "shards", WALK)
     assert read_shards(tmp_path / "shards").tokens.dtype == torch.int32
 
 
