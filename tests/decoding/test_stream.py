@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -298,8 +299,8 @@ def test_keep_frames_that_leave_no_room_are_an_error():
 
 def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
     engine = open_stream(Case(prefix_length=0), max_slots=31, keep_frames=0)
-    with pytest.raises(ValueError, match=r"keep_frames|empty prompt"):
-        list(engine.decode(Case().schedule))
+    with pytest.raises(ValueError, match=r"^keep_frames must be at least 1 without prefix"):
+        engine.decode(Case().schedule)
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
@@ -311,3 +312,32 @@ def test_a_seed_beyond_64_bits_is_an_error(seed):
 def test_one_seed_or_one_a_row():
     with pytest.raises(ValueError, match=r"^expected one seed for each of 2 batch rows, got 3$"):
         open_stream(Case(), seed=[1, 2, 3])
+
+
+def test_a_second_decode_ends_the_first_and_goes_on_from_its_frames():
+    case = Case()
+    engine = open_stream(case)
+    first = engine.decode(case.schedule)
+    next(first)
+    second = engine.decode(case.schedule)
+    assert list(first) == []
+    reference = case.reference()
+    reference.decode(1, case.row_lag, case.frame_lag, None)
+    expected = reference.decode(3, case.row_lag, case.frame_lag, None)
+    assert torch.equal(torch.stack(list(second), dim=1), expected)
+
+
+def test_a_session_opened_in_inference_mode_works_outside_of_it():
+    case = Case(num_action_tokens=2)
+    with torch.inference_mode():
+        engine = open_stream(case)
+    actions = case.actions()
+    expected = case.reference().decode(3, case.row_lag, case.frame_lag, actions)
+    assert torch.equal(decode(engine, case, 3, actions), expected)
+
+
+def test_numpy_integers_are_seeds():
+    sampling = diagd.SamplingOptions(temperature=1.0)
+    streams = (open_stream(Case(), sampling=sampling, seed=seed) for seed in (3, np.int64(3)))
+    plain, numpy = (decode(engine, Case(), 3, None) for engine in streams)
+    assert torch.equal(plain, numpy)
