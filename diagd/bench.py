@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
+from transformers import DynamicCache
 
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.generate import peak_memory_bytes, synchronized_time
@@ -168,8 +169,6 @@ def _run_hugging_face(
     llama: Any, grid: TokenGrid, prompt: Tensor, actions: Tensor
 ) -> tuple[float, Tensor]:
     """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
-    from transformers import DynamicCache
-
     cache = DynamicCache(config=llama.config)
     llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
     started, sequence = synchronized_time(prompt.device), prompt

@@ -18,6 +18,7 @@ from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import Video, contact_sheet, read_video, resize, write_image, write_video
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, FrameLag, RowLag, device_of, dtype_of
 from diagd.models.checkpoints import model_folder
 from diagd.pipeline import DEFAULT_SAMPLING, GeneratedVideo, VideoGenerator
@@ -75,10 +76,16 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     """Dream, write, report."""
     console = Console()
     sampling = options.sampling()
+    sheet = options.output.with_suffix(".png")
     check_writable(options.output)
+    check_writable(sheet)
     world = VideoGenerator.from_pretrained(
         options.model, device_of(options.device), dtype_of(options.dtype), not options.compile
     )
+    grid = TokenGrid(options.frames, world.height, world.width)
+    DiagonalSchedule(
+        grid, options.row_lag, options.frame_lag
+    )  # bad lags end here, not after raster
     context, context_actions, fps = _prompt(options, world, console)
     actions = _actions(options, world)
 
@@ -108,7 +115,6 @@ def main(options: GenerateOptions) -> dict[str, Any]:
             task = progress.add_task(f"dreaming {num_frames} frames, {name}")
             videos[name] = dream(num_frames, raster)
             progress.remove_task(task)
-    sheet = options.output.with_suffix(".png")
     whole = [video for video in videos.values() if len(video.frames) == options.frames]
     _write(options.output, sheet, context, whole[-2:] if options.compare else whole[-1:], fps)
     report = _report(videos)
@@ -145,6 +151,8 @@ def _prompt(
         )
         video = Video(resize(video.frames, height_px, width_px), video.fps)
     count = min(options.context_frames, len(video.frames))
+    if 1 < count < options.context_frames:
+        console.print(f"prompt has {count} frames: the model sees no more than these")
     fps = float(video.fps) if len(video.frames) > 1 else DEFAULT_FPS
     actions = None
     if world.vocabulary is not None:
@@ -165,7 +173,7 @@ def _actions(options: GenerateOptions, world: VideoGenerator) -> list[str] | Non
         return None
     if options.actions is None:
         walk = read_actions(model_folder(options.model) / "walk.jsonl", world.vocabulary)
-        ids = [walk[frame % len(walk)] for frame in range(options.frames)]
+        ids = [walk[frame % len(walk)] for frame in range(options.frames if walk else 0)]
     elif options.actions.endswith(".jsonl"):
         ids = read_actions(options.actions, world.vocabulary)
     else:

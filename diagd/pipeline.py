@@ -203,7 +203,7 @@ class VideoGenerator:
         ids = self._action_ids(context_actions, len(frames) - 1, "context frame after the first")
         if ids is None:
             return visual.flatten()[None]
-        first = torch.zeros_like(ids[0, :1])  # stands before the first frame, and is cut off
+        first = ids.new_zeros(1, 1)  # stands before the first frame, and is cut off
         between = torch.cat([first, ids[0]])
         return torch.cat([between, visual], dim=1).flatten()[None, 1:]
 

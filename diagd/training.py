@@ -89,7 +89,6 @@ def main(options: TrainOptions) -> dict[str, float]:
                 f"got {data.tokens.shape[1]}"
             )
     run = TrainingRun(options, clips, held_out)
-    run.resume()
     run.train()
     return {"steps": options.steps, "validation_loss": run.validation_loss()}
 
@@ -150,6 +149,7 @@ class TrainingRun:
         self.loss = torch.compile(next_token_loss) if options.compile else next_token_loss
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.previous = options.out / "training.previous"
+        options.out.mkdir(parents=True, exist_ok=True)
         self.step = 0
 
     def resume(self) -> None:
@@ -170,7 +170,8 @@ class TrainingRun:
             log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
 
     def train(self) -> None:
-        """Run all steps that are left, logging and saving on the way."""
+        """Go on from the checkpoint, if any, to the last step, logging and saving on the way."""
+        self.resume()
         options, is_main = self.options, self.accelerator.is_main_process
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
@@ -221,8 +222,7 @@ class TrainingRun:
         return torch.stack(losses).mean().item()
 
     def _log(self, loss: float, seconds_per_step: float) -> None:
-        options = self.options
-        sequences = options.batch_size * self.accelerator.num_processes
+        options, sequences = self.options, self.options.batch_size * self.accelerator.num_processes
         line = {
             "step": self.step,
             "loss": loss,
@@ -230,7 +230,6 @@ class TrainingRun:
             "tokens_per_second": sequences * self.config.max_positions / seconds_per_step,
         }
         if self.accelerator.is_main_process:
-            options.out.mkdir(parents=True, exist_ok=True)
             with (options.out / "log.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

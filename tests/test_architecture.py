@@ -23,7 +23,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("bench", "dream", "hf_generate", "plan_report", "training"),
-    ("flags",),
+    ("flags", "plots"),
     ("pipeline",),
     ("data", "decoding", "metrics", "models"),
 )
@@ -38,8 +38,8 @@ ORDER = {
         *("packed", "llama", "huggingface"),
     ),
     "data": (
-        *("video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
-        *("tokenizer_training", "doom"),
+        *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
+        *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
     "metrics": ("quality",),
 }

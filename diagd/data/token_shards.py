@@ -141,9 +141,8 @@ def _encode(
 
     def encode(path: Path) -> tuple[Tensor, list[int]]:
         frames = read_video(path).frames
-        if vocabulary == STILL:
-            actions = [0] * len(frames)
-        else:
+        actions = [0] * len(frames)
+        if vocabulary != STILL:
             actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
         return tokenizer.encode(frames), actions
 

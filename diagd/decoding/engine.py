@@ -82,7 +82,7 @@ class DiagonalEngine:
         self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
         self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
         self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
-        self.run = make_runner(runner, self._step, device)
+        self.run = torch.inference_mode()(make_runner(runner, self._step, device))
         self.num_used = 0  # slots that hold the sequence so far
         self.num_prefix = 0  # of them, slots before the first context frame
         self.num_held = 0  # frames in the sequence
@@ -190,10 +190,9 @@ class DiagonalEngine:
         lanes[Lanes._fields.index("frames")] += self.num_generated
         return lanes.to(self.tokens.device)
 
-    @torch.inference_mode()
     def _step(self, lanes: Tensor, num_slots: int) -> None:
         """Gather, forward, sample, scatter."""
-        lane = Lanes(*lanes)
+        lane = Lanes(*(lanes[field] for field in range(len(Lanes._fields))))
         visible = visible_slots(lane.positions, lane.steps, self.fed_at[:num_slots])
         logits = self.model.forward(
             self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache

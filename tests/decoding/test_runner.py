@@ -32,6 +32,18 @@ def test_a_step_reads_at_least_the_slots_in_use(num_slots):
     assert calls[0][1] >= num_slots
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # inductor's own
+def test_the_compiled_step_writes_what_eager_writes():
+    for case in (Case(num_frames=4), Case(row_lag=1, frame_lag=3, num_action_tokens=2)):
+        eager, compiled = (
+            diagd.generate_tokens(
+                model_of("own"), case.prompt, case.schedule, case.actions(), runner=runner
+            ).tokens
+            for runner in ("eager", "compile")
+        )
+        assert torch.equal(eager, compiled)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("runner", ["compile", "cuda-graph"])

@@ -1,0 +1,203 @@
+import subprocess
+import sys
+
+import pytest
+
+from diagd import plan_report
+from diagd.cli import COMMANDS
+
+COSMOS = "3x40x64"
+PAPER = [  # arXiv:2503.14070, design section 6: grid, k, d, steps
+    *[(COSMOS, 1, d, steps) for d, steps in ((1, 105), (5, 113), (9, 121), (40, 183))],
+    *[(COSMOS, 2, d, steps) for d, steps in ((2, 146), (10, 162), (18, 178), (80, 302))],
+    *[(COSMOS, 4, d, steps) for d, steps in ((4, 228), (12, 244), (20, 260), (36, 292))],
+]
+PAPER_SPATIAL = [
+    *[("100x18x30", k, steps) for k, steps in ((1, 4700), (2, 6400))],
+    *[("15x14x24", k, steps) for k, steps in ((1, 555), (2, 750), (4, 1140))],
+]
+PAPER_RASTER = [(COSMOS, 7680), ("100x18x30", 54000), ("15x14x24", 5040)]
+
+
+def lanes_by_counting(num_frames, height, width, row_lag, frame_lag):
+    steps = [
+        t * frame_lag + i * row_lag + j
+        for t in range(num_frames)
+        for i in range(height)
+        for j in range(width)
+    ]
+    return max(map(steps.count, set(steps)))
+
+
+def test_plan_prints_one_json_document_as_its_last_line(command):
+    outcome = command("plan", "--grid", COSMOS, "-k", 1, "-d", 40, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.document == {
+        "grid": COSMOS,
+        "row_lag": 1,
+        "frame_lag": 40,
+        "num_tokens": 7680,
+        "num_steps": 183,
+        "max_lanes": lanes_by_counting(3, 40, 64, 1, 40),
+        "speedup": round(7680 / 183, 3),
+    }
+    assert len(outcome.out.splitlines()) > 1  # the table for people comes first
+
+
+@pytest.mark.parametrize(("grid", "row_lag", "frame_lag", "steps"), PAPER)
+def test_plan_counts_the_steps_of_the_paper(grid, row_lag, frame_lag, steps, command):
+    flags = ("--row-lag", row_lag, "--frame-lag", frame_lag)
+    document = command("plan", "--grid", grid, *flags, "--json").document
+    assert (document["num_steps"], document["frame_lag"]) == (steps, frame_lag)
+
+
+@pytest.mark.parametrize(("grid", "row_lag", "steps"), PAPER_SPATIAL)
+def test_plan_counts_the_steps_of_spatial_decoding(grid, row_lag, steps, command):
+    outcome = command("plan", "--grid", grid, "-k", row_lag, "--spatial-only", "--json")
+    assert outcome.document["num_steps"] == steps
+
+
+@pytest.mark.parametrize(("grid", "steps"), PAPER_RASTER)
+def test_plan_counts_the_steps_of_raster_decoding(grid, steps, command):
+    document = command("plan", "--grid", grid, "--raster", "--json").document
+    assert (document["num_steps"], document["max_lanes"], document["speedup"]) == (steps, 1, 1)
+
+
+def test_the_default_frame_lag_is_the_paper_s(command):
+    assert command("plan", "--grid", COSMOS, "-k", 2, "--json").document["frame_lag"] == 80
+
+
+def test_plan_draws_a_small_frame_with_rows_below_each_other(command):
+    outcome = command("plan", "--grid", "2x3x5", "-k", 2)
+    drawn = [line.split() for line in outcome.out.splitlines()[-3:]]
+    assert drawn == [[str(2 * i + j) for j in range(5)] for i in range(3)]
+
+
+def test_flags_may_be_written_with_an_equals_sign(command):
+    outcome = command("plan", f"--grid={COSMOS}", "--row-lag=1", "--json", "--frame-lag=40")
+    assert outcome.document["num_steps"] == 183
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_its_flags(name, command):
+    outcome = command(name, "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"usage: diagd {name}" in outcome.out
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_every_command(flag, command):
+    outcome = command(flag)
+    assert (outcome.code, outcome.err) == (0, "")
+    for name, (_, summary) in COMMANDS.items():
+        assert any(
+            line.split()[:1] == [name] and summary in line for line in outcome.out.split("\n")
+        )
+
+
+def test_no_command_shows_the_list_and_fails(command):
+    outcome = command()
+    assert (outcome.code, outcome.err) == (2, "")
+    assert "usage: diagd COMMAND" in outcome.out
+
+
+@pytest.mark.parametrize("name", ["dream", "--grid", "Plan", ""])
+def test_an_unknown_command_lists_the_known_ones(name, command):
+    command(name).assert_refused(rf"unknown command '{name}', expected one of: generate, plan, .*")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_flag_is_named(name, command):
+    command(name, "--grit", "3").assert_refused("[Uu]nrecognized .*--grit")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), r"--grid"),
+        (("--grid",), r"--grid"),
+        (("--grid", "3x40"), r"grid must look like TxHxW \(for example 3x40x64\), got '3x40'"),
+        (("--grid", "3x40x64x2"), r"grid must look like TxHxW .*, got '3x40x64x2'"),
+        (("--grid", "3*40*64"), r"grid must look like TxHxW"),
+        (("--grid", "-3x40x64"), r"grid must look like TxHxW"),
+        (("--grid", "3x0x64"), r"height must be at least 1, got 0"),
+        (("--grid", "3x40x64", "-k", "0"), r"row_lag must be in \[1, width=64\], got 0"),
+        (("--grid", "3x40x64", "-k", "65"), r"row_lag must be in \[1, width=64\], got 65"),
+        (
+            ("--grid", "3x40x64", "-d", "0"),
+            r"frame_lag must be in \[1, \(height - 1\) \* row_lag \+ width=103\], got 0",
+        ),
+        (("--grid", "3x40x64", "-d", "104"), r"frame_lag must be in \[1, .*=103\], got 104"),
+        (("--grid", "3x40x64", "-k", "2", "-d", "143"), r"frame_lag .*=142\], got 143"),
+        (("--grid", "3x40x64", "-k", "one"), r"one"),
+        (("--grid", "3x40x64", "-k", "1.5"), r"1\.5"),
+        (("--grid", "3x40x64", "stray"), r"stray"),
+    ],
+)
+def test_a_bad_plan_is_refused_in_one_line(flags, message, command):
+    outcome = command("plan", *flags, "--json")
+    outcome.assert_refused(message)
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize("name", ["generate", "bench"])
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda:7", r"device 'cuda:7' is not available: \d CUDA devices"),
+        ("gpu", r"device must look like cpu, cuda or cuda:0, got 'gpu'"),
+        ("meta", r"device must be cpu or cuda, got 'meta'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name, device, message, command, world, tmp_path):
+    output = ("--output", tmp_path / "dream.mp4") if name == "generate" else ()
+    command(name, "--model", world, "--device", device, *output).assert_refused(message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_dtype_lists_the_known_ones(command):
+    command("bench", "--dtype", "int8").assert_refused("float32.*bfloat16.*float16")
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra", "flags"),
+    [
+        ("train", "accelerate", "train", ("--tokens", "tokens")),
+        ("record", "vizdoom", "doom", ("--clips", "1")),
+    ],
+)
+def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, COMMANDS[name][0].partition(":")[0], raising=False)
+    outcome = command(name, "--out", tmp_path / "out", *flags)
+    outcome.assert_refused(rf"[Nn]eeds .*: pip install 'diagd\[{extra}\]'|needs .*{extra}")
+    assert f"pip install 'diagd[{extra}]'" in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_of_no_extra_that_is_missing_is_our_bug(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.delitem(sys.modules, "diagd.plan_report")
+    with pytest.raises(ModuleNotFoundError, match=r"rich\.table"):
+        command("plan", "--grid", COSMOS)
+
+
+def test_an_interrupted_command_ends_quietly(command, monkeypatch):
+    def interrupt(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_report, "main", interrupt)
+    outcome = command("plan", "--grid", COSMOS)
+    assert (outcome.code, outcome.err) == (130, "")
+
+
+def test_the_package_runs_as_a_module(tmp_path):
+    def run(*flags):
+        arguments = [sys.executable, "-m", "diagd", "plan", "--grid", COSMOS, *flags]
+        return subprocess.run(arguments, capture_output=True, text=True)
+
+    good, bad = run("-k", "1", "-d", "40", "--json"), run("-k", "0")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert '"num_steps": 183' in good.stdout.splitlines()[-1]
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "error: row_lag must be in [1, width=64], got 0\n"
