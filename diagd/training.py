@@ -2,8 +2,7 @@
 
 The loss counts visual tokens only, since actions are always given. The batch of a step is a
 function of seed and step alone, so a killed run goes on with the loss curve it would have had.
-Optimisation defaults are the paper's (arXiv:2503.14070, appendix, "Optimization hyperparameters").
-Runs on one process or under `accelerate launch`.
+Optimisation defaults are the paper's (arXiv:2503.14070, appendix). `accelerate launch` spreads it.
 
     diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
 """
