@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -106,7 +107,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
 
     num_timed = options.frames if options.compare else min(options.frames, RASTER_FRAMES)
     wanted = {} if options.raster else {"raster": (num_timed, True)}
-    name = "raster" if options.raster else f"diagonal, row_lag {options.row_lag}"
+    name = "raster" if options.raster else f"row_lag {options.row_lag}"
     wanted[name] = (options.frames, options.raster)
     videos: dict[str, GeneratedVideo] = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -209,8 +210,10 @@ def _print(
     console: Console, report: list[dict[str, Any]], options: GenerateOptions, sheet: Path
 ) -> None:
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    table = Table(title=f"{options.model} on {options.device}{threads}, {options.dtype}")
-    for column in ("", "frames", "steps", "seconds", "ms/step", "tokens/s", "frames/s", "speedup"):
+    table = Table(
+        title=f"{options.model} on {options.device}{threads}, {options.dtype}", box=SIMPLE
+    )
+    for column in ("", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"):
         table.add_column(column, justify="left" if not column else "right")
     for row in report:
         table.add_row(
@@ -218,7 +221,6 @@ def _print(
             str(row["num_frames"]),
             str(row["num_steps"]),
             f"{row['seconds']:.2f}",
-            f"{row['seconds'] / row['num_steps'] * 1000:.1f}",
             f"{row['tokens_per_second']:.0f}",
             f"{row['frames_per_second']:.2f}",
             f"{row['speedup']:.1f}x" if len(report) > 1 else "-",

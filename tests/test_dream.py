@@ -79,7 +79,7 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     document = outcome.document
     assert (document["output"], document["contact_sheet"]) == ("dream.mp4", "dream.png")
     raster, diagonal = document["runs"]
-    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "diagonal, row_lag 1")
+    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "row_lag 1")
     assert (raster["num_frames"], diagonal["num_frames"]) == (2, FRAMES)
     assert (raster["num_steps"], diagonal["num_steps"]) == (2 * HEIGHT * WIDTH, steps(FRAMES))
     assert diagonal["tokens_per_second"] == pytest.approx(
@@ -120,9 +120,9 @@ def test_compare_shows_raster_on_the_left_and_the_diagonal_on_the_right(generate
     assert generate("-k", 2, "--output", "diagonal.mp4").code == 0
     left, right = both[CONTEXT:].split(WIDTH_PX, dim=2)
     raster, diagonal = dreamt("raster.mp4"), dreamt("diagonal.mp4")
-    # the codec treats a video and its half a little differently
-    assert psnr(left, raster).min() > 25 > psnr(left, diagonal).max()
-    assert psnr(right, diagonal).min() > 25
+    # the codec treats a video and its half a little differently; greedy dreams part for good
+    assert psnr(left, raster)[-1] > psnr(left, diagonal)[-1] + 5
+    assert psnr(right, diagonal)[-1] > psnr(right, raster)[-1] + 5
 
 
 def test_frames_can_overlap(generate):
@@ -235,13 +235,12 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--frame-lag", 8), r"frame_lag must be in \[1, .*=7\], got 8"),
         (("--frames", 0), r"frames must be at least 1, got 0"),
         (("--context-frames", 0), r"context_frames must be at least 1, got 0"),
-        (("--context-frames", 6, "--frames", 1), r"(context|prompt)"),
         (("--temperature", -1), r"temperature must be 0 or more, got -1"),
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
-        (("--top-k", 0), r"top_k must be at least 1, got 0"),
+        (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
         (("--raster", "--compare"), r"compare already runs raster; leave --raster out"),
-        (("--row-start", "first"), r"temporal.*predecessor.*spatial"),
+        (("--row-start", "first"), r"'first'.*--row-start.*'spatial'"),
         (
             ("--actions", "jump*4"),
             r"unknown action 'jump', expected one of: none, forward, left, r",
@@ -310,9 +309,10 @@ def test_a_prompt_without_its_actions_is_refused(refused, world, tmp_path):
 
 
 def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate):
-    """The model folder's clip has five frames: six are an error, or at least mentioned."""
     outcome = generate("--context-frames", 6)
-    assert outcome.code == 2 or "5 frames" in outcome.out
+    assert outcome.code == 0
+    assert "prompt has 5 frames: the model sees no more than these" in outcome.out
+    assert len(read_video("dream.mp4").frames) == 5 + FRAMES
 
 
 @pytest.mark.parametrize(
@@ -438,4 +438,4 @@ def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
 
 def test_an_empty_walk_is_refused(refused, broken_world):
     (broken_world / "walk.jsonl").write_text("")
-    refused(r"walk\.jsonl", model=broken_world)
+    refused(r"expected 4 actions \(one a frame\), got 0", model=broken_world)

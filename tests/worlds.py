@@ -22,7 +22,7 @@ from diagd.models.transformer import Transformer
 HEIGHT, WIDTH, PATCH_PX = 3, 5, 8
 HEIGHT_PX, WIDTH_PX = HEIGHT * PATCH_PX, WIDTH * PATCH_PX
 NUM_CODES = 20
-CONTEXT_FRAMES = 6  # frames the model can hold
+CONTEXT_FRAMES = 8  # frames the model can hold
 NAMES = ("none", "forward", "left", "right")
 PROMPT_ACTIONS = ("none", "forward", "left", "left", "right")
 WALK = ("forward", "left", "right")
@@ -84,6 +84,7 @@ def tokenizer() -> VQTokenizer:
     with torch.no_grad():
         latents = wrapped.latents(smooth_frames(4, HEIGHT_PX, WIDTH_PX, seed=1))
         wrapped.codebook.copy_(latents.movedim(1, -1).flatten(0, 2)[::3])
+        model.decoder.conv_out.weight.mul_(4)  # else all codes look alike
     return wrapped
 
 

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+import diagd
+from tests import oracles
+
+VOCAB_SIZE, NUM_VISUAL = 24, 18
+GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return oracles.tiny_llama(VOCAB_SIZE, 160)
+
+
+@pytest.fixture
+def prompt():
+    return torch.randint(NUM_VISUAL, (2, 4), generator=torch.Generator().manual_seed(0))
+
+
+def actions_of(num_action_tokens):
+    shape = (2, GRID.num_frames, num_action_tokens)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(NUM_VISUAL, VOCAB_SIZE, shape, generator=generator)
+
+
+def test_raster_order_writes_what_generate_writes(llama, prompt):
+    plain = llama.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
+    schedule = diagd.DiagonalSchedule.raster(GRID)
+    ours = llama.generate(prompt, custom_generate=diagd.custom_generate(schedule), do_sample=False)
+    assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
+def test_diagonals_write_what_generate_tokens_writes(row_start, llama, prompt):
+    schedule, actions = diagd.DiagonalSchedule(GRID, 2, 4), actions_of(2)
+    valid = (0, NUM_VISUAL)
+    out = diagd.generate_tokens(
+        diagd.HuggingFaceModel(llama),
+        prompt,
+        schedule,
+        actions,
+        context_frames=0,
+        row_start=row_start,
+        sampling=diagd.SamplingOptions(valid_range=valid),
+    )
+    custom = diagd.custom_generate(schedule, actions, row_start=row_start, valid_range=valid)
+    sequence = llama.generate(prompt, custom_generate=custom, do_sample=False)
+    assert sequence.shape == (2, 4 + 2 * (2 + 15))
+    assert torch.equal(sequence[:, :4], prompt)
+    frames = sequence[:, 4:].unflatten(1, (2, 17))
+    assert torch.equal(frames[:, :, :2], actions)
+    assert torch.equal(frames[:, :, 2:].unflatten(2, (3, 5)), out.tokens)
+
+
+def test_context_frames_reach_the_decoder(llama):
+    prompt = torch.randint(NUM_VISUAL, (2, 15), generator=torch.Generator().manual_seed(3))
+    schedule = diagd.DiagonalSchedule.spatial(GRID)
+    out = diagd.generate_tokens(diagd.HuggingFaceModel(llama), prompt, schedule, context_frames=1)
+    custom = diagd.custom_generate(schedule, context_frames=1)
+    sequence = llama.generate(prompt, custom_generate=custom, do_sample=False)
+    assert torch.equal(sequence[:, 15:], out.tokens.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampling"),
+    [
+        ({"top_k": 0}, diagd.SamplingOptions(1.0)),
+        ({"temperature": 0.7, "top_k": 5}, diagd.SamplingOptions(0.7, top_k=5)),
+        ({"top_k": 0, "top_p": 0.8}, diagd.SamplingOptions(1.0, top_p=0.8)),
+    ],
+)
+def test_the_generation_config_says_how_to_sample(flags, sampling, llama, prompt):
+    schedule = diagd.DiagonalSchedule.spatial(GRID)
+    model = diagd.HuggingFaceModel(llama)
+    out = diagd.generate_tokens(
+        model, prompt, schedule, context_frames=0, sampling=sampling, seed=9
+    )
+    custom = diagd.custom_generate(schedule, seed=9)
+    sequence = llama.generate(prompt, custom_generate=custom, do_sample=True, **flags)
+    assert torch.equal(sequence[:, 4:], out.tokens.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"repetition_penalty": 1.5}, r"knows no logits processors, got \['RepetitionPenaltyLog"),
+        ({"do_sample": True, "min_p": 0.1}, r"knows no logits processors, got \['MinPLogitsWarper"),
+        ({"num_beams": 2}, r"num_beams must be 1, got 2"),
+        ({"do_sample": True, "num_return_sequences": 2}, r"num_return_sequences must be 1, got 2"),
+    ],
+)
+def test_what_diagonals_cannot_honour_is_refused(flags, message, llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    with pytest.raises(ValueError, match=message):
+        llama.generate(prompt, custom_generate=custom, **{"do_sample": False, **flags})
+
+
+def test_the_weights_and_the_attention_of_the_model_stay_as_they_were(llama, prompt):
+    before = llama(prompt).logits
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    llama.generate(prompt, custom_generate=custom, do_sample=False)
+    assert torch.equal(llama(prompt).logits, before)
