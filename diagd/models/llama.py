@@ -59,6 +59,7 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         llama = LlamaForCausalLM(llama_config)
     llama.model.rotary_emb = _GivenRotary(model)  # pyright: ignore[reportAttributeAccessIssue]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied
     llama.load_state_dict(weights, assign=True)
     llama.tie_weights()
     return llama.eval()
