@@ -86,12 +86,6 @@ def main(options: BenchOptions) -> dict[str, Any]:
     model = _model(options, device)
     config = model.config
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
-    length = (grid.num_frames + 1) * grid.tokens_per_frame
-    length += grid.num_frames * config.num_action_tokens
-    if length > config.max_positions:
-        raise ValueError(
-            f"context frame and grid take {length} of {config.max_positions} positions"
-        )
     schedules = [DiagonalSchedule.raster(grid)]
     schedules += [DiagonalSchedule.spatial(grid, lag) for lag in options.row_lag]
     generator = torch.Generator().manual_seed(options.seed)
@@ -100,6 +94,8 @@ def main(options: BenchOptions) -> dict[str, Any]:
     actions = torch.randint(
         *action_range, (1, grid.num_frames, config.num_action_tokens), generator=generator
     )
+    if (length := prompt.numel() + grid.num_tokens + actions.numel()) > config.max_positions:
+        raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
     inputs = prompt.to(device), actions.to(device)
     rows = []
     if options.baseline == "hf":

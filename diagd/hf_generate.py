@@ -52,8 +52,9 @@ def custom_generate(
         foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
         if foreign:
             raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
-        if generation_config.num_beams not in (None, 1):
-            raise ValueError(f"num_beams must be 1, got {generation_config.num_beams}")
+        for name in ("num_beams", "num_return_sequences"):
+            if getattr(generation_config, name) not in (None, 1):
+                raise ValueError(f"{name} must be 1, got {getattr(generation_config, name)}")
         sampling = SamplingOptions(valid_range=valid_range)
         if generation_config.do_sample:
             top_k, top_p = generation_config.top_k, generation_config.top_p

@@ -87,9 +87,14 @@ def main(options: TrainOptions) -> dict[str, float]:
                 f"{name}: clips must have at least frames={options.frames} frames, "
                 f"got {data.tokens.shape[1]}"
             )
-    run = TrainingRun(options, clips, held_out)
+    if held_out is not None and fit_config(options, held_out) != fit_config(options, clips):
+        raise ValueError("validation: clips have another grid, tokenizer or actions than tokens")
+    run = TrainingRun(options, clips)
     run.train()
-    return {"steps": options.steps, "validation_loss": run.validation_loss()}
+    report: dict[str, float] = {"steps": options.steps}
+    if held_out is not None:
+        report["validation_loss"] = run.validation_loss(held_out)
+    return report
 
 
 def fit_config(options: TrainOptions, clips: TokenClips) -> ModelConfig:
@@ -128,10 +133,8 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor, image_vocab_size: in
 class TrainingRun:
     """The loop and its state."""
 
-    def __init__(
-        self, options: TrainOptions, clips: TokenClips, held_out: TokenClips | None
-    ) -> None:
-        self.options, self.clips, self.held_out = options, clips, held_out
+    def __init__(self, options: TrainOptions, clips: TokenClips) -> None:
+        self.options, self.clips = options, clips
         self.config = fit_config(options, clips)
         self.accelerator = Accelerator(
             mixed_precision=options.precision, cpu=not torch.cuda.is_available()
@@ -165,7 +168,7 @@ class TrainingRun:
             self.accelerator.load_state(str(self.checkpoint))
             self.step = state["step"]
         if log.is_file() and self.accelerator.is_main_process:
-            lines = log.read_text().splitlines(keepends=True)
+            lines = [x for x in log.read_text().splitlines(keepends=True) if x.endswith("}\n")]
             log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
 
     def train(self) -> None:
@@ -187,9 +190,9 @@ class TrainingRun:
                     bar.update(task, description=f"loss {loss:.3f}")
                     self._log(loss, seconds / len(losses))
                     losses = []
-                if time.monotonic() - saved > options.save_minutes * 60:
-                    self.save()
-                    saved = time.monotonic()
+                    if time.monotonic() - saved > options.save_minutes * 60:
+                        self.save()  # with the log, so that a resumed run logs the same means
+                        saved = time.monotonic()
         self.save()
 
     def _train_step(self) -> Tensor:
@@ -208,14 +211,11 @@ class TrainingRun:
         return loss.detach()
 
     @torch.no_grad()
-    def validation_loss(self) -> float:
-        """Mean loss over fixed held-out windows; NaN without held-out shards."""
-        if self.held_out is None:
-            return math.nan
-        losses, options = [], self.options
+    def validation_loss(self, held_out: TokenClips) -> float:
+        """Mean loss over fixed windows of held-out clips."""
+        losses, options, device = [], self.options, self.accelerator.device
         for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(self.held_out, options.frames, options.batch_size, batch)
-            tokens = tokens.to(self.accelerator.device)
+            tokens = draw_batch(held_out, options.frames, options.batch_size, batch).to(device)
             with self.accelerator.autocast():
                 losses.append(next_token_loss(self.model, tokens, self.clips.codebook_size))
         return torch.stack(losses).mean().item()

@@ -55,7 +55,8 @@ def command(
             main()
         except SystemExit as stop:
             code = int(stop.code or 0)
-        return Outcome(code, *capfd.readouterr())
+        written = capfd.readouterr()
+        return Outcome(code, str(written.out), str(written.err))
 
     return run
 

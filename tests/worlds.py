@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from diffusers import VQModel
+from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.token_shards import TokenClips
 from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import write_video
 from diagd.models.checkpoints import save_model
@@ -26,6 +27,7 @@ CONTEXT_FRAMES = 8  # frames the model can hold
 NAMES = ("none", "forward", "left", "right")
 PROMPT_ACTIONS = ("none", "forward", "left", "left", "right")
 WALK = ("forward", "left", "right")
+SHARD_CODES, SHARD_NAMES = 11, ("none", "left", "right")
 
 
 def smooth_frames(num_frames: int, height_px: int, width_px: int, seed: int = 0) -> Tensor:
@@ -98,3 +100,12 @@ def write_world(folder: Path, num_action_tokens: int = 1) -> Path:
         write_actions(folder / "prompt.jsonl", PROMPT_ACTIONS)
         write_actions(folder / "walk.jsonl", WALK)
     return folder
+
+
+def clips_of(num_clips: int = 4, num_frames: int = 6, seed: int = 0) -> TokenClips:
+    """Draw 2 x 3 clips in which the action shifts every token of its frame: easy to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    actions = torch.randint(len(SHARD_NAMES), (num_clips, num_frames), generator=generator)
+    start = torch.randint(SHARD_CODES, (num_clips, 1, 2, 3), generator=generator)
+    tokens = (start + actions.cumsum(1)[..., None, None]) % SHARD_CODES
+    return TokenClips(tokens.to(torch.int16), actions.to(torch.int16), SHARD_CODES, SHARD_NAMES)

@@ -6,6 +6,7 @@ can be killed and started again at any clip, and two machines record the same cl
     diagd record --out gameplay --clips 400 --first-seed 0
 """
 
+import contextlib
 import os
 import random
 import tempfile
@@ -155,7 +156,8 @@ def _start_game(vizdoom, config: Path, scratch: Path):
     game.set_render_messages(False)
     game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS])
     game.set_depth_buffer_enabled(True)
-    game.init()
+    with contextlib.chdir(scratch):  # the game leaves a folder where it is started
+        game.init()
     return game
 
 

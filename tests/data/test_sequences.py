@@ -1,0 +1,40 @@
+import torch
+
+from diagd.data.sequences import draw_batch, sequences
+from diagd.data.token_shards import TokenClips
+from tests.worlds import SHARD_CODES, SHARD_NAMES, clips_of
+
+
+def test_a_sequence_is_frame_action_frame_by_hand():
+    tokens = torch.tensor(
+        [
+            [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 0]], [[1, 3, 5], [7, 9, 2]]],
+            [[[5, 5, 5], [5, 5, 5]], [[4, 4, 4], [4, 4, 4]], [[3, 3, 3], [3, 3, 3]]],
+        ],
+        dtype=torch.int16,
+    )
+    actions = torch.tensor([[0, 1, 2], [0, 2, 1]], dtype=torch.int16)
+    clips = TokenClips(tokens, actions, SHARD_CODES, SHARD_NAMES)
+    cut = sequences(clips, torch.tensor([0, 1]), torch.tensor([1, 0]), frames=2)
+    right = SHARD_CODES + 2  # action ids follow the visual ones
+    assert cut.tolist() == [
+        [6, 7, 8, 9, 10, 0, right, 1, 3, 5, 7, 9, 2],  # the action that led to the second frame
+        [5, 5, 5, 5, 5, 5, right, 4, 4, 4, 4, 4, 4],
+    ]
+    assert cut.dtype == torch.int64
+
+
+def test_a_batch_is_a_function_of_its_seed_alone():
+    clips = clips_of()
+    batch = draw_batch(clips, 3, 5, 17)
+    torch.rand(3)
+    assert torch.equal(draw_batch(clips, 3, 5, 17), batch)
+    assert not torch.equal(draw_batch(clips, 3, 5, 18), batch)
+
+
+def test_batches_reach_the_last_frame_and_no_further():
+    clips = clips_of(num_clips=1, num_frames=4)
+    windows = {tuple(row) for row in draw_batch(clips, 3, 50, 0).tolist()}
+    starts = torch.tensor([0, 1])
+    expected = sequences(clips, torch.zeros(2, dtype=torch.int64), starts, 3).tolist()
+    assert windows == {tuple(row) for row in expected}
