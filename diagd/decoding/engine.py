@@ -183,7 +183,7 @@ class DiagonalEngine:
         self.fed_at.fill_(NEVER)
         self.fed_at[:base] = -1
         self.fed_at[base:end] = plan.fed_at.to(self.fed_at.device)
-        frames = self.tokens[:, base:end].unflatten(1, (-1, layout.slots_per_frame))
+        frames = self.tokens[:, base:end].view(len(self.tokens), -1, layout.slots_per_frame)
         frames[:, :, : layout.num_action_tokens] = actions
         lanes = plan.lanes.clone()
         lanes[:4] = torch.where(lanes[:4] == SCRATCH, self.max_slots, lanes[:4] + base)

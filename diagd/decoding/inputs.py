@@ -1,7 +1,5 @@
 """What comes in from outside is checked here, before any work starts."""
 
-from numbers import Integral
-
 from torch import Tensor, int64
 
 from diagd.decoding.layout import SequenceLayout
@@ -77,7 +75,7 @@ def check_actions(
 
 def check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     """Return one seed for each batch row."""
-    seeds = [seed + row for row in range(batch_size)] if isinstance(seed, Integral) else list(seed)
+    seeds = seed if isinstance(seed, list) else [int(seed) + row for row in range(batch_size)]
     if len(seeds) != batch_size:
         raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
     for value in seeds:
