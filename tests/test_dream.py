@@ -1,17 +1,19 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from diagd import dream
-from diagd.data.actions import write_actions
+from diagd.data.actions import ActionVocabulary, read_actions, write_actions
+from diagd.data.doom import ACTIONS
 from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video, write_image, write_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.metrics.quality import psnr
-from diagd.models.checkpoints import save_model
+from diagd.models.checkpoints import available_models, model_folder, save_model
 from tests.worlds import (
     HEIGHT,
     HEIGHT_PX,
@@ -404,8 +406,6 @@ def test_a_tokenizer_of_another_codebook_is_refused(refused, broken_world):
 
 
 def test_a_context_that_does_not_fit_the_model_is_refused(refused, broken_world):
-    from dataclasses import replace
-
     config = replace(model_config(), max_positions=3 * (HEIGHT * WIDTH + 1))
     save_model(random_model(config), broken_world)
     message = r"prompt and one frame take 63 slots, the context holds 48"
@@ -439,3 +439,33 @@ def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
 def test_an_empty_walk_is_refused(refused, broken_world):
     (broken_world / "walk.jsonl").write_text("")
     refused(r"expected 4 actions \(one a frame\), got 0", model=broken_world)
+
+
+bundled = pytest.mark.skipif("doom" not in available_models(), reason="no bundled model")
+
+
+@bundled
+def test_the_bundled_model_is_small_and_knows_the_actions_of_the_recorder():
+    sizes = [path.stat().st_size for path in model_folder("doom").rglob("*")]
+    assert sum(sizes) < 30e6
+    assert max(sizes) < 25e6
+    vocabulary = ActionVocabulary.load(model_folder("doom") / "actions.json")
+    assert vocabulary == ACTIONS
+    prompt = read_video(model_folder("doom") / "prompt.mp4").frames
+    assert prompt.shape[1:] == (112, 192, 3)
+    assert len(read_actions(model_folder("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4
+    assert len(read_actions(model_folder("doom") / "walk.jsonl", vocabulary)) >= 16
+
+
+@bundled
+def test_the_bundled_model_dreams_something_that_moves_on_from_its_prompt(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    outcome = command("generate", "--frames", 1, "--json")
+    assert outcome.code == 0, outcome.err
+    assert [row["num_steps"] for row in outcome.document["runs"]] == [14 * 24, 13 + 24]
+    frames = read_video("dream.mp4").frames
+    assert frames.shape == (5, 112, 192, 3)
+    assert psnr(frames[4], frames[3]) > 12  # a view like the last one, not noise
+    assert frames[4].float().std() > 10

@@ -26,6 +26,7 @@ def little_model(monkeypatch):
     """A preset of these tests, no plot (it takes long), a process in which nobody has trained."""
     monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
     monkeypatch.setattr(training, "plot_loss", lambda folder: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
