@@ -139,6 +139,27 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
     assert rates[10] == pytest.approx(0.8)
 
 
+def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
+    seeds, rates = [], []
+    original = training.TrainingRun._train_step
+
+    def draw(clips, frames, size, seed):
+        seeds.append(seed)
+        return draw_batch(clips, frames, size, seed)
+
+    def step(self):
+        number, loss = self.step, original(self)
+        rates.append([group["lr"] for group in self.optimizer.param_groups])
+        assert rates[-1] == [self.options.learning_rate_at(number)] * 2
+        return loss
+
+    monkeypatch.setattr(training, "draw_batch", draw)
+    monkeypatch.setattr(training.TrainingRun, "_train_step", step)
+    main(options("one", seed=1))
+    main(options("two", seed=2))
+    assert len(rates) == len(set(seeds)) == 24
+
+
 def test_the_loss_falls(options):
     run = options(steps=60, batch_size=8, log_every=10)
     report = main(run)
