@@ -2,7 +2,8 @@
 
 `F.linear` reorders the weight for oneDNN on every call, or takes a slower kernel; here it is
 reordered once. Measured on one core of an AMX Xeon, a 512 -> 2048 layer: 9 and 14 lanes run 2.2
-times faster in float32 and 1.5 times in bfloat16; a single lane loses up to 20% in float32. For
+times faster in float32 and 1.5 times in bfloat16; a single lane loses in float32
+(docs/log.md). For
 eager inference only: a packed layer has no gradient, and Inductor packs weights itself.
 """
 
