@@ -7,7 +7,6 @@ Optimisation defaults are the paper's (arXiv:2503.14070, appendix). `accelerate 
     diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -25,10 +24,10 @@ from torch.nn import functional
 from diagd.data.actions import ActionVocabulary
 from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
-from diagd.models.checkpoints import load_model, save_model
-from diagd.models.config import PRESETS, ModelConfig
-from diagd.models.transformer import Transformer
+from diagd.models.checkpoints import save_model
+from diagd.models.config import PRESETS
 from diagd.plots import plot_loss
+from diagd.recipe import OptimizerName, fit_config, make_optimizers, same_kind, start_model
 
 NUM_VALIDATION_BATCHES = 8
 
@@ -43,11 +42,13 @@ class TrainOptions:
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
     validation: Path | None = None  # folder of held-out token shards
     frames: int = 8  # frames of a training sequence, and of the model's context
+    hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
     steps: int = 100_000  # optimiser steps
     batch_size: int = 4  # sequences a step and process
     learning_rate: float = 3e-4  # peak; decays along a cosine to a tenth
     warmup_steps: int = 10_000  # steps of linear warm-up
-    weight_decay: float = 0.1  # of AdamW with betas (0.9, 0.95); matrices only
+    optimizer: OptimizerName = "adamw"  # muon learns faster per token: for the blocks' matrices
+    weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
     precision: str = "bf16"  # bf16 autocast, or no (float32)
     compile: bool = True  # torch.compile the loss
@@ -66,6 +67,8 @@ class TrainOptions:
             raise ValueError(
                 f"warmup_steps must be in [0, steps={self.steps}), got {self.warmup_steps}"
             )
+        if not 0 <= self.hold < 1:
+            raise ValueError(f"hold must be in [0, 1), got {self.hold}")
         if self.precision not in ("bf16", "no"):
             raise ValueError(f"precision must be bf16 or no, got {self.precision!r}")
 
@@ -87,7 +90,9 @@ def main(options: TrainOptions) -> dict[str, float]:
                 f"{name}: clips must have at least frames={options.frames} frames, "
                 f"got {data.tokens.shape[1]}"
             )
-    if held_out is not None and fit_config(options, held_out) != fit_config(options, clips):
+    if options.hold and "none" not in clips.action_names:
+        raise ValueError(f"hold needs an action named none, got {', '.join(clips.action_names)}")
+    if held_out is not None and not same_kind(held_out, clips):
         raise ValueError("validation: clips have another grid, tokenizer or actions than tokens")
     run = TrainingRun(options, clips)
     run.train()
@@ -95,31 +100,6 @@ def main(options: TrainOptions) -> dict[str, float]:
     if held_out is not None:
         report["validation_loss"] = run.validation_loss(held_out)
     return report
-
-
-def fit_config(options: TrainOptions, clips: TokenClips) -> ModelConfig:
-    """Fit the preset to the data: its grid, its vocabulary, its context."""
-    grid_height, grid_width = clips.tokens.shape[2:]
-    return dataclasses.replace(
-        PRESETS[options.model],
-        vocab_size=clips.codebook_size + len(clips.action_names),
-        image_vocab_size=clips.codebook_size,
-        grid_height=grid_height,
-        grid_width=grid_width,
-        num_action_tokens=1,
-        max_positions=options.frames * (grid_height * grid_width + 1) - 1,
-    )
-
-
-def start_model(options: TrainOptions, config: ModelConfig) -> Transformer:
-    """Return random weights, or those of `init`, whose context may be of another length."""
-    model = Transformer.random(config, seed=options.seed)
-    if options.init is not None:
-        source = load_model(options.init)
-        if dataclasses.replace(source.config, max_positions=config.max_positions) != config:
-            raise ValueError(f"init: {options.init} is a model of another shape or vocabulary")
-        model.load_state_dict(source.state_dict())
-    return model
 
 
 def next_token_loss(model: torch.nn.Module, tokens: Tensor, image_vocab_size: int) -> Tensor:
@@ -135,19 +115,15 @@ class TrainingRun:
 
     def __init__(self, options: TrainOptions, clips: TokenClips) -> None:
         self.options, self.clips = options, clips
-        self.config = fit_config(options, clips)
+        self.config = fit_config(options.model, clips, options.frames)
         self.accelerator = Accelerator(
             mixed_precision=options.precision, cpu=not torch.cuda.is_available()
         )
-        model = start_model(options, self.config)
-        groups = [
-            {"params": [p for p in model.parameters() if p.ndim > 1]},
-            {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(
-            groups, options.learning_rate, (0.9, 0.95), weight_decay=options.weight_decay
+        model = start_model(self.config, options.seed, options.init)
+        optimizers = make_optimizers(
+            model, options.optimizer, options.learning_rate, options.weight_decay
         )
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.loss = torch.compile(next_token_loss) if options.compile else next_token_loss
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.previous = options.out / "training.previous"
@@ -199,15 +175,17 @@ class TrainingRun:
         options, accelerator = self.options, self.accelerator
         rank, world = accelerator.process_index, accelerator.num_processes
         seed = (options.seed << 40) + self.step * world + rank
-        tokens = draw_batch(self.clips, options.frames, options.batch_size, seed)
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate_at(self.step)
+        tokens = draw_batch(self.clips, options.frames, options.batch_size, seed, options.hold)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = options.learning_rate_at(self.step)
         with accelerator.autocast():
             loss = self.loss(self.model, tokens.to(accelerator.device), self.clips.codebook_size)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     @torch.no_grad()

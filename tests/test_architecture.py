@@ -23,7 +23,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("bench", "dream", "hf_generate", "plan_report", "training"),
-    ("flags", "plots"),
+    ("flags", "plots", "recipe"),
     ("pipeline",),
     ("data", "decoding", "metrics", "models"),
 )
@@ -35,6 +35,7 @@ ORDER = {
     ),
     "models": (
         *("config", "cache", "layers", "transformer", "checkpoints"),
+        "positional_start",
         *("packed", "llama", "huggingface"),
     ),
     "data": (

@@ -118,6 +118,11 @@ def test_a_checkpoint_folder_can_be_timed(command, world):
     assert model_config().max_positions > 3 * (HEIGHT * WIDTH + 1)
 
 
+def test_biases_and_steeper_rotations_are_handed_to_hugging_face(bench):
+    rows = rows_of(bench("--grid", "2x3x5", position="rope3d", rope_step=3.0, bias=True))
+    assert rows["hugging face"]["tokens_equal_to_raster"] == 1
+
+
 @pytest.mark.parametrize(
     "changes",
     [

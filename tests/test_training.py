@@ -13,7 +13,8 @@ from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
 from diagd.models.config import PRESETS
 from diagd.plots import plot_loss
-from diagd.training import TrainOptions, fit_config, main, next_token_loss
+from diagd.recipe import fit_config, make_optimizers, start_model
+from diagd.training import TrainOptions, main, next_token_loss
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
 from tests.worlds import clips_of, model_config
@@ -122,7 +123,7 @@ def test_actions_are_inputs_all_the_same(options):
 
 
 def test_the_preset_is_fitted_to_the_data(options):
-    config = fit_config(options(), clips_of())
+    config = fit_config("mc-ar-tiny", clips_of(), 3)
     assert (config.vocab_size, config.image_vocab_size) == (NUM_CODES + 3, NUM_CODES)
     assert (config.grid_height, config.grid_width, config.num_action_tokens) == (HEIGHT, WIDTH, 1)
     assert config.max_positions == draw_batch(clips_of(), 3, 1, 0).shape[1]
@@ -143,13 +144,13 @@ def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeyp
     seeds, rates = [], []
     original = training.TrainingRun._train_step
 
-    def draw(clips, frames, size, seed):
+    def draw(clips, frames, size, seed, hold):
         seeds.append(seed)
-        return draw_batch(clips, frames, size, seed)
+        return draw_batch(clips, frames, size, seed, hold)
 
     def step(self):
         number, loss = self.step, original(self)
-        rates.append([group["lr"] for group in self.optimizer.param_groups])
+        rates.append([group["lr"] for group in self.optimizers[0].param_groups])
         assert rates[-1] == [self.options.learning_rate_at(number)] * 2
         return loss
 
@@ -175,7 +176,7 @@ def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monk
     run = options()
     main(run)
     model = diagd.load_model(run.out)
-    assert model.config == fit_config(run, clips_of())
+    assert model.config == fit_config(run.model, clips_of(), run.frames)
     assert ActionVocabulary.load(run.out / "actions.json").names == NAMES
     (picture,) = run.out.glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -200,11 +201,31 @@ def test_weights_are_decayed_and_norms_are_not(options, monkeypatch):
 
     monkeypatch.setattr(training, "next_token_loss", flat)
     run = options(steps=1, warmup_steps=0, learning_rate=0.5, weight_decay=0.1)
-    start = training.start_model(run, fit_config(run, clips_of())).state_dict()
+    start = start_model(fit_config(run.model, clips_of(), run.frames), run.seed).state_dict()
     main(run)
     for name, weight in weights_of(run.out).items():
         factor = 0.95 if weight.dim() > 1 else 1.0
         torch.testing.assert_close(weight, start[name] * factor, atol=1e-7, rtol=1e-6)
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once():
+    model = start_model(PRESETS["mc-ar-tiny"], seed=0)
+    muon, adamw = make_optimizers(model, "muon", 0.1, 0.2)
+    assert {type(muon), type(adamw)} == {torch.optim.Muon, torch.optim.AdamW}
+    blocks = [id(p) for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
+    assert [id(p) for p in muon.param_groups[0]["params"]] == blocks
+    others = [id(p) for group in adamw.param_groups for p in group["params"]]
+    assert sorted(others + blocks) == sorted(id(p) for p in model.parameters())
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
+
+
+def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
+    clips = clips_of()
+    other = TokenClips(clips.tokens, clips.actions, NUM_CODES, ("stay", "left", "right"))
+    tokens = write_shard(tmp_path / "other", other)
+    with pytest.raises(ValueError, match="hold needs an action named none, got stay, left, right"):
+        main(options(tokens=tokens, hold=0.5))
+    assert not options().out.exists()
 
 
 def kill_after(monkeypatch, steps):
@@ -224,7 +245,9 @@ def kill_after(monkeypatch, steps):
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     save_minutes, killed_after, options, monkeypatch
 ):
-    whole, killed = options("whole"), options("killed", save_minutes=save_minutes)
+    recipe = {"optimizer": "muon", "hold": 0.3} if killed_after == 7 else {}
+    whole = options("whole", **recipe)
+    killed = options("killed", save_minutes=save_minutes, **recipe)
     main(whole)
     with monkeypatch.context() as patch:
         kill_after(patch, killed_after)
@@ -334,6 +357,7 @@ def test_bf16_trains_float32_weights(options):
         ({"log_every": 0}, r"log_every must be at least 1, got 0"),
         ({"frames": 1}, r"frames must be at least 2, got 1"),
         ({"warmup_steps": 12}, r"warmup_steps must be in \[0, steps=12\), got 12"),
+        ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
         ({"precision": "fp16"}, r"precision must be bf16 or no, got 'fp16'"),
     ],
 )

@@ -6,24 +6,35 @@ from torch import Tensor
 from diagd.data.token_shards import TokenClips
 
 
-def sequences(clips: TokenClips, indices: Tensor, starts: Tensor, frames: int) -> Tensor:
-    """Cut windows out of clips and interleave frames with the actions between them.
+def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
+    """Interleave frames of clips with the actions between them.
 
     Args:
-        indices, starts: (B,) int64, which clip and its first frame.
+        indices: (B,) int64, which clip.
+        times: (B, T) int64, which of its frames. A frame that repeats the one before it stands
+            under the action "none".
 
     Returns:
-        (B, frames * (height * width + 1) - 1) int64; action ids follow the visual ids.
+        (B, T * (height * width + 1) - 1) int64; action ids follow the visual ids.
     """
-    times = starts[:, None] + torch.arange(frames)
     visual = clips.tokens[indices[:, None], times].flatten(2).long()
-    actions = clips.actions[indices[:, None], times].long() + clips.codebook_size
-    return torch.cat([actions[..., None], visual], dim=2).flatten(1)[:, 1:]
+    actions = clips.actions[indices[:, None], times].long()
+    held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
+    if held.any():
+        actions = actions.masked_fill(held, clips.action_names.index("none"))
+    actions = actions[..., None] + clips.codebook_size
+    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
 
 
-def draw_batch(clips: TokenClips, frames: int, size: int, seed: int) -> Tensor:
-    """Return `size` sequences that the seed names, whatever was drawn before."""
+def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
+    """Return `size` sequences that the seed names, whatever was drawn before.
+
+    Args:
+        hold: Probability with which a frame repeats the one before it.
+    """
     generator = torch.Generator().manual_seed(seed)
     indices = torch.randint(len(clips.tokens), (size,), generator=generator)
     starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
-    return sequences(clips, indices, starts, frames)
+    moves = torch.rand(size, frames - 1, generator=generator) >= hold
+    times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
+    return sequences(clips, indices, times)

@@ -6,6 +6,7 @@ again.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -54,6 +55,7 @@ class ModelConfig:
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
     position: Position = "rope"  # 1-D rotary, (frame, row, column) rotary, or a learned table
     rope_theta: float = 10000.0  # base of the rotary frequencies
+    rope_step: float = 1.0  # radians a position, frame, row or column turns the fastest frequency
     yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1 turns it off
     yarn_frames: int = 3  # frames of the grid YaRN stretches from
     yarn_height: int = 40  # rows (and columns) of the grid YaRN stretches from
@@ -216,8 +218,10 @@ PRESETS: dict[str, ModelConfig] = {
         grid_height=14,
         grid_width=24,
         num_action_tokens=1,
+        bias=True,
         position="rope3d",
         rope_theta=100.0,
+        rope_step=math.pi,
     ),
     "mc-ar-42m": ModelConfig(
         hidden_size=512,

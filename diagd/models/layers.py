@@ -60,8 +60,9 @@ def grid_coordinates(config: ModelConfig) -> Tensor:
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
-    """Return (size / 2,) float32 frequencies theta^(-2i/size), stretched by YaRN if asked for."""
-    frequencies = config.rope_theta ** -(torch.arange(0, size, 2, device="cpu").float() / size)
+    """Return (size / 2,) float32: rope_step * theta^(-2i/size), stretched by YaRN if asked for."""
+    exponents = torch.arange(0, size, 2, device="cpu").float() / size
+    frequencies = config.rope_step * config.rope_theta**-exponents
     if config.yarn_factor == 1.0:
         return frequencies
     high = 2 * math.pi * _YARN_BETA_FAST / original_extent
@@ -70,14 +71,19 @@ def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> 
     return frequencies * ((1 - keep) / config.yarn_factor + keep)
 
 
+def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return radians a frame, and radians a row or column, of the planes that belong to each."""
+    space_dim = config.head_dim // 6 * 2
+    time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
+    return time, rotary_frequencies(config, space_dim, config.yarn_height)
+
+
 def rotary_angles(config: ModelConfig) -> Tensor:
     """Return (max_positions, head_dim / 2) float32 angles; 3-D ones are [frame | row | column]."""
     if config.position == "rope":
         positions = torch.arange(config.max_positions, device="cpu").float()
         return torch.outer(positions, rotary_frequencies(config, config.head_dim, 1))
-    space_dim = config.head_dim // 6 * 2
-    time = rotary_frequencies(config, config.head_dim - 2 * space_dim, config.yarn_frames)
-    space = rotary_frequencies(config, space_dim, config.yarn_height)
+    time, space = rotary_frequencies_3d(config)
     frame, row, column = grid_coordinates(config).float().unbind(-1)
     return torch.cat(
         [torch.outer(frame, time), torch.outer(row, space), torch.outer(column, space)], dim=-1

@@ -34,7 +34,6 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
     if (
         config.norm != "rms"
         or config.mlp != "swiglu"
-        or config.bias
         or config.qk_norm
         or config.position == "learned"
         or config.extra_embeddings
@@ -48,6 +47,8 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         num_key_value_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
+        attention_bias=config.bias,
+        mlp_bias=config.bias,
         max_position_embeddings=config.max_positions,
         rms_norm_eps=config.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},

@@ -15,7 +15,7 @@ def test_a_sequence_is_frame_action_frame_by_hand():
     )
     actions = torch.tensor([[0, 1, 2], [0, 2, 1]], dtype=torch.int16)
     clips = TokenClips(tokens, actions, SHARD_CODES, SHARD_NAMES)
-    cut = sequences(clips, torch.tensor([0, 1]), torch.tensor([1, 0]), frames=2)
+    cut = sequences(clips, torch.tensor([0, 1]), torch.tensor([[1, 2], [0, 1]]))
     right = SHARD_CODES + 2  # action ids follow the visual ones
     assert cut.tolist() == [
         [6, 7, 8, 9, 10, 0, right, 1, 3, 5, 7, 9, 2],  # the action that led to the second frame
@@ -35,6 +35,27 @@ def test_a_batch_is_a_function_of_its_seed_alone():
 def test_batches_reach_the_last_frame_and_no_further():
     clips = clips_of(num_clips=1, num_frames=4)
     windows = {tuple(row) for row in draw_batch(clips, 3, 50, 0).tolist()}
-    starts = torch.tensor([0, 1])
-    expected = sequences(clips, torch.zeros(2, dtype=torch.int64), starts, 3).tolist()
+    times = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    expected = sequences(clips, torch.zeros(2, dtype=torch.int64), times).tolist()
     assert windows == {tuple(row) for row in expected}
+
+
+def test_a_frame_that_repeats_stands_under_no_action():
+    clips = clips_of()
+    times = torch.tensor([[2, 2, 3]])
+    held = sequences(clips, torch.tensor([1]), times)
+    moving = sequences(clips, torch.tensor([1]), torch.tensor([[2, 3, 4]]))
+    area = clips.tokens[0, 0].numel()
+    assert torch.equal(held[0, :area], held[0, area + 1 : 2 * area + 1])
+    assert held[0, area] == SHARD_CODES + SHARD_NAMES.index("none")
+    assert held[0, 2 * area + 1] == moving[0, area] == SHARD_CODES + clips.actions[1, 3]
+
+
+def test_frames_are_held_as_often_as_asked():
+    tokens = torch.arange(6, dtype=torch.int16).view(1, 6, 1, 1).expand(1, 6, 2, 3)
+    always_left = torch.ones(1, 6, dtype=torch.int16)
+    clips = TokenClips(tokens, always_left, SHARD_CODES, SHARD_NAMES)
+    batch = draw_batch(clips, 4, 400, 0, hold=0.3)
+    frames = torch.nn.functional.pad(batch, (1, 0)).unflatten(1, (4, -1))[..., 1:]
+    share = (frames[:, 1:] == frames[:, :-1]).all(-1).float().mean().item()
+    assert 0.25 < share < 0.35
