@@ -29,7 +29,7 @@ from diagd.flags import DTypeName, device_of, dtype_of
 from diagd.models.checkpoints import load_model
 from diagd.models.config import PRESETS
 from diagd.models.llama import llama_of
-from diagd.models.packed import pack_linears
+from diagd.models.inference import optimize_for_inference
 from diagd.models.transformer import Transformer
 
 COLUMNS = {

@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor
 
+from diagd.backends import Backend
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import Video, contact_sheet, read_video, resize, write_image, write_video
 from diagd.decoding.plan import RowStart
@@ -53,8 +54,8 @@ class GenerateOptions:
     top_p: float | None = DEFAULT_SAMPLING.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # repeats a dream exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeName = "float32"
-    compile: bool = False  # torch.compile the step; pays off on long videos
+    dtype: DTypeName = "float32"  # of the weights
+    backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
     output: Path = Path("dream.mp4")  # the contact sheet goes beside it as .png
 
     def __post_init__(self) -> None:
@@ -81,17 +82,16 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     check_writable(options.output)
     check_writable(sheet)
     device, dtype = device_of(options.device), dtype_of(options.dtype)
-    world = VideoGenerator.from_pretrained(options.model, device, dtype, not options.compile)
-    one_lane = world  # for raster: in float32 a step of one lane is faster with plain weights
-    if options.dtype != "bfloat16":
-        one_lane = VideoGenerator.from_pretrained(options.model, device, dtype, pack=False)
+    world = VideoGenerator.from_pretrained(
+        options.model, device, dtype, options.backend, options.dtype == "int8"
+    )
     grid = TokenGrid(options.frames, world.height, world.width)
     DiagonalSchedule(grid, options.row_lag, options.frame_lag)  # before raster has run in vain
     context, context_actions, fps = _prompt(options, world, console)
     actions = _actions(options, world)
 
     def dream(num_frames: int, raster: bool) -> GeneratedVideo:
-        return (one_lane if raster else world).generate(
+        return world.generate(
             context,
             None if actions is None else actions[:num_frames],
             num_frames,
@@ -102,7 +102,6 @@ def main(options: GenerateOptions) -> dict[str, Any]:
             row_start=options.row_start,
             sampling=sampling,
             seed=options.seed,
-            runner="compile" if options.compile else "eager",
         )
 
     num_timed = options.frames if options.compare else min(options.frames, RASTER_FRAMES)

@@ -7,12 +7,12 @@ import tyro
 
 RowLag = Annotated[int, tyro.conf.arg(aliases=["-k"])]
 FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
-DTypeName = Literal["float32", "bfloat16", "float16"]
+DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 
 def dtype_of(name: DTypeName) -> torch.dtype:
-    """Return the torch dtype of that name."""
-    return getattr(torch, name)
+    """Return the torch dtype to load weights in; int8 ones are rounded from float32 later."""
+    return torch.float32 if name == "int8" else getattr(torch, name)
 
 
 def device_of(name: str) -> torch.device:

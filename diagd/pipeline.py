@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diagd.backends import Backend, prepare
 from diagd.data.actions import ActionVocabulary
 from diagd.data.tokenizers import VideoTokenizer, VQTokenizer
 from diagd.decoding.engine import DiagonalEngine
@@ -21,7 +22,6 @@ from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.checkpoints import load_model, model_folder
-from diagd.models.packed import pack_linears
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class VideoGenerator:
         tokenizer: turns frames into a grid of tokens and back.
         height, width: tokens of a frame.
         vocabulary: what actions there are; None for a model without actions.
+        runner: how steps are executed.
     """
 
     def __init__(
@@ -56,9 +57,10 @@ class VideoGenerator:
         height: int,
         width: int,
         vocabulary: ActionVocabulary | None,
+        runner: RunnerName = "eager",
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.height, self.width = height, width
+        self.height, self.width, self.runner = height, width, runner
 
     @classmethod
     def from_pretrained(
@@ -66,13 +68,14 @@ class VideoGenerator:
         name_or_path: str | Path = "doom",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        pack: bool = True,
+        backend: Backend = "auto",
+        int8: bool = False,
     ) -> "VideoGenerator":
         """Load a checkpoint folder with a tokenizer, or the bundled model `doom`.
 
         Args:
-            pack: on the CPU, pack the linear layers for speed (see `diagd.models.packed`); leave
-                it out for the runner `compile`, which packs them itself.
+            backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
+                `diagd.backends.prepare`).
 
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
@@ -97,10 +100,10 @@ class VideoGenerator:
                     f"the model has {config.vocab_size - config.image_vocab_size} action ids and "
                     f"{config.num_action_tokens} tokens an action"
                 )
-        if pack and model.device.type == "cpu":
-            pack_linears(model)
+        prepared, runner, _ = prepare(model, backend, int8)
         tokenizer.to(device)
-        return cls(model, tokenizer, config.grid_height, config.grid_width, vocabulary)
+        height, width = config.grid_height, config.grid_width
+        return cls(prepared, tokenizer, height, width, vocabulary, runner)
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
@@ -121,7 +124,6 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        runner: RunnerName = "eager",
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
@@ -154,7 +156,7 @@ class VideoGenerator:
             row_start=row_start,
             sampling=self._visual(sampling),
             seed=seed,
-            runner=runner,
+            runner=self.runner,
         )
         tokens = out.tokens[0]
         return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
@@ -169,7 +171,6 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        runner: RunnerName = "eager",
     ) -> Iterator[Tensor]:
         """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
 
@@ -183,7 +184,7 @@ class VideoGenerator:
             row_start=row_start,
             sampling=self._visual(sampling),
             seed=seed,
-            runner=runner,
+            runner=self.runner,
         )
         engine.prefill(self._prompt(frames, context_actions), len(frames))
         schedule = DiagonalSchedule.spatial(TokenGrid(1, self.height, self.width), row_lag)

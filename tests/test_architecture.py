@@ -25,6 +25,7 @@ LAYERS = (
     ("bench", "dream", "hf_generate", "plan_report", "training"),
     ("flags", "plots", "recipe"),
     ("pipeline",),
+    ("backends",),
     ("data", "decoding", "metrics", "models"),
 )
 # Inside a package a file imports files listed before it only.
@@ -36,7 +37,7 @@ ORDER = {
     "models": (
         *("config", "cache", "layers", "transformer", "checkpoints"),
         "positional_start",
-        *("packed", "llama", "huggingface"),
+        *("inference", "llama", "huggingface"),
     ),
     "data": (
         *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),

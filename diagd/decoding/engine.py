@@ -79,6 +79,7 @@ class DiagonalEngine:
         self.ranges = ValidRanges.resolve(
             self.sampling.valid_range, height, width, model.vocab_size, device
         )
+        self.sample = getattr(model, "sample", sample)  # a model may bring faster kernels for it
         self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
         self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
         self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
@@ -197,7 +198,7 @@ class DiagonalEngine:
         logits = self.model.forward(
             self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
         )
-        drawn = sample(
+        drawn = self.sample(
             logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
         )
         self.tokens.index_copy_(1, lane.outputs, drawn)

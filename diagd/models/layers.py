@@ -117,16 +117,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query self-attention, causal over its own tokens or masked over a cache."""
 
+    mergeable = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.layer = layer
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.layer, self.head_dim = layer, config.head_dim
+        self.widths = width, kv_width, kv_width
         self.q_proj = nn.Linear(config.hidden_size, width, bias=config.bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
+        self.qkv_proj: nn.Module | None = None  # all three, after merge_linears
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
@@ -151,9 +153,13 @@ class Attention(nn.Module):
         Returns:
             (B, L, hidden_size).
         """
-        queries = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        keys = self.k_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
-        values = self.v_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)
+        if self.qkv_proj is None:
+            projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        else:
+            projected = self.qkv_proj(x).split(self.widths, dim=-1)
+        queries, keys, values = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected
+        )
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
@@ -195,15 +201,22 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None
 class SwiGLU(nn.Module):
     """Gated MLP: down(silu(gate(x)) * up(x))."""
 
+    mergeable = {"gate_up_proj": ("gate_proj", "up_proj")}
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.gate_up_proj: nn.Module | None = None  # both, after merge_linears
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, L, hidden_size) to the same shape."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self.gate_up_proj is None:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        else:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class GELU(nn.Module):

@@ -1,0 +1,271 @@
+// One decoding step of a diagd Transformer as one call: all layers, one team of threads.
+//
+// Speaks of slots and masks only, like diagd/models/transformer.py, whose numbers it reproduces.
+// Activations are float32 throughout; weights and cache are float32, bfloat16 or (weights) int8.
+#include <omp.h>
+
+#include <vector>
+
+#include "kernels.h"
+
+extern "C" {
+struct LayerWeights {
+  const void *qkv, *out, *gate_up, *down;
+  const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+  const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
+  const float *norm1, *norm1_bias, *norm2, *norm2_bias, *q_norm, *k_norm;
+};
+struct Model {
+  int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated, threads;
+  float eps;
+  const void *embeddings, *head;
+  const float *positions, *cosines, *sines, *norm, *norm_bias, *head_scale;
+  const LayerWeights* weights;
+};
+struct Step {
+  int32_t batch, lanes, visible_slots, num_slots, keep;  // keep: logits of the last so many lanes
+  const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
+  const uint8_t* visible;                                // (L, visible_slots)
+  void *const *keys, *const *values;                     // a pair of buffers a layer
+  float* logits;                                         // (B, keep, vocab rounded up to 32)
+};
+}
+
+namespace {
+
+void norm(const Model& m, const float* x, float* out, int n, const float* weight,
+          const float* bias, bool rms) {
+  Floats sums = {}, squares = {};
+  int i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) {
+    sums += load(x + i);
+    squares += load(x + i) * load(x + i);
+  }
+  float total = sum(sums), total2 = sum(squares);
+  for (; i < n; i++) total += x[i], total2 += x[i] * x[i];
+  float mean = 0, variance = total2 / n;
+  if (!rms) {
+    mean = total / n;
+    variance = 0;
+    for (int j = 0; j < n; j++) variance += (x[j] - mean) * (x[j] - mean);
+    variance /= n;
+  }
+  const float scale = 1 / std::sqrt(variance + m.eps);
+  for (int j = 0; j < n; j++)
+    out[j] = (x[j] - mean) * scale * (weight ? weight[j] : 1) + (bias ? bias[j] : 0);
+}
+
+void rotate(float* x, const float* cosines, const float* sines, int half) {
+  for (int i = 0; i < half; i++) {
+    const float first = x[i], second = x[i + half];
+    x[i] = first * cosines[i] - second * sines[i];
+    x[i + half] = second * cosines[i] + first * sines[i];
+  }
+}
+
+// Floats from one row of activations to the next: rows a power of two apart would fall into one set
+// of the level-1 cache and evict each other.
+int apart(int columns) { return ceil_to(columns, BLOCK) + WIDTH; }
+
+// W is the type of the weights, C that of embeddings and cache.
+template <class W, class C>
+struct Decoder {
+  const Model& m;
+  const Step& s;
+  const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
+  const int hidden = ceil_to(m.hidden, BLOCK), inner = ceil_to(m.intermediate, BLOCK);
+  const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
+  const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
+  const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
+  const int middle_stride = apart(inner * (m.gated ? 2 : 1)), score_stride = apart(s.visible_slots);
+  const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
+  float *x, *projected, *mixed, *middle, *hidden_slots;
+
+  Matrix<W> matrix(const void* blocks, int K, const float* bias, const float* scale) const {
+    return {(const W*)blocks, K, bias, scale};
+  }
+
+  // This thread's share of the columns of x W.
+  void multiply_share(int thread, int threads, const float* in, int stride, const Matrix<W>& w,
+                      int columns, float* out, int out_stride, bool add) const {
+    const int blocks = ceil_to(columns, BLOCK) / BLOCK;
+    multiply(in, stride, rows, w, blocks * thread / threads, blocks * (thread + 1) / threads, out,
+             out_stride, add);
+  }
+
+  // 0 where a lane sees a slot, else minus infinity.
+  void hide(int lane) const {
+    const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
+    float* to = hidden_slots + (ptrdiff_t)lane * seen;
+    for (int j = 0; j < seen; j++) to[j] = j < s.visible_slots && visible[j] ? 0 : -INFINITY;
+  }
+
+  void embed(int row) const {
+    float* to = x + (ptrdiff_t)row * x_stride;
+    const C* from = (const C*)m.embeddings + s.tokens[row] * hidden;
+    for (int i = 0; i < hidden; i += WIDTH) store(to + i, load(from + i));
+    if (m.positions)
+      for (int i = 0; i < m.hidden; i++)
+        to[i] += m.positions[s.at[row % s.lanes] * m.hidden + i];
+  }
+
+  // Rotates the queries and keys of one row and writes keys and values to its cache slot.
+  void write_cache(int row, int layer) const {
+    const LayerWeights& w = m.weights[layer];
+    const int b = row / s.lanes, lane = row % s.lanes, half = m.head_dim / 2;
+    const int64_t slot = s.slots[lane], at = s.at[lane];
+    float* q = projected + (ptrdiff_t)row * qkv_stride;
+    for (int h = 0; h < m.heads + m.kv_heads; h++) {
+      float* states = q + h * m.head_dim;
+      const float* weight = h < m.heads ? w.q_norm : w.k_norm;
+      if (weight) norm(m, states, states, m.head_dim, weight, nullptr, true);
+      if (m.cosines) rotate(states, m.cosines + at * half, m.sines + at * half, half);
+    }
+    for (int h = 0; h < m.kv_heads; h++) {
+      const float* key = q + q_width + h * m.head_dim;
+      const ptrdiff_t base = (ptrdiff_t)(b * m.kv_heads + h) * slots;
+      C* keys = (C*)s.keys[layer] + (base + slot / BLOCK * BLOCK) * m.head_dim + slot % BLOCK;
+      C* values = (C*)s.values[layer] + (base + slot) * head;
+      for (int d = 0; d < m.head_dim; d++) {
+        put(keys + d * BLOCK, key[d]);  // blocks[slot / 32][d][slot % 32]
+        put(values + d, key[kv_width + d]);
+      }
+    }
+  }
+
+  // Softmax attention of some lanes of one head; scores is (MAX_ROWS, seen) scratch.
+  void attend(int b, int h, int first, int count, int layer, float* scores) const {
+    const int kv = b * m.kv_heads + h / (m.heads / m.kv_heads);
+    const float scale = 1 / std::sqrt((float)m.head_dim);
+    const float* q = projected + (ptrdiff_t)(b * s.lanes + first) * qkv_stride + h * m.head_dim;
+    const Matrix<C> keys{(const C*)s.keys[layer] + (ptrdiff_t)kv * slots * m.head_dim, m.head_dim,
+                         nullptr, nullptr};
+    multiply(q, qkv_stride, count, keys, 0, seen / BLOCK, scores, score_stride, false);
+    float inverse[MAX_ROWS];
+    for (int r = 0; r < count; r++) {
+      const float* hide = hidden_slots + (ptrdiff_t)(first + r) * seen;
+      float* row = scores + (ptrdiff_t)r * score_stride;
+      Floats highest = splat(-INFINITY), total = {};
+      for (int j = 0; j < seen; j += WIDTH) {
+        const Floats score = load(row + j) * scale + load(hide + j);
+        store(row + j, score);
+        highest = score > highest ? score : highest;
+      }
+      const float peak = max(highest);
+      for (int j = 0; j < seen; j += WIDTH) {
+        const Floats score = load(row + j);
+        const Floats weight = score == -INFINITY ? Floats{} : exp(score - peak);
+        store(row + j, weight);
+        total += weight;
+      }
+      const float mass = sum(total);
+      inverse[r] = mass > 0 ? 1 / mass : 0;  // a lane that sees nothing attends to nothing
+    }
+    const C* values = (const C*)s.values[layer] + (ptrdiff_t)kv * slots * head;
+    float result[MAX_ROWS][BLOCK];
+    for (int d = 0; d < head; d += BLOCK) {
+      with_rows(count, [&](auto constant) {
+        tile<constant.value, 1>(scores, score_stride, values + d, head, 0, s.visible_slots,
+                                Output{result[0], BLOCK, nullptr, nullptr, false}, 0);
+      });
+      for (int r = 0; r < count; r++) {
+        float* to = mixed + (ptrdiff_t)(b * s.lanes + first + r) * mixed_stride + h * m.head_dim + d;
+        for (int i = 0; i < std::min(BLOCK, m.head_dim - d); i++) to[i] = result[r][i] * inverse[r];
+      }
+    }
+  }
+
+  // silu(gate) * up, or gelu(up) as GPT-2 has it, on this thread's columns.
+  void activate(int from, int to) const {
+    for (int row = 0; row < rows; row++) {
+      float* values = middle + (ptrdiff_t)row * middle_stride;
+      for (int i = from; i < to; i += WIDTH) {
+        const Floats v = load(values + i);
+        const Floats u = m.gated ? v : (v + v * v * v * 0.044715f) * 1.5957691216f;
+        const Floats activated = v / (1.0f + exp(-u));
+        store(values + i, m.gated ? activated * load(values + inner + i) : activated);
+      }
+    }
+  }
+
+  void run(int thread, int threads, float* normed, float* scores) const {
+    const auto normalise = [&](const float* weight, const float* bias) {
+      for (int row = 0; row < rows; row++)
+        norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden,
+             weight, bias, m.rms);
+    };
+    for (int row = thread; row < rows; row += threads) embed(row);
+    for (int lane = thread; lane < s.lanes; lane += threads) hide(lane);
+#pragma omp barrier
+    for (int layer = 0; layer < m.layers; layer++) {
+      const LayerWeights& w = m.weights[layer];
+      normalise(w.norm1, w.norm1_bias);
+      multiply_share(thread, threads, normed, x_stride,
+                     matrix(w.qkv, hidden, w.qkv_bias, w.qkv_scale), qkv, projected, qkv_stride,
+                     false);
+#pragma omp barrier
+      for (int row = thread; row < rows; row += threads) write_cache(row, layer);
+#pragma omp barrier
+#pragma omp for schedule(dynamic) collapse(2)
+      for (int b = 0; b < s.batch; b++)
+        for (int h = 0; h < m.heads; h++)
+          in_chunks(s.lanes, [&](int first, int count) {
+            attend(b, h, first, count, layer, scores);
+          });  // the loop ends in a barrier
+      multiply_share(thread, threads, mixed, mixed_stride,
+                     matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
+#pragma omp barrier
+      normalise(w.norm2, w.norm2_bias);
+      const int blocks = inner / BLOCK;
+      const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
+      const Matrix<W> gate_up = matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale);
+      multiply(normed, x_stride, rows, gate_up, from, to, middle, middle_stride, false);
+      if (m.gated)
+        multiply(normed, x_stride, rows, gate_up, from + blocks, to + blocks, middle,
+                 middle_stride, false);
+      activate(from * BLOCK, to * BLOCK);
+#pragma omp barrier
+      multiply_share(thread, threads, middle, middle_stride,
+                     matrix(w.down, inner, w.down_bias, w.down_scale), hidden, x, x_stride, true);
+#pragma omp barrier
+    }
+    const int vocab = ceil_to(m.vocab, BLOCK), blocks = vocab / BLOCK;
+    for (int b = 0; b < s.batch; b++) {
+      const int first = b * s.lanes + s.lanes - s.keep;
+      for (int r = 0; r < s.keep; r++)
+        norm(m, x + (ptrdiff_t)(first + r) * x_stride, normed + (ptrdiff_t)r * x_stride, m.hidden,
+             m.norm, m.norm_bias, m.rms);
+      multiply(normed, x_stride, s.keep, matrix(m.head, hidden, nullptr, m.head_scale),
+               blocks * thread / threads, blocks * (thread + 1) / threads,
+               s.logits + (ptrdiff_t)b * s.keep * vocab, vocab, false);
+    }
+  }
+};
+
+template <class W, class C>
+void decode(const Model& m, const Step& s) {
+  static thread_local std::vector<float> memory, own;
+  Decoder<W, C> d{m, s};
+  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = MAX_ROWS * d.score_stride;
+  const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
+  const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask;
+  if (memory.size() < needed) memory.resize(needed);
+  d.x = memory.data();
+  d.projected = d.x + normed;
+  d.middle = d.projected + rows * d.qkv_stride;
+  d.mixed = d.middle + rows * d.middle_stride;
+  d.hidden_slots = d.mixed + mixed;
+  std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
+#pragma omp parallel num_threads(m.threads)
+  {
+    if (own.size() < normed + scores) own.resize(normed + scores);
+    std::memset(own.data(), 0, normed * sizeof(float));
+    d.run(omp_get_thread_num(), omp_get_num_threads(), own.data(), own.data() + normed);
+  }
+}
+
+}  // namespace
+
+extern "C" void decode_f32(const Model* m, const Step* s) { decode<float, float>(*m, *s); }
+extern "C" void decode_bf16(const Model* m, const Step* s) { decode<bf16, bf16>(*m, *s); }
+extern "C" void decode_int8(const Model* m, const Step* s) { decode<int8_t, bf16>(*m, *s); }

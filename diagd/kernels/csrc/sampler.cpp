@@ -1,0 +1,110 @@
+// Draws one token a lane; the rules and their order are those of diagd/decoding/sampling.py.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+extern "C" {
+struct Draw {
+  int32_t batch, lanes, stride, threads;    // stride: floats from one lane's logits to the next
+  int32_t top_k;                            // 0 keeps all
+  float temperature, top_p;                 // 0 is greedy; 1 keeps all
+  const float* logits;                      // (B, L, stride)
+  const int64_t *low, *high;                // (L,) valid ids of each lane
+  const int64_t *seeds;                     // (B,)
+  const int64_t *frames, *rows, *columns;   // (L,)
+  int64_t* drawn;                           // (B, L)
+};
+}
+
+namespace {
+
+struct Candidate {
+  float score, mass;
+  int id;
+};
+
+uint32_t mix(uint32_t bits) {
+  bits = (bits ^ (bits >> 16)) * 0x7FEB352Du;
+  bits = (bits ^ (bits >> 15)) * 0x846CA68Bu;
+  return bits ^ (bits >> 16);
+}
+
+float uniform_of(uint32_t key, int id) {
+  const uint32_t bits = mix(key ^ mix((uint32_t)id + 0x9E3779B9u));
+  return std::min(((float)bits + 0.5f) * 0x1p-32f, 1 - 0x1p-24f);
+}
+
+int64_t greedy(const float* logits, int low, int high) {
+  return std::max_element(logits + low, logits + high) - logits;
+}
+
+int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
+               std::vector<Candidate>& kept, std::vector<float>& scores) {
+  const int n = high - low;
+  scores.resize(n);
+  for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
+  float lowest = -INFINITY;
+  if (d.top_k > 0 && d.top_k < n) {  // ties with the last one stay
+    std::vector<float> order(scores);
+    std::nth_element(order.begin(), order.begin() + d.top_k - 1, order.end(), std::greater<>());
+    lowest = order[d.top_k - 1];
+  }
+  const float peak = *std::max_element(scores.begin(), scores.end());
+  double total = 0;
+  kept.clear();
+  for (int i = 0; i < n; i++)
+    if (scores[i] >= lowest) {
+      kept.push_back({scores[i], std::exp(scores[i] - peak), low + i});
+      total += kept.back().mass;
+    }
+  if (d.top_p < 1) {
+    // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus.
+    const float negligible = 0.5f * (1 - d.top_p) / n * total;
+    std::erase_if(kept, [&](const Candidate& c) { return c.mass < negligible; });
+    std::stable_sort(kept.begin(), kept.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.mass > b.mass; });
+    double before = 0;
+    size_t count = 0;
+    while (count < kept.size() && (float)(before / total) < d.top_p) before += kept[count++].mass;
+    kept.resize(count);
+  }
+  // A Gumbel number is at most -log(uniform): most ids lose to the best without a logarithm.
+  float best = -INFINITY, bar = 0;
+  int winner = kept[0].id;
+  for (const Candidate& c : kept) {
+    const float u = uniform_of(key, c.id);
+    if (c.mass < bar * u) continue;
+    const float value = c.score - std::log(-std::log1p(-u));
+    if (value > best || (value == best && c.id < winner)) {
+      best = value;
+      winner = c.id;
+      bar = 0.999f * std::exp(best - peak);
+    }
+  }
+  return winner;
+}
+
+}  // namespace
+
+extern "C" void draw(const Draw* draw) {
+  const Draw& d = *draw;
+#pragma omp parallel num_threads(d.threads)
+  {
+    std::vector<Candidate> kept;
+    std::vector<float> scores;
+#pragma omp for collapse(2) schedule(dynamic)
+    for (int b = 0; b < d.batch; b++)
+      for (int lane = 0; lane < d.lanes; lane++) {
+        const float* logits = d.logits + ((int64_t)b * d.lanes + lane) * d.stride;
+        const int low = d.low[lane], high = d.high[lane];
+        const uint64_t seed = d.seeds[b];
+        uint32_t key = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32) ^ 0x9E3779B9u));
+        for (const int64_t place : {d.frames[lane], d.rows[lane], d.columns[lane]})
+          key = mix(key ^ mix((uint32_t)place + 0x85EBCA6Bu));
+        d.drawn[b * d.lanes + lane] =
+            d.temperature == 0 ? greedy(logits, low, high)
+                               : sample(d, logits, low, high, key, kept, scores);
+      }
+  }
+}

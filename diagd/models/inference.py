@@ -1,0 +1,96 @@
+"""Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
+
+A decoding step has few lanes, so it is bound by reading weights and by the number of calls. Queries,
+keys and values become one product, so do gate and up. On the CPU `F.linear` reorders a weight for
+oneDNN on every call or takes a slower kernel; packing reorders it once. What each brought is in
+docs/log.md. For inference only: the result has no gradients and can be neither moved nor cast.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diagd.models.transformer import Transformer
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class MergedLinear(nn.Module):
+    """Linear layers of one input as one, their outputs side by side.
+
+    The state dict shows the layers apart, plain and bit-identical, under their own names.
+    """
+
+    def __init__(self, layers: dict[str, nn.Linear], pack: bool) -> None:
+        """Merge layers, by name; `pack` keeps the weight in oneDNN's own order."""
+        super().__init__()
+        self.names = tuple(layers)
+        self.sizes = [layer.out_features for layer in layers.values()]
+        weight = torch.cat([layer.weight.detach() for layer in layers.values()])
+        biases = [layer.bias.detach() for layer in layers.values() if layer.bias is not None]
+        # oneDNN's layout is no tensor a module could register
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight) if pack else None
+        plain = not pack or weight.dtype == torch.float32
+        self.register_buffer("weight", weight if plain else None, persistent=False)
+        self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in_features) to (..., sum of out_features)."""
+        is_one_lane = x.numel() == x.shape[-1]
+        if self.packed is None or (self.weight is not None and is_one_lane):
+            return F.linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        parent = prefix[:-1].rpartition(".")[0]
+        weight = self.packed.to_dense() if self.weight is None else self.weight
+        parts = {"weight": weight.split(self.sizes)}
+        if self.bias is not None:
+            parts["bias"] = self.bias.split(self.sizes)
+        for kind, tensors in parts.items():
+            for name, tensor in zip(self.names, tensors, strict=True):
+                destination[".".join(filter(None, (parent, name, kind)))] = tensor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MergedLinear":
+        raise ValueError("a merged model cannot be moved or cast: do that before merge_linears")
+
+
+def merge_linears(model: Transformer, pack: bool) -> Transformer:
+    """Merge the model's projections, in place, and on the CPU pack all its linear layers.
+
+    A tied output layer stays as it is: it is the embedding table.
+
+    Args:
+        pack: Keep weights in oneDNN's order, for eager runs on the CPU in float32 or bfloat16
+            (`torch.compile` packs by itself). In float32 the plain weights stay beside them: they
+            are faster for a single lane, and raster should not be slowed down.
+
+    Returns:
+        The same model, for inference only.
+
+    Raises:
+        ValueError: Packing is asked for elsewhere, or this torch has no oneDNN.
+    """
+    if pack and (model.device.type != "cpu" or model.dtype not in _DTYPES):
+        raise ValueError(
+            "packing needs a model on the cpu in float32 or bfloat16, "
+            f"got {model.dtype} on {model.device}"
+        )
+    if pack and not torch.backends.mkldnn.is_available():
+        raise ValueError("packing needs a torch built with oneDNN; this one is not")
+    for module in list(model.modules()):
+        for merged, names in getattr(module, "mergeable", {}).items():
+            layers = {name: getattr(module, name) for name in names}
+            for name in names:
+                delattr(module, name)
+            setattr(module, merged, MergedLinear(layers, pack))
+        if pack:
+            for name, child in list(module.named_children()):
+                if type(child) is nn.Linear:
+                    setattr(module, name, MergedLinear({name: child}, pack))
+    return model.requires_grad_(False)
