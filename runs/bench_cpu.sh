@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Regenerates docs/results/bench_cpu.jsonl: raster, diagonals and Hugging Face on this machine's CPU.
+# Regenerates docs/results/speed.md on this machine's CPU: raster, diagonals and Hugging Face, then
+# what lower precision costs in quality (given held-out token shards). Leave the machine alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=docs/results/bench_cpu.jsonl
 : > "$results.partial"
-run() { diagd bench "$@" --json | tee /dev/stderr | tail -n 1 >> "$results.partial"; }
-run --model mc-ar-42m --grid 2x14x24 --row-lag 1 2 4 --repeats 2
-run --model mc-ar-42m --grid 2x14x24 --row-lag 1 2 4 --repeats 2 --dtype bfloat16
-run --model doom --grid 2x14x24 --row-lag 1 2 4
+run() { COLUMNS=110 diagd bench "$@" --json | tee /dev/stderr | tail -n 1 >> "$results.partial"; }
+run --model mc-ar-42m -k 1 2 4 --dtype float32 bfloat16 --backend native eager
+run --model mc-ar-42m -k 1 2 4 --dtype int8 --baseline none
+run --model doom -k 1 2 4 --dtype float32 bfloat16
+run --model mc-ar-300m --grid 1x14x24 -k 1 2 --dtype float32 bfloat16 --repeats 1
 mv "$results.partial" "$results"
+if [ $# -gt 0 ]; then python runs/precision.py --tokens "$1" --out docs/results; fi
+python runs/speed_report.py --results docs/results

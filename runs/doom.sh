@@ -11,13 +11,14 @@ for part in train heldout; do
   diagd tokenize --clips "$work/$part" --tokenizer "$work/tokenizer" --shards "$work/tokens/$part"
 done
 train() {
-  diagd train --tokens "$work/tokens/train" --validation "$work/tokens/heldout" "$@"
+  diagd train --tokens "$work/tokens/train" --validation "$work/tokens/heldout" \
+    --optimizer muon "$@"
 }
 # Short sequences first, where a step is cheap; then the context the model ships with.
-train --out "$work/stage1" --frames 4 --batch-size 4 --steps 2800 --warmup-steps 100 \
-  --learning-rate 1e-3
-train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --steps 900 \
-  --warmup-steps 30 --learning-rate 4e-4
+train --out "$work/stage1" --frames 4 --batch-size 4 --steps 3000 --warmup-steps 50 \
+  --learning-rate 3e-3 --hold 0.2
+train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --steps 2400 \
+  --warmup-steps 50 --learning-rate 1.5e-3 --hold 0.1
 python runs/bundle.py --model "$work/model" --tokenizer "$work/tokenizer" \
   --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out diagd/assets/doom
 python runs/doom_actions.py --tokens "$work/tokens/heldout" --out docs/results

@@ -24,9 +24,10 @@ LAYERS = (
     ("cli",),
     ("bench", "dream", "hf_generate", "plan_report", "training"),
     ("flags", "plots", "recipe"),
-    ("pipeline",),
+    ("benchmark", "pipeline"),
     ("backends",),
     ("data", "decoding", "metrics", "models"),
+    ("kernels",),
 )
 # Inside a package a file imports files listed before it only.
 ORDER = {
@@ -35,15 +36,16 @@ ORDER = {
         *("runner", "engine", "generate"),
     ),
     "models": (
-        *("config", "cache", "layers", "transformer", "checkpoints"),
-        "positional_start",
-        *("inference", "llama", "huggingface"),
+        *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),
+        *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
     ),
     "data": (
         *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
         *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
     "metrics": ("quality",),
+    "kernels": ("compiler",),
+    "benchmark": ("ceilings", "steps", "rows"),
 }
 
 

@@ -1,12 +1,18 @@
 import pytest
 
+from diagd.bench import cpu_name
+from diagd.benchmark import ceilings
 from diagd.models.config import PRESETS, ModelConfig
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
-    *("schedule", "steps", "seconds", "seconds_min", "seconds_max", "ms_per_step"),
-    *("tokens_per_second", "frames_per_second", "speedup", "step_ratio", "efficiency"),
-    *("warm_up_seconds", "tokens_equal_to_raster"),
+    *("dtype", "backend", "schedule", "steps", "seconds", "seconds_min", "seconds_max"),
+    *("ms_per_step", "tokens_per_second", "frames_per_second", "over_hugging_face", "speedup"),
+    *("step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
+}
+LIMITS = {
+    *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
+    "parts_ms",
 }
 TINY_1D = {
     "hidden_size": 32,
@@ -27,7 +33,9 @@ TINY_1D = {
 @pytest.fixture
 def bench(command, monkeypatch):
     """Run `diagd bench` on a preset that exists in this test only."""
-    monkeypatch.setenv("COLUMNS", "140")  # a terminal that is wide enough for the table
+    monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
+    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 2**16)
+    monkeypatch.setitem(ceilings._MATRIX_SIZE, "cpu", 64)
 
     def run(*flags, **changes):
         monkeypatch.setitem(PRESETS, "tiny", ModelConfig(**{**TINY_1D, **changes}))
@@ -51,14 +59,15 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         "row_lag 2": 2 * 9,
     }
     for row in rows.values():
-        assert set(row) == KEYS
+        assert set(row) == (KEYS if row["schedule"] == "hugging face" else KEYS | LIMITS)
         assert row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
         assert row["step_ratio"] == 30 / row["steps"]
         assert row["tokens_per_second"] == pytest.approx(30 / row["seconds"])
         assert row["frames_per_second"] == pytest.approx(2 / row["seconds"])
         assert row["ms_per_step"] == pytest.approx(row["seconds"] / row["steps"] * 1000)
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["step_ratio"])
-    assert 1.0 in {rows[name]["speedup"] for name in rows if name.startswith("raster")}
+        assert row["over_hugging_face"] == rows["hugging face"]["seconds"] / row["seconds"]
+    assert rows["raster"]["speedup"] == rows["hugging face"]["over_hugging_face"] == 1
     for name in ("efficiency", "ms/step", "row_lag 2", "hugging face"):
         assert name in outcome.out
 
@@ -67,7 +76,7 @@ def test_the_report_says_what_was_run_on_what(bench):
     document = bench("--grid", "2x3x5", "--seed", 4).document
     assert document["grid"] == [2, 3, 5]
     assert (document["options"]["seed"], document["options"]["repeats"]) == (4, 1)
-    assert (document["device"], document["threads"]) == ("cpu", 1)
+    assert (document["device"], document["threads"]) == (cpu_name(), 1)
     assert document["parameters"] == (
         2 * 30 * 32  # embedding, output
         + 32  # final norm
@@ -102,13 +111,66 @@ def test_the_grid_is_two_frames_of_the_model_s_by_default(bench):
 
 
 def test_without_a_baseline_there_is_no_hugging_face(bench):
-    rows = rows_of(bench("--baseline", "none", "--no-pack"))
+    rows = rows_of(bench("--baseline", "none"))
     assert set(rows) == {"raster", "row_lag 1", "row_lag 2", "row_lag 4"}
+    assert {row["over_hugging_face"] for row in rows.values()} == {None}
 
 
-def test_other_precisions_run(bench):
-    rows = rows_of(bench("--dtype", "bfloat16", "--row-lag", 1))
-    assert rows["row_lag 1"]["seconds"] > 0
+def test_dtypes_and_backends_stand_in_one_table(bench):
+    flags = "--dtype", "float32", "int8", "--backend", "native", "eager", "-k", 1
+    refused = bench(*flags)
+    refused.assert_refused("int8 needs backend native, got eager")
+    outcome = bench("--dtype", "float32", "bfloat16", *flags[3:])
+    rows = outcome.document["rows"]
+    lines = [(row["dtype"], row["backend"], row["schedule"]) for row in rows]
+    ours = [(b, s) for b in ("native", "eager") for s in ("raster", "row_lag 1")]
+    assert lines == [
+        (dtype, *line)
+        for dtype in ("float32", "bfloat16")
+        for line in (("", "hugging face"), *ours)
+    ]
+    for row in rows:
+        rasters = [
+            other["seconds"]
+            for other in rows
+            if other["schedule"] == "raster"
+            and other["dtype"] == row["dtype"]
+            and row["backend"] in ("", other["backend"])
+        ]
+        assert row["speedup"] == min(rasters) / row["seconds"]
+    assert all(row["tokens_equal_to_raster"] == 1 for row in rows[:2])
+
+
+def test_int8_is_compared_with_float32_of_hugging_face(bench):
+    rows = bench("--dtype", "float32", "int8", "-k", 1).document["rows"]
+    assert rows[-1]["dtype"] == "int8"
+    assert rows[-1]["over_hugging_face"] == rows[0]["seconds"] / rows[-1]["seconds"]
+
+
+def test_the_parts_of_a_step_make_up_the_step(bench):
+    for backend in ("native", "eager"):
+        row = rows_of(bench("--backend", backend, "--baseline", "none", "-k", 2))["row_lag 2"]
+        parts, step = row["parts_ms"], row["step_ms"]
+        assert step["min"] <= step["p50"] <= step["p99"] <= step["max"]
+        whole = parts["forward"] + parts["sampling"] + parts["bookkeeping"]
+        assert whole <= row["ms_per_step"]
+        assert ("linears" in parts) == (backend == "native")
+        if backend == "native":
+            assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
+
+
+def test_bytes_and_flops_are_counted_from_the_shapes(bench):
+    row = rows_of(bench("--grid", "1x3x5", "--baseline", "none", "-k", 5))["raster"]
+    weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 30
+    prompt, actions, cells = 15, 2, 15
+    # a step reads what stands up to its last lane; the first feeds a true token and the actions
+    slots = [prompt + actions + cell for cell in range(cells)]
+    lanes = [1 + actions] + [1] * (cells - 1)
+    megabytes = (weights * cells + 2 * 2 * 2 * 8 * sum(slots)) * 4 / cells / 1e6
+    assert row["megabytes_per_step"] == pytest.approx(megabytes)
+    pairs = sum(a * b for a, b in zip(lanes, slots, strict=True))
+    megaflops = (2 * weights * sum(lanes) + 4 * 2 * 4 * 8 * pairs) / cells / 1e6
+    assert row["megaflops_per_step"] == pytest.approx(megaflops)
 
 
 def test_a_checkpoint_folder_can_be_timed(command, world):
@@ -145,10 +207,10 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--row-lag", 0), r"row_lag must be in \[1, width=5\], got 0"),
         (("--row-lag", 2, 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--repeats", 0), r"repeats must be at least 1, got 0"),
-        (("--compile", "--cuda-graph"), r"compile and cuda_graph exclude each other"),
-        (("--cuda-graph",), r"cuda.*graph"),
+        (("--backend", "cuda-graph"), r"backend cuda-graph needs --device cuda"),
+        (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
-        (("--dtype", "float16"), r"float16"),
+        (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
         (("--grid", "4x3x5"), r"prompt and grid take 83 of 64 positions"),
     ],
 )

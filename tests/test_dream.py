@@ -201,6 +201,8 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert outcome.code == 0
     dropped = [row["num_dropped_frames"] for row in outcome.document["runs"]]
     assert dropped[1] > dropped[0] == 0
+    assert f"its {dropped[1]} oldest frames were forgotten" in outcome.out
+    assert "prefilled" not in outcome.err  # one note is enough
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 
 

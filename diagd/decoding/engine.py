@@ -27,7 +27,7 @@ from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.visibility import NEVER, visible_slots
 
-logger = logging.getLogger("diagd")
+logger = logging.getLogger("diagd.engine")
 PREFILL_LANES = 256
 
 
@@ -83,6 +83,7 @@ class DiagonalEngine:
         self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
         self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
         self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
+        self.pad = runner != "eager"  # others prepare something for every width of a step
         self.run = torch.inference_mode()(make_runner(runner, self._step, device))
         self.num_used = 0  # slots that hold the sequence so far
         self.num_prefix = 0  # of them, slots before the first context frame
@@ -161,7 +162,7 @@ class DiagonalEngine:
     ) -> Generator[Tensor, None, None]:
         grid, base = schedule.grid, self.num_used
         layout = self._layout(grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
-        plan = make_plan(schedule, layout, self.row_start)
+        plan = make_plan(schedule, layout, self.row_start, self.pad)
         lanes = self._place(plan, actions)
         frame = 0
         for step in range(plan.num_steps):

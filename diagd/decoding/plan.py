@@ -37,9 +37,9 @@ class DecodePlan:
     """All steps of a schedule over a layout; slots are relative to the start of the generation.
 
     Attributes:
-        lanes: (8, total) int64, the fields of `Lanes`, the steps one after the other. A step is
-            padded to a power of two or to the widest step by repeats of its first lane that write
-            to scratch, so that a run has few shapes.
+        lanes: (8, total) int64, the fields of `Lanes`, the steps one after the other. A step may
+            be padded to a power of two or to the widest step by repeats of its first lane that
+            write to scratch, so that a run has few shapes.
         starts: (num_steps + 1) where each step begins in `lanes`.
         ends: (num_steps) one past the last slot that a step's lanes stand at.
         fed_at: (num_slots,) int64, the step at which each generated slot's true token is fed.
@@ -70,12 +70,16 @@ class DecodePlan:
 
 @lru_cache(maxsize=64)
 def make_plan(
-    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart = "temporal"
+    schedule: DiagonalSchedule,
+    layout: SequenceLayout,
+    row_start: RowStart = "temporal",
+    pad: bool = True,
 ) -> DecodePlan:
     """Turn a schedule into tensors.
 
     Args:
         row_start: which token id stands in for an unknown predecessor.
+        pad: let steps have few different widths (see `DecodePlan.lanes`).
 
     Raises:
         ValueError: an unknown row start.
@@ -96,7 +100,7 @@ def make_plan(
     for lanes in steps:
         lanes.sort()
         ends.append(lanes[-1][0] + 1)
-        padding = min(1 << (len(lanes) - 1).bit_length(), widest) - len(lanes)
+        padding = min(1 << (len(lanes) - 1).bit_length(), widest) - len(lanes) if pad else 0
         position, _, source, _, *rest = lanes[0]
         columns += lanes + [(position, SCRATCH, source, SCRATCH, *rest)] * padding
         starts.append(len(columns))

@@ -1,9 +1,9 @@
 """Merge a model's matrix products for decoding with PyTorch's kernels, and pack them on the CPU.
 
-A decoding step has few lanes, so it is bound by reading weights and by the number of calls. Queries,
-keys and values become one product, so do gate and up. On the CPU `F.linear` reorders a weight for
-oneDNN on every call or takes a slower kernel; packing reorders it once. What each brought is in
-docs/log.md. For inference only: the result has no gradients and can be neither moved nor cast.
+A decoding step has few lanes, so it is bound by reading weights and by the number of calls.
+Queries, keys and values become one product, so do gate and up. On the CPU `F.linear` reorders a
+weight for oneDNN on every call or takes a slower kernel; packing reorders it once (docs/log.md).
+For inference only: the result has no gradients, and cannot be moved or cast.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from diagd.models.layers import rotary_frequencies_3d
+from diagd.models.rotary import rotary_frequencies_3d
 from diagd.models.transformer import Transformer
 
 # (frames, rows, columns) from the lane that looks to the token looked at, by layer and head. The

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from diagd.models.cache import StaticKVCache
 from diagd.models.config import ModelConfig
-from diagd.models.layers import Block, RotaryTable, make_norm
+from diagd.models.layers import Block, make_norm
+from diagd.models.rotary import RotaryTable
 
 _INIT_STD = 0.02
 _RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")

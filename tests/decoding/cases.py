@@ -13,13 +13,14 @@ import diagd
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import gumbel_noise
 from diagd.models.config import ModelConfig
+from diagd.models.native import NativeModel
 from diagd.models.transformer import Transformer
 from tests import oracles
 
 VOCAB_SIZE = 24
 NUM_VISUAL = 18  # ids [0, 18) are visual, the others are action ids
 MAX_POSITIONS = 320
-MODELS = ("huggingface", "own")
+MODELS = ("huggingface", "own", "native")
 ROW_STARTS: tuple[RowStart, ...] = ("temporal", "predecessor", "spatial")
 
 
@@ -29,8 +30,8 @@ def llama() -> LlamaForCausalLM:
 
 
 @cache
-def model_of(name: str) -> diagd.HuggingFaceModel | Transformer:
-    """Return the tiny Llama behind diagd's protocol: in transformers, or in diagd's Transformer."""
+def model_of(name: str) -> diagd.HuggingFaceModel | Transformer | NativeModel:
+    """Return the tiny Llama behind diagd's protocol: transformers', our own, or our kernels."""
     if name == "huggingface":
         return diagd.HuggingFaceModel(llama())
     model = Transformer(
@@ -50,7 +51,7 @@ def model_of(name: str) -> diagd.HuggingFaceModel | Transformer:
         )
     )
     model.load_state_dict(llama().state_dict())
-    return model.eval()
+    return NativeModel(model) if name == "native" else model.eval()
 
 
 @cache

@@ -1,6 +1,7 @@
 """`diagd/decoding/plan.py`: what the engine is told to do, without a model."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -123,6 +124,18 @@ def test_padding_repeats_a_lane_and_writes_to_scratch(plan):
             assert lanes.inputs[lane] == lanes.inputs[0]
         real = lanes.slots[lanes.slots != SCRATCH]
         assert len(real.unique()) == len(real)
+
+
+@given(plans())
+@plan_settings
+def test_unpadded_steps_are_the_same_without_the_padding(plan):
+    bare = make_plan(plan.schedule, plan.layout, plan.row_start, pad=False)
+    real = plan.lanes[1] != SCRATCH
+    assert torch.equal(bare.lanes, plan.lanes[:, real])
+    assert bare.ends == plan.ends
+    assert [end - start for start, end in pairwise(bare.starts)] == [
+        int(real[start:end].sum()) for start, end in pairwise(plan.starts)
+    ]
 
 
 @given(plans())

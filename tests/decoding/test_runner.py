@@ -1,10 +1,14 @@
 """`diagd/decoding/runner.py`: every runner writes the same tokens."""
 
+import contextlib
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
 import diagd
-from diagd.decoding.runner import make_runner
+from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.runner import CudaGraphRunner, make_runner
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case, model_of
 
@@ -42,6 +46,83 @@ def test_the_compiled_step_writes_what_eager_writes():
             for runner in ("eager", "compile")
         )
         assert torch.equal(eager, compiled)
+
+
+def test_padded_steps_write_what_bare_steps_write():
+    for case in (Case(num_frames=4), Case(row_lag=1, frame_lag=3, num_action_tokens=2)):
+        written = []
+        for pad in (False, True):
+            engine = DiagonalEngine(
+                model_of("own"),
+                case.height,
+                case.width,
+                num_action_tokens=case.num_action_tokens,
+                batch_size=len(case.prompt),
+            )
+            engine.pad = pad
+            engine.prefill(case.prompt, case.context_frames)
+            written.append(torch.stack(list(engine.decode(case.schedule, case.actions()))))
+        assert torch.equal(*written)
+
+
+class FakeGraph:
+    """Captures the calls of a step function, and replays them on the same tensors."""
+
+    recording: "FakeGraph | None" = None
+
+    def __init__(self):
+        self.calls = []
+
+    def replay(self):
+        for step, lanes, num_slots in self.calls:
+            step(lanes, num_slots)
+
+    def pool(self):
+        return "pool"
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """Graphs, streams and the capture of torch.cuda, in Python; returns the pools asked for."""
+    pools = []
+
+    @contextlib.contextmanager
+    def capture(graph, pool=None):
+        pools.append(pool)
+        FakeGraph.recording = graph
+        yield
+        FakeGraph.recording = None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", MagicMock)
+    monkeypatch.setattr(torch.cuda, "current_stream", MagicMock)
+    return pools
+
+
+def test_a_graph_is_captured_once_a_shape_and_replayed_on_its_own_lanes(fake_cuda):
+    """A capture records without running; a replay runs on the very tensors that were recorded."""
+    ran = []
+
+    def step(lanes, num_slots):
+        if FakeGraph.recording is not None:
+            FakeGraph.recording.calls.append((step, lanes, num_slots))
+        else:
+            ran.append((lanes.tolist(), num_slots))
+
+    runner = CudaGraphRunner(step)
+    first, second = torch.arange(16).view(8, 2), torch.arange(16).view(8, 2) + 100
+    wide = torch.arange(32).view(8, 4)
+    for lanes, num_slots in ((first, 1), (second, 512), (wide, 512), (first, 513), (second, 2)):
+        runner(lanes, num_slots)
+    warm_ups = [(first, 512), (wide, 512), (first, 1024)]
+    replays = [(first, 512), (second, 512), (wide, 512), (first, 1024), (second, 512)]
+    order = [warm_ups[0], *replays[:2], warm_ups[1], replays[2], warm_ups[2], *replays[3:]]
+    assert ran == [(lanes.tolist(), num_slots) for lanes, num_slots in order]
+    assert set(runner.graphs) == {(2, 512), (4, 512), (2, 1024)}
+    assert fake_cuda == [None, "pool", "pool"]  # all graphs share one pool of memory
+    assert first.tolist() == torch.arange(16).view(8, 2).tolist()  # the caller's lanes are copied
 
 
 @pytest.mark.gpu

@@ -197,7 +197,7 @@ def test_a_full_context_drops_the_oldest_frames_and_says_so(
     with caplog.at_level(logging.WARNING, logger="diagd"):
         frames = decode(engine, case, 6, actions)
     assert engine.num_dropped_frames == dropped
-    assert [record.name for record in caplog.records] == ["diagd"] * (len(chunk_lengths) - 1)
+    assert [record.name for record in caplog.records] == ["diagd.engine"] * (len(chunk_lengths) - 1)
     assert all("dropped" in record.message for record in caplog.records)
 
     # by hand: so many frames fit; then the prefix and the newest frames start a new sequence

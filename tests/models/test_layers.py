@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from diagd.models.config import ModelConfig
-from diagd.models.layers import (
-    RMSNorm,
-    RotaryTable,
-    attend,
-    grid_coordinates,
-    rotary_frequencies,
-    rotate,
-)
+from diagd.models.layers import RMSNorm, attend
+from diagd.models.rotary import RotaryTable, grid_coordinates, rotary_frequencies, rotate
 from tests.models.tiny import tiny_fields
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from diagd.models.config import ModelConfig
-from diagd.models.layers import grid_coordinates, rotate
 from diagd.models.positional_start import OFFSETS, aim_heads
+from diagd.models.rotary import grid_coordinates, rotate
 from diagd.models.transformer import Transformer
 from tests.models.tiny import tiny_fields
 

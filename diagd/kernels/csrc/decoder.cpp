@@ -17,6 +17,7 @@ struct LayerWeights {
 };
 struct Model {
   int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated, threads;
+  int32_t num_embeddings, max_positions;
   float eps;
   const void *embeddings, *head;
   const float *positions, *cosines, *sines, *norm, *norm_bias, *head_scale;
@@ -28,10 +29,13 @@ struct Step {
   const uint8_t* visible;                                // (L, visible_slots)
   void *const *keys, *const *values;                     // a pair of buffers a layer
   float* logits;                                         // (B, keep, vocab rounded up to 32)
+  double* seconds;                                       // linears, attention, rest; null: untimed
 };
 }
 
 namespace {
+
+enum { LINEARS, ATTENTION, REST };  // norms and activations count as linears
 
 void norm(const Model& m, const float* x, float* out, int n, const float* weight,
           const float* bias, bool rms) {
@@ -189,6 +193,13 @@ struct Decoder {
   }
 
   void run(int thread, int threads, float* normed, float* scores) const {
+    double since = omp_get_wtime();
+    const auto lap = [&](int part) {
+      if (thread || !s.seconds) return;
+      const double now = omp_get_wtime();
+      s.seconds[part] += now - since;
+      since = now;
+    };
     const auto normalise = [&](const float* weight, const float* bias) {
       for (int row = 0; row < rows; row++)
         norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden,
@@ -197,6 +208,7 @@ struct Decoder {
     for (int row = thread; row < rows; row += threads) embed(row);
     for (int lane = thread; lane < s.lanes; lane += threads) hide(lane);
 #pragma omp barrier
+    lap(REST);
     for (int layer = 0; layer < m.layers; layer++) {
       const LayerWeights& w = m.weights[layer];
       normalise(w.norm1, w.norm1_bias);
@@ -204,14 +216,17 @@ struct Decoder {
                      matrix(w.qkv, hidden, w.qkv_bias, w.qkv_scale), qkv, projected, qkv_stride,
                      false);
 #pragma omp barrier
+      lap(LINEARS);
       for (int row = thread; row < rows; row += threads) write_cache(row, layer);
 #pragma omp barrier
+      lap(REST);
 #pragma omp for schedule(dynamic) collapse(2)
       for (int b = 0; b < s.batch; b++)
         for (int h = 0; h < m.heads; h++)
           in_chunks(s.lanes, [&](int first, int count) {
             attend(b, h, first, count, layer, scores);
           });  // the loop ends in a barrier
+      lap(ATTENTION);
       multiply_share(thread, threads, mixed, mixed_stride,
                      matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
 #pragma omp barrier
@@ -228,6 +243,7 @@ struct Decoder {
       multiply_share(thread, threads, middle, middle_stride,
                      matrix(w.down, inner, w.down_bias, w.down_scale), hidden, x, x_stride, true);
 #pragma omp barrier
+      lap(LINEARS);
     }
     const int vocab = ceil_to(m.vocab, BLOCK), blocks = vocab / BLOCK;
     for (int b = 0; b < s.batch; b++) {
@@ -239,11 +255,23 @@ struct Decoder {
                blocks * thread / threads, blocks * (thread + 1) / threads,
                s.logits + (ptrdiff_t)b * s.keep * vocab, vocab, false);
     }
+    lap(LINEARS);
   }
 };
 
+// Whether every index is inside its table: what the Python side cannot see without a copy.
+bool in_range(const Model& m, const Step& s) {
+  const auto inside = [](int64_t index, int64_t size) { return 0 <= index && index < size; };
+  bool good = s.visible_slots <= s.num_slots;
+  for (int i = 0; i < s.batch * s.lanes; i++) good &= inside(s.tokens[i], m.num_embeddings);
+  for (int i = 0; i < s.lanes; i++)
+    good &= inside(s.at[i], m.max_positions) && inside(s.slots[i], s.num_slots);
+  return good;
+}
+
 template <class W, class C>
-void decode(const Model& m, const Step& s) {
+int decode(const Model& m, const Step& s) {
+  if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = MAX_ROWS * d.score_stride;
@@ -262,10 +290,29 @@ void decode(const Model& m, const Step& s) {
     std::memset(own.data(), 0, normed * sizeof(float));
     d.run(omp_get_thread_num(), omp_get_num_threads(), own.data(), own.data() + normed);
   }
+  return 0;
 }
 
 }  // namespace
 
-extern "C" void decode_f32(const Model* m, const Step* s) { decode<float, float>(*m, *s); }
-extern "C" void decode_bf16(const Model* m, const Step* s) { decode<bf16, bf16>(*m, *s); }
-extern "C" void decode_int8(const Model* m, const Step* s) { decode<int8_t, bf16>(*m, *s); }
+// Reads numbers as fast as this machine can: the ceiling that a one-lane step is measured against.
+extern "C" float stream(const float* numbers, int64_t count, int threads) {
+  float total = 0;
+#pragma omp parallel for num_threads(threads) reduction(+ : total)
+  for (int64_t part = 0; part < threads; part++) {
+    Floats sums[8] = {};
+    const float* to = numbers + count / threads * (part + 1);
+    for (const float* p = numbers + count / threads * part; p + 8 * WIDTH <= to; p += 8 * WIDTH)
+      for (int i = 0; i < 8; i++) {
+        __builtin_prefetch(p + i * WIDTH + 64 * WIDTH);
+        sums[i] += load(p + i * WIDTH);
+      }
+    for (int i = 0; i < 8; i++) total += sum(sums[i]);
+  }
+  return total;
+}
+
+// Each returns 0, or 1 without having done anything where an index is out of range.
+extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
+extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
+extern "C" int decode_int8(const Model* m, const Step* s) { return decode<int8_t, bf16>(*m, *s); }

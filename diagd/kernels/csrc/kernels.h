@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -23,8 +25,11 @@ typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
 typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
 typedef uint16_t bf16;
+struct Pair {  // two bfloat16 weights of one column, for k and k + 1: what the matrix units take
+  bf16 even, odd;
+};
 
-constexpr int WIDTH = 16, BLOCK = 32, PREFETCH = 24;  // columns, columns, values of k
+constexpr int WIDTH = 16, BLOCK = 32, PREFETCH = 64;  // columns, columns, values of k
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 14;
 #else
@@ -97,7 +102,10 @@ struct Output {
 
 INLINE void finish(const Output& out, int row, int column, Floats value) {
   float* to = out.to + row * out.stride + column;
-  if (out.scale) value *= load(out.scale + column);
+  if (out.scale) {
+    value *= load(out.scale + column);
+    __asm__("" : "+m"(value));  // or it is fused with an addition in some tiles and not in others
+  }
   if (out.bias) value += load(out.bias + column);
   store(to, out.add ? load(to) + value : value);
 }
@@ -126,8 +134,30 @@ static void tile(const float* x, ptrdiff_t x_stride, const T* w, ptrdiff_t strid
     for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
 }
 
+// The same for weights in pairs: rows of 32 pairs, `stride` and `pitch` in pairs.
+template <int ROWS, int BLOCKS>
+static void tile(const float* x, ptrdiff_t x_stride, const Pair* w, ptrdiff_t stride,
+                 ptrdiff_t pitch, int K, const Output& out, int column) {
+  Floats sums[ROWS][BLOCKS * 2] = {};
+  for (int k = 0; k < K; k += 2)
+#pragma GCC unroll 8
+    for (int b = 0; b < BLOCKS * 2; b++) {
+      const Pair* p = w + (b / 2) * pitch + k / 2 * stride + (b % 2) * WIDTH;
+      __builtin_prefetch(p + PREFETCH * stride);
+      const Ints pairs = *(const Ints*)p;
+      const Floats even = (Floats)(pairs << 16), odd = (Floats)(pairs & (int32_t)0xffff0000);
+#pragma GCC unroll 16
+      for (int row = 0; row < ROWS; row++) {
+        sums[row][b] += splat(x[row * x_stride + k]) * even;
+        sums[row][b] += splat(x[row * x_stride + k + 1]) * odd;
+      }
+    }
+  for (int row = 0; row < ROWS; row++)
+    for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
+}
+
 template <class T>
-struct Matrix {  // blocks[num_blocks][K][32]
+struct Matrix {  // blocks[num_blocks][K][32], or of pairs [num_blocks][K / 2][32]
   const T* blocks;
   int K;
   const float *bias, *scale;
@@ -137,7 +167,7 @@ template <int ROWS, class T>
 static void tiles(const float* x, ptrdiff_t x_stride, const Matrix<T>& w, int from, int to,
                   Output out) {
   constexpr int GROUP = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;  // enough sums to hide their latency
-  const ptrdiff_t pitch = (ptrdiff_t)w.K * BLOCK;
+  const ptrdiff_t pitch = (ptrdiff_t)w.K * BLOCK / (std::is_same_v<T, Pair> ? 2 : 1);
   int b = from;
   for (; b + GROUP <= to; b += GROUP)
     tile<ROWS, GROUP>(x, x_stride, w.blocks + b * pitch, BLOCK, pitch, w.K, out, b * BLOCK);
@@ -176,4 +206,82 @@ static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<
                               Output{out + first * out_stride, out_stride, w.bias, w.scale, add});
       });
     });
+}
+
+#if defined(__AMX_BF16__)
+// Asks the kernel for the matrix units of this processor (AMX), once.
+inline bool matrix_units() {
+  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return granted;
+}
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// `rows` <= 16 rows of x (bfloat16, K a multiple of 32) times blocks b and, if `two`, b + 1.
+static void multiply_block(const bf16* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
+                           int b, bool two, const Output& out) {
+  const ptrdiff_t pitch = (ptrdiff_t)w.K * BLOCK / 2;
+  const Pair* p = w.blocks + b * pitch;
+  const ptrdiff_t row_bytes = BLOCK * sizeof(Pair);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < w.K; k += 32, p += 16 * BLOCK) {
+    _tile_loadd(4, x + k, x_stride * sizeof(bf16));
+    _tile_loadd(5, p, row_bytes);
+    _tile_loadd(6, p + WIDTH, row_bytes);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    if (two) {
+      _tile_loadd(5, p + pitch, row_bytes);
+      _tile_loadd(6, p + pitch + WIDTH, row_bytes);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    for (int line = 0; line < 32; line++)  // of the next turn but one
+      __builtin_prefetch((const char*)(p + 32 * BLOCK) + line * 64);
+  }
+  float sums[4][16][WIDTH];
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  _tile_stored(2, sums[2], 64);
+  _tile_stored(3, sums[3], 64);
+  for (int row = 0; row < rows; row++)
+    for (int t = 0; t < (two ? 4 : 2); t++)
+      finish(out, row, b * BLOCK + t * WIDTH, load(sums[t][row]));
+}
+
+static void multiply_units(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
+                           int from, int to, float* out, ptrdiff_t out_stride, bool add) {
+  static thread_local std::vector<bf16> rounded;
+  const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
+  if (rounded.size() < (size_t)rows * stride) rounded.resize(rows * stride);
+  for (int row = 0; row < rows; row++)
+    for (int k = 0; k < w.K; k += WIDTH)
+      _mm256_storeu_si256((__m256i*)(rounded.data() + row * stride + k),
+                          (__m256i)_mm512_cvtneps_pbh((__m512)load(x + row * x_stride + k)));
+  for (int b = from; b < to; b += 2)
+    for (int first = 0; first < rows; first += 16) {
+      const int count = std::min(16, rows - first);
+      TileShapes shapes;
+      for (int t = 0; t < 7; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = t < 5 ? count : 16;
+      _tile_loadconfig(&shapes);
+      multiply_block(rounded.data() + first * stride, stride, count, w, b, b + 1 < to,
+                     Output{out + first * out_stride, out_stride, w.bias, w.scale, add});
+    }
+  _tile_release();
+}
+#endif
+
+static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w, int from,
+                     int to, float* out, ptrdiff_t out_stride, bool add) {
+#if defined(__AMX_BF16__)
+  if (matrix_units()) return multiply_units(x, x_stride, rows, w, from, to, out, out_stride, add);
+#endif
+  multiply<Pair>(x, x_stride, rows, w, from, to, out, out_stride, add);
 }

@@ -1,0 +1,71 @@
+"""What this machine can do at best: reading memory, and multiplying matrices."""
+
+import ctypes
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from diagd.decoding.generate import synchronized_time
+from diagd.kernels.compiler import load_library
+
+_STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
+_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured limits.
+
+    Attributes:
+        bytes_per_second: reading 1 GiB, front to back, with all threads.
+        flops_per_second: a square matrix product in `dtype`.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Measure both, the best of five runs each."""
+    numbers = torch.ones(_STREAM_NUMBERS, device=device)
+    size = _MATRIX_SIZE[device.type]
+    matrix = torch.ones(size, size, device=device, dtype=dtype)
+    return Ceilings(
+        bytes_per_second=numbers.nbytes / _fastest(_reader(numbers), device),
+        flops_per_second=2 * size**3 / _fastest(lambda: matrix @ matrix, device),
+    )
+
+
+def _reader(numbers: torch.Tensor) -> Callable[[], object]:
+    """Return a function that reads the numbers once, with our own loop where it can be built."""
+    if numbers.device.type == "cpu":
+        try:
+            stream = load_library().stream
+        except OSError:
+            return numbers.sum
+        arguments = ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(numbers.numel())
+        return lambda: stream(*arguments, torch.get_num_threads())
+    return numbers.sum
+
+
+def _fastest(run: Callable[[], object], device: torch.device) -> float:
+    seconds = []
+    for _ in range(_REPEATS):
+        started = synchronized_time(device)
+        run()
+        seconds.append(synchronized_time(device) - started)
+    return min(seconds)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return median, 99th percentile, least and most."""
+    ordered = sorted(values)
+    return {
+        "p50": statistics.median(ordered),
+        "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+        "min": ordered[0],
+        "max": ordered[-1],
+    }

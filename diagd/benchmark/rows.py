@@ -1,0 +1,200 @@
+"""The lines of the benchmark: our engine under a schedule, and Hugging Face's generate."""
+
+import copy
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.progress import Progress
+from torch import Tensor
+from transformers import DynamicCache
+
+from diagd.backends import Backend, prepare
+from diagd.benchmark.ceilings import Ceilings, spread
+from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
+from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.generate import synchronized_time
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.models.config import ModelConfig
+from diagd.models.llama import llama_of
+from diagd.models.transformer import Transformer
+
+HUGGING_FACE = "hugging face"
+BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "int8": (1, 2)}  # weight, cache
+
+
+@dataclass
+class Row:
+    """One line of the table: how to run it, and what it took."""
+
+    dtype: str
+    backend: str
+    name: str
+    num_steps: int
+    run: Callable[[], tuple[float, Tensor]]  # -> seconds of decoding, tokens (1, T, H, W)
+    stopwatch: Stopwatch | None = None
+    warm_up_seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    steps: list[StepTimes] = field(default_factory=list)
+    tokens: Tensor | None = None
+
+
+def engine_rows(
+    model: Transformer,
+    dtype: str,
+    backend: Backend,
+    schedules: list[DiagonalSchedule],
+    prompt: Tensor,
+    actions: Tensor,
+) -> list[Row]:
+    """Make a row for each schedule; they share an engine with the model's whole context."""
+    grid = schedules[0].grid
+    prepared, runner, backend = prepare(copy.deepcopy(model), backend, dtype == "int8")
+    engine = DiagonalEngine(
+        prepared,
+        grid.height,
+        grid.width,
+        num_action_tokens=model.config.num_action_tokens,
+        runner=runner,
+    )
+    stopwatch = Stopwatch(engine, parts=runner == "eager" and model.device.type == "cpu")
+    rows = []
+    for schedule in schedules:
+        raster = schedule.num_steps == grid.num_tokens
+        name = "raster" if raster else f"row_lag {schedule.row_lag}"
+        run = _engine_run(engine, schedule, prompt, actions)
+        rows.append(Row(dtype, backend, name, schedule.num_steps, run, stopwatch))
+    return rows
+
+
+def hugging_face_row(
+    model: Transformer, dtype: str, grid: TokenGrid, prompt: Tensor, actions: Tensor
+) -> Row:
+    """Make the row of the baseline everybody has: the same weights in transformers."""
+    llama = llama_of(model)
+    steps = grid.num_tokens
+    return Row(
+        dtype, "", HUGGING_FACE, steps, lambda: _run_hugging_face(llama, grid, prompt, actions)
+    )
+
+
+def _engine_run(
+    engine: DiagonalEngine, schedule: DiagonalSchedule, prompt: Tensor, actions: Tensor
+) -> Callable[[], tuple[float, Tensor]]:
+    def run() -> tuple[float, Tensor]:
+        engine.prefill(prompt)
+        started = synchronized_time(prompt.device)
+        frames = list(engine.decode(schedule, actions))
+        return synchronized_time(prompt.device) - started, torch.stack(frames, 1)
+
+    return run
+
+
+@torch.inference_mode()
+def _run_hugging_face(
+    llama: Any, grid: TokenGrid, prompt: Tensor, actions: Tensor
+) -> tuple[float, Tensor]:
+    """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
+    cache = DynamicCache(config=llama.config)
+    llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
+    started, sequence = synchronized_time(prompt.device), prompt
+    for t in range(grid.num_frames):
+        sequence = torch.cat([sequence, actions[:, t]], dim=1)
+        sequence = llama.generate(
+            sequence,
+            attention_mask=torch.ones_like(sequence),
+            past_key_values=cache,
+            max_new_tokens=grid.tokens_per_frame,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    seconds = synchronized_time(prompt.device) - started
+    frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
+    visual = frames[:, :, actions.shape[2] :]
+    return seconds, visual.unflatten(2, (grid.height, grid.width))
+
+
+def time_rows(rows: list[Row], repeats: int) -> None:
+    """Run every row once to warm up, then all rows in turns, so that none has the better hour."""
+    with Progress(transient=True) as progress:
+        task = progress.add_task("benchmark", total=len(rows) * (repeats + 1))
+        for turn in range(repeats + 1):
+            for row in rows:
+                verb = "timing" if turn else "warming up"
+                progress.update(task, description=f"{verb} {row.dtype} {row.backend} {row.name}")
+                seconds, tokens = row.run()
+                times = row.stopwatch.take() if row.stopwatch else StepTimes()
+                if turn:
+                    row.seconds.append(seconds)
+                    row.steps.append(times)
+                else:
+                    row.warm_up_seconds, row.tokens = seconds, tokens
+                progress.advance(task)
+
+
+def report_rows(
+    rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, Ceilings]
+) -> list[dict[str, Any]]:
+    """Turn measurements into numbers; speedups are against raster and generate of one dtype."""
+    report = []
+    for row in rows:
+        rasters = [
+            other
+            for other in rows
+            if other.name == "raster"
+            and other.dtype == row.dtype
+            and row.backend in ("", other.backend)
+        ]
+        raster = min(statistics.median(other.seconds) for other in rasters)
+        baselines = {other.dtype: other.seconds for other in rows if other.name == HUGGING_FACE}
+        baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
+        seconds, first = statistics.median(row.seconds), rasters[0]
+        assert row.tokens is not None
+        assert first.tokens is not None
+        step_ratio = grid.num_tokens / row.num_steps
+        line: dict[str, Any] = {
+            "dtype": row.dtype,
+            "backend": row.backend,
+            "schedule": row.name,
+            "steps": row.num_steps,
+            "seconds": seconds,
+            "seconds_min": min(row.seconds),
+            "seconds_max": max(row.seconds),
+            "ms_per_step": seconds / row.num_steps * 1000,
+            "tokens_per_second": grid.num_tokens / seconds,
+            "frames_per_second": grid.num_frames / seconds,
+            "over_hugging_face": statistics.median(baseline) / seconds if baseline else None,
+            "speedup": raster / seconds,
+            "step_ratio": step_ratio,
+            "efficiency": raster / seconds / step_ratio,
+            "warm_up_seconds": row.warm_up_seconds,
+            "tokens_equal_to_raster": (row.tokens == first.tokens).float().mean().item(),
+        }
+        if row.stopwatch:
+            line |= _limits(row, config, ceilings[row.dtype])
+        report.append(line)
+    return report
+
+
+def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]:
+    """Say how close the steps came to the machine's ceilings, and where their time went."""
+    weight_bytes, cache_bytes = BYTES[row.dtype]
+    times = row.steps
+    total = sum(sum(run.seconds) for run in times)
+    count = sum(len(run.seconds) for run in times)
+    read = sum(bytes_read(config, run, weight_bytes, cache_bytes) for run in times)
+    done = sum(flops(config, run) for run in times)
+    parts = {part: sum(run.parts[part] for run in times) for part in times[0].parts}
+    return {
+        "step_ms": {
+            name: value * 1000
+            for name, value in spread([s for run in times for s in run.seconds]).items()
+        },
+        "megabytes_per_step": read / count / 1e6,
+        "megaflops_per_step": done / count / 1e6,
+        "bandwidth_share": read / total / ceilings.bytes_per_second,
+        "flops_share": done / total / ceilings.flops_per_second,
+        "parts_ms": {part: seconds / count * 1000 for part, seconds in parts.items()},
+    }

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Regenerates docs/results/bench_gpu.jsonl on a CUDA device. Not run yet: no GPU was at hand.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+results=docs/results/bench_gpu.jsonl
+: > "$results.partial"
+run() {
+  COLUMNS=110 diagd bench --device cuda --dtype bfloat16 "$@" --json |
+    tee /dev/stderr | tail -n 1 >> "$results.partial"
+}
+run --model mc-ar-300m --grid 4x14x24 -k 1 2 4
+run --model mc-ar-1.2b --grid 2x14x24 -k 1 2 4
+run --model cosmos-4b --grid 3x40x64 -k 1 2 --baseline none
+mv "$results.partial" "$results"
+python runs/speed_report.py --results docs/results

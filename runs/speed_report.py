@@ -1,0 +1,133 @@
+"""Turn the benchmarks' JSON into docs/results/speed.md and its pictures.
+
+python runs/speed_report.py --results docs/results
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import tyro
+
+SPEED = {
+    "steps": "{steps}",
+    "seconds [min-max]": "{seconds:.2f} [{seconds_min:.2f}-{seconds_max:.2f}]",
+    "ms a step": "{ms_per_step:.2f}",
+    "p99": "{step_ms[p99]:.2f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "over Hugging Face": "{over_hugging_face:.1f}x",
+    "over raster": "{speedup:.1f}x",
+    "step ratio": "{step_ratio:.1f}x",
+    "efficiency": "{efficiency:.2f}",
+    "first run, s": "{warm_up_seconds:.1f}",
+}
+LIMITS = {
+    "MB read a step": "{megabytes_per_step:.0f}",
+    "of bandwidth": "{bandwidth_share:.0%}",
+    "MFLOP a step": "{megaflops_per_step:.0f}",
+    "of peak": "{flops_share:.0%}",
+    "linears, ms": "{parts_ms[linears]:.2f}",
+    "attention, ms": "{parts_ms[attention]:.2f}",
+    "forward, ms": "{parts_ms[forward]:.2f}",
+    "sampling, ms": "{parts_ms[sampling]:.2f}",
+    "other, ms": "{parts_ms[bookkeeping]:.2f}",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Read bench_*.jsonl (and precision.json) and write speed.md and speed_*.png."""
+
+    results: Path
+
+
+def main(options: Options) -> None:
+    """Write the report."""
+    lines = ["# Speed", ""]
+    for path in sorted(options.results.glob("bench_*.jsonl")):
+        documents = [json.loads(line) for line in path.read_text().splitlines()]
+        picture = f"speed_{path.stem.removeprefix('bench_')}.png"
+        draw(documents, options.results / picture)
+        lines += [f"Made by `runs/{path.stem}.sh` from `{path.name}`.", "", f"![]({picture})", ""]
+        for document in documents:
+            lines += describe(document)
+    precision = options.results / "precision.json"
+    if precision.is_file():
+        lines += ["## What lower precision costs", "", "The bundled model on held-out episodes,"]
+        lines += ["teacher-forced (`runs/precision.py`).", ""]
+        lines += [
+            "| weights | loss, nats a token | likeliest token as in float32 |",
+            "|---|---|---|",
+        ]
+        for name, row in json.loads(precision.read_text()).items():
+            share = row["likeliest_token_unchanged"]
+            lines.append(f"| {name} | {row['loss']:.4f} | {share:.2%} |")
+    (options.results / "speed.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+def describe(document: dict[str, Any]) -> list[str]:
+    """Return the heading and the tables of one benchmark."""
+    given = document["options"]
+    grid = "x".join(map(str, document["grid"]))
+    lines = [
+        f"## {given['model']}, {document['parameters'] / 1e6:.1f}M parameters",
+        "",
+        f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
+        f"grid {grid} after one frame, greedy, the whole context allocated; "
+        f"medians of {given['repeats']}.",
+    ]
+    lines += [
+        f"{dtype}: the machine reads {ceiling['bytes_per_second'] / 1e9:.1f} GB/s (1 GiB, "
+        f"streamed) and multiplies matrices at {ceiling['flops_per_second'] / 1e9:.0f} GFLOP/s."
+        for dtype, ceiling in document["ceilings"].items()
+    ]
+    for columns in (SPEED, LIMITS):
+        lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        for row in document["rows"]:
+            if columns is SPEED or "step_ms" in row:
+                cells = [cell(text, row) for text in columns.values()]
+                lines.append(f"| {name_of(row)} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Name a row of the tables."""
+    return " ".join(filter(None, (row["dtype"], row["backend"], row["schedule"])))
+
+
+def cell(text: str, row: dict[str, Any]) -> str:
+    """Fill in a number, or a dash where there is none."""
+    try:
+        return text.format(**row)
+    except (KeyError, TypeError):
+        return "-"
+
+
+def draw(documents: list[dict[str, Any]], path: Path) -> None:
+    """Draw frames a second of every row, a panel a benchmark."""
+    heights = [len(document["rows"]) for document in documents]
+    figure, axes = plt.subplots(
+        len(documents),
+        figsize=(8, 1.2 + 0.28 * sum(heights)),
+        gridspec_kw={"height_ratios": heights},
+        layout="constrained",
+        squeeze=False,
+    )
+    colours = {"hugging face": "tab:grey", "raster": "tab:orange"}
+    for document, axis in zip(documents, axes[:, 0], strict=True):
+        rows = document["rows"][::-1]
+        rates = [row["frames_per_second"] for row in rows]
+        fills = [colours.get(row["schedule"], "tab:blue") for row in rows]
+        bars = axis.barh([name_of(row) for row in rows], rates, color=fills)
+        axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+        axis.set_title(f"{document['options']['model']}: frames a second", fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
