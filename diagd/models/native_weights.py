@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diagd.models.layers import SwiGLU
 from diagd.models.transformer import Transformer
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
@@ -62,24 +63,22 @@ class NativeWeights:
     def _describe(self, model: Transformer) -> ModelRecord:
         config, stack = self.config, model.model
         layers = (LayerRecord * config.num_layers)()
-        for layer, target in zip(stack.layers, layers, strict=True):
+        for layer, target in zip(stack.blocks, layers, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
             qkv = attention.q_proj, attention.k_proj, attention.v_proj
-            gated = config.mlp == "swiglu"
-            up = (mlp.gate_proj, mlp.up_proj) if gated else (mlp.up_proj,)
+            up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
             for name, parts in (
                 ("qkv", qkv),
                 ("out", (attention.o_proj,)),
                 ("gate_up", up),
                 ("down", (mlp.down_proj,)),
             ):
-                if name == "gate_up":
-                    weight = torch.cat([_pad(part.weight, 0) for part in parts])
-                    biases = [_pad(part.bias, 0) for part in parts if part.bias is not None]
-                else:
-                    weight = torch.cat([part.weight for part in parts])
-                    biases = [part.bias for part in parts if part.bias is not None]
-                blocks, scale = self._matrix(weight)
+                weights = [part.weight for part in parts]
+                biases = [part.bias for part in parts if part.bias is not None]
+                if name == "gate_up":  # each of the two begins with a block of its own
+                    weights = [_pad(weight, 0) for weight in weights]
+                    biases = [_pad(bias, 0) for bias in biases]
+                blocks, scale = self._matrix(torch.cat(weights))
                 setattr(target, name, blocks)
                 setattr(target, f"{name}_scale", scale)
                 setattr(target, f"{name}_bias", self._floats(torch.cat(biases)) if biases else None)

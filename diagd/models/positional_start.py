@@ -44,7 +44,7 @@ def aim_heads(model: Transformer) -> Transformer:
         )
     time, space = rotary_frequencies_3d(config)
     length = math.sqrt(_SHARPNESS)
-    for layer, offsets in zip(model.model.layers, OFFSETS, strict=False):
+    for layer, offsets in zip(model.model.blocks, OFFSETS, strict=False):
         queries = layer.self_attn.q_proj.bias.view(config.num_heads, 2, -1)
         keys = layer.self_attn.k_proj.bias.view(config.num_heads, 2, -1)
         for head, (frame, row, column) in enumerate(offsets[: config.num_heads]):

@@ -37,6 +37,11 @@ class DecoderStack(nn.Module):
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The layers, as what they are."""
+        return [layer for layer in self.layers if isinstance(layer, Block)]
+
     def forward(
         self,
         tokens: Tensor,

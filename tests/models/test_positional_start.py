@@ -23,7 +23,7 @@ def test_every_aimed_head_looks_at_its_place_and_nowhere_else():
     here = places[2, 2, 2]
     assert model.model.rotary is not None
     rotary = model.model.rotary(torch.arange(config.max_positions), torch.float32)
-    for layer, offsets in zip(model.model.layers, OFFSETS, strict=False):
+    for layer, offsets in zip(model.model.blocks, OFFSETS, strict=False):
         biases = layer.self_attn.q_proj.bias, layer.self_attn.k_proj.bias
         shape = (5, config.max_positions, 24)
         queries, keys = (b.view(5, 1, 24).expand(shape).unsqueeze(0) for b in biases)
@@ -36,7 +36,7 @@ def test_every_aimed_head_looks_at_its_place_and_nowhere_else():
             assert attention.max() > 0.3
         for head in range(len(offsets), 5):
             assert not biases[0].view(5, 24)[head].any()
-    assert not any(layer.self_attn.v_proj.bias.any() for layer in model.model.layers)
+    assert not any(layer.self_attn.v_proj.bias.any() for layer in model.model.blocks)
 
 
 @pytest.mark.parametrize(
