@@ -60,7 +60,8 @@ class VideoGenerator:
         runner: RunnerName = "eager",
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.height, self.width, self.runner = height, width, runner
+        self.height, self.width = height, width
+        self.runner: RunnerName = runner
 
     @classmethod
     def from_pretrained(

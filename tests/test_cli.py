@@ -156,7 +156,7 @@ def test_a_device_that_is_not_there_is_refused(name, device, message, command, w
 
 
 def test_an_unknown_dtype_lists_the_known_ones(command):
-    command("bench", "--dtype", "int8").assert_refused("float32.*bfloat16.*float16")
+    command("bench", "--dtype", "float8").assert_refused("float32.*bfloat16.*float16")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from torch import Tensor
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.generate import synchronized_time
 from diagd.models.config import ModelConfig
+from diagd.models.native import NativeModel
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Stopwatch:
             self._forward, self._sample = engine.model.forward, engine.sample
             engine.sample = self._timed_sample
             engine.model.forward = self._timed_forward  # type: ignore[method-assign]
-            if hasattr(engine.model, "seconds"):
+            if isinstance(engine.model, NativeModel):
                 self.counters = engine.model.seconds = torch.zeros(3, dtype=torch.float64)
 
     def take(self) -> StepTimes:

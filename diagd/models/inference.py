@@ -24,6 +24,9 @@ class MergedLinear(nn.Module):
     The state dict shows the layers apart, plain and bit-identical, under their own names.
     """
 
+    weight: Tensor | None
+    bias: Tensor | None
+
     def __init__(self, layers: dict[str, nn.Linear], pack: bool) -> None:
         """Merge layers, by name; `pack` keeps the weight in oneDNN's own order."""
         super().__init__()
@@ -40,15 +43,18 @@ class MergedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., sum of out_features)."""
         is_one_lane = x.numel() == x.shape[-1]
-        if self.packed is None or (self.weight is not None and is_one_lane):
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.weight is None or (self.packed is not None and not is_one_lane):
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         parent = prefix[:-1].rpartition(".")[0]
-        weight = self.packed.to_dense() if self.weight is None else self.weight
+        weight = self.weight
+        if weight is None:
+            assert self.packed is not None
+            weight = self.packed.to_dense()
         parts = {"weight": weight.split(self.sizes)}
         if self.bias is not None:
             parts["bias"] = self.bias.split(self.sizes)

@@ -73,8 +73,8 @@ class NativeWeights:
                 ("gate_up", up),
                 ("down", (mlp.down_proj,)),
             ):
-                weights = [part.weight for part in parts]
-                biases = [part.bias for part in parts if part.bias is not None]
+                weights: list[Tensor] = [part.weight for part in parts]
+                biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
                 if name == "gate_up":  # each of the two begins with a block of its own
                     weights = [_pad(weight, 0) for weight in weights]
                     biases = [_pad(bias, 0) for bias in biases]
@@ -109,7 +109,7 @@ class NativeWeights:
             self._floats(None if positions is None else positions.weight, pad=False),
             self._floats(None if rotary is None else rotary.cos, pad=False),
             self._floats(None if rotary is None else rotary.sin, pad=False),
-            self._floats(stack.norm.weight),
+            self._floats(getattr(stack.norm, "weight", None)),
             self._floats(getattr(stack.norm, "bias", None)),
             head_scale,
             ctypes.addressof(layers),
