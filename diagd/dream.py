@@ -171,12 +171,10 @@ def _prompt(
     fps = float(video.fps) if len(video.frames) > 1 else DEFAULT_FPS
     actions = None
     if world.vocabulary is not None:
-        names = world.vocabulary.names
+        actions = []
         if count > 1:
-            ids = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-            actions = [names[index] for index in ids[len(ids) - count + 1 :]]
-        else:
-            actions = []
+            taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
+            actions = taken[len(taken) - count + 1 :]
     return video.frames[-count:], actions, fps
 
 
@@ -188,14 +186,14 @@ def _actions(options: GenerateOptions, world: VideoGenerator) -> list[str] | Non
         return None
     if options.actions is None:
         walk = read_actions(model_folder(options.model) / "walk.jsonl", world.vocabulary)
-        ids = [walk[frame % len(walk)] for frame in range(options.frames if walk else 0)]
+        actions = [walk[frame % len(walk)] for frame in range(options.frames if walk else 0)]
     elif options.actions.endswith(".jsonl"):
-        ids = read_actions(options.actions, world.vocabulary)
+        actions = read_actions(options.actions, world.vocabulary)
     else:
-        ids = parse_actions(options.actions, world.vocabulary)
-    if len(ids) != options.frames:
-        raise ValueError(f"expected {options.frames} actions (one a frame), got {len(ids)}")
-    return [world.vocabulary.names[index] for index in ids]
+        actions = parse_actions(options.actions, world.vocabulary)
+    if len(actions) != options.frames:
+        raise ValueError(f"expected {options.frames} actions (one a frame), got {len(actions)}")
+    return actions
 
 
 def _write(

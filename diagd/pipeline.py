@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from diagd.backends import Backend, prepare
-from diagd.data.actions import ActionVocabulary
-from diagd.data.tokenizers import VideoTokenizer, VQTokenizer
+from diagd.data.actions import ActionCodec
+from diagd.data.tokenizers import VideoTokenizer
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.generate import GenerationStats, generate_tokens
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.models.checkpoints import load_model, model_folder
+from diagd.pretrained import load_parts
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class VideoGenerator:
         tokenizer: VideoTokenizer,
         height: int,
         width: int,
-        vocabulary: ActionVocabulary | None,
+        vocabulary: ActionCodec | None,
         runner: RunnerName = "eager",
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
@@ -81,30 +81,11 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
-        folder = model_folder(name_or_path)
-        tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
-        model = load_model(folder, device=device, dtype=dtype)
-        config = model.config
-        if tokenizer.codebook_size != config.image_vocab_size:
-            raise ValueError(
-                f"{folder}: the model has {config.image_vocab_size} visual ids, "
-                f"its tokenizer {tokenizer.codebook_size} codes"
-            )
-        vocabulary = None
-        if config.num_action_tokens:
-            vocabulary = ActionVocabulary.load(folder / "actions.json")
-            if config.num_action_tokens != 1 or len(vocabulary.names) != (
-                config.vocab_size - config.image_vocab_size
-            ):
-                raise ValueError(
-                    f"{folder}: actions.json names {len(vocabulary.names)} actions of one token, "
-                    f"the model has {config.vocab_size - config.image_vocab_size} action ids and "
-                    f"{config.num_action_tokens} tokens an action"
-                )
-        prepared, runner, _ = prepare(model, backend, int8)
-        tokenizer.to(device)
-        height, width = config.grid_height, config.grid_width
-        return cls(prepared, tokenizer, height, width, vocabulary, runner)
+        parts = load_parts(name_or_path, device, dtype)
+        model, runner, _ = prepare(parts.model, backend, int8)
+        config = parts.model.config
+        size = config.grid_height, config.grid_width
+        return cls(model, parts.tokenizer, *size, parts.vocabulary, runner)
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
@@ -139,14 +120,8 @@ class VideoGenerator:
         Raises:
             ValueError: frames or actions that do not fit.
         """
-        grid = TokenGrid(num_frames, self.height, self.width)
-        if raster:
-            schedule = DiagonalSchedule.raster(grid)
-        elif frame_lag is None:
-            schedule = DiagonalSchedule.spatial(grid, row_lag)
-        else:
-            schedule = DiagonalSchedule(grid, row_lag, frame_lag)
-        action_ids = self._action_ids(actions, num_frames, "generated frame")
+        schedule = self.schedule(num_frames, row_lag, frame_lag, raster)
+        action_ids = self.action_ids(actions, num_frames, "generated frame")
         prompt = self._prompt(frames, context_actions)
         out = generate_tokens(
             self.model,
@@ -177,22 +152,56 @@ class VideoGenerator:
 
         Old frames leave the context when it is full (see `DiagonalEngine`).
         """
+        engine = self.start(
+            frames,
+            context_actions=context_actions,
+            row_start=row_start,
+            sampling=sampling,
+            seed=seed,
+        )
+        schedule = self.schedule(1, row_lag)
+        for action in actions:
+            ids = self.action_ids([action], 1, "generated frame")
+            for tokens in engine.decode(schedule, ids):
+                yield self.tokenizer.decode(tokens)[0].cpu()
+
+    def start(
+        self,
+        frames: Tensor,
+        *,
+        context_actions: Sequence[str] | None = None,
+        row_start: RowStart = "temporal",
+        sampling: SamplingOptions | None = None,
+        seed: int = 0,
+    ) -> DiagonalEngine:
+        """Return an engine that has read the context frames, to be driven frame by frame.
+
+        Each frame may have a schedule of its own: `engine.decode(world.schedule(1, row_lag),
+        world.action_ids([action], 1, "frame"))` yields its tokens.
+        """
         engine = DiagonalEngine(
             self.model,
             self.height,
             self.width,
-            num_action_tokens=1,
+            num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
             row_start=row_start,
             sampling=self._visual(sampling),
             seed=seed,
             runner=self.runner,
         )
         engine.prefill(self._prompt(frames, context_actions), len(frames))
-        schedule = DiagonalSchedule.spatial(TokenGrid(1, self.height, self.width), row_lag)
-        for action in actions:
-            ids = self._action_ids([action], 1, "generated frame")
-            for tokens in engine.decode(schedule, ids):
-                yield self.tokenizer.decode(tokens)[0].cpu()
+        return engine
+
+    def schedule(
+        self, num_frames: int, row_lag: int = 1, frame_lag: int | None = None, raster: bool = False
+    ) -> DiagonalSchedule:
+        """Return the schedule of so many frames; without frame_lag they do not overlap."""
+        grid = TokenGrid(num_frames, self.height, self.width)
+        if raster:
+            return DiagonalSchedule.raster(grid)
+        if frame_lag is None:
+            return DiagonalSchedule.spatial(grid, row_lag)
+        return DiagonalSchedule(grid, row_lag, frame_lag)
 
     def _prompt(self, frames: Tensor, context_actions: Sequence[str] | None) -> Tensor:
         """Return (1, P) tokens of the context frames with the actions between them."""
@@ -202,15 +211,19 @@ class VideoGenerator:
                 f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
             )
         visual = self.tokenizer.encode(frames.to(self.model.device)).flatten(1)
-        ids = self._action_ids(context_actions, len(frames) - 1, "context frame after the first")
+        ids = self.action_ids(context_actions, len(frames) - 1, "context frame after the first")
         if ids is None:
             return visual.flatten()[None]
-        first = ids.new_zeros(1, 1)  # stands before the first frame, and is cut off
+        first = ids.new_zeros(1, ids.shape[-1])  # stands before the first frame, and is cut off
         between = torch.cat([first, ids[0]])
-        return torch.cat([between, visual], dim=1).flatten()[None, 1:]
+        return torch.cat([between, visual], dim=1).flatten()[None, ids.shape[-1] :]
 
-    def _action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
-        """Return (1, count, 1) ids, or None for a model without actions."""
+    def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
+        """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+        Raises:
+            ValueError: not `count` actions, or one that the model does not know.
+        """
         if self.vocabulary is None:
             if actions:
                 raise ValueError("this model takes no actions")
@@ -218,8 +231,9 @@ class VideoGenerator:
         given = len(actions) if actions is not None else 0
         if given != count:
             raise ValueError(f"expected {count} actions, one for each {what}, got {given}")
-        ids = [self.vocabulary.id_of(name) + self.tokenizer.codebook_size for name in actions or ()]
-        return torch.tensor(ids, dtype=torch.int64, device=self.model.device).view(1, count, 1)
+        ids = [self.vocabulary.tokens_of(action) for action in actions or ()]
+        local = torch.tensor(ids, dtype=torch.int64, device=self.model.device)
+        return local.view(1, count, self.vocabulary.num_tokens) + self.tokenizer.codebook_size
 
     def _visual(self, sampling: SamplingOptions | None) -> SamplingOptions:
         sampling = sampling or DEFAULT_SAMPLING

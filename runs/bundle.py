@@ -42,9 +42,9 @@ def main(options: Options) -> None:
     video = read_video(options.clip)
     chosen = slice(options.first_frame, options.first_frame + options.frames)
     write_video(options.out / "prompt.mp4", video.frames[chosen], video.fps, crf=4)
-    ids = read_actions(options.clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
-    write_actions(options.out / "prompt.jsonl", [vocabulary.names[i] for i in ids[chosen]])
-    walk = [vocabulary.names[i] for i in parse_actions(options.walk, vocabulary)]
+    actions = read_actions(options.clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
+    write_actions(options.out / "prompt.jsonl", actions[chosen])
+    walk = parse_actions(options.walk, vocabulary)
     write_actions(options.out / "walk.jsonl", walk)
 
 

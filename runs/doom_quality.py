@@ -50,9 +50,8 @@ def main(options: Options) -> None:
     paths = sorted(options.clips.glob("clip_*.mp4"))[: options.num_clips]
     length = options.context_frames + HORIZON
     videos = torch.stack([read_video(path, length).frames for path in paths])
-    actions = torch.tensor(
-        [read_actions(path.with_suffix(".jsonl"), world.vocabulary)[:length] for path in paths]
-    )
+    taken = [read_actions(path.with_suffix(".jsonl"), world.vocabulary)[:length] for path in paths]
+    actions = torch.tensor([[world.vocabulary.tokens_of(a)[0] for a in row] for row in taken])
     tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
     truth = videos[:, options.context_frames :]
     grid = TokenGrid(HORIZON, world.height, world.width)
@@ -157,7 +156,7 @@ def turning(
     dreams, shifts = {}, {}
     for name in ("left", "right"):
         ordered = actions.clone()
-        ordered[:, options.context_frames :] = world.vocabulary.id_of(name)
+        ordered[:, options.context_frames :] = world.vocabulary.tokens_of(name)[0]
         dreams[name] = decode(world, dream(world, tokens, ordered, schedule, options, name))
         shifts[name] = torch.tensor(
             [

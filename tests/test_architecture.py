@@ -25,7 +25,7 @@ LAYERS = (
     ("bench", "dream", "hf_generate", "plan_report", "training"),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline"),
-    ("backends",),
+    ("backends", "pretrained"),
     ("data", "decoding", "metrics", "models"),
     ("kernels",),
 )

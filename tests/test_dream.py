@@ -276,9 +276,9 @@ def test_lags_are_refused_before_any_frame_is_dreamt(refused, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"action": "left"', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got"),
+        ('{"action": "left"', r"walk\.jsonl:2: expected a JSON object, got"),
         ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, for"),
-        ("left", r"walk\.jsonl:2: expected \{\"action\": NAME\}, got 'left'"),
+        ("left", r"walk\.jsonl:2: expected a JSON object, got 'left'"),
     ],
 )
 def test_a_bad_line_of_actions_is_refused(line, message, refused, tmp_path):

@@ -1,4 +1,4 @@
-"""Actions: names people write, ids models read, jsonl files on disk.
+"""Actions: words people write, conditioning tokens models read, jsonl files on disk.
 
 An action file holds one JSON object a frame, `{"action": "forward"}`; row t is the action that led
 from frame t - 1 to frame t (row 0, before anything happened, is by custom `none`).
@@ -9,6 +9,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
+
+
+class ActionCodec(Protocol):
+    """How actions, written as words, become the conditioning tokens of a model.
+
+    Attributes:
+        names: words for what can be done; the first one is doing nothing.
+        num_tokens: tokens an action takes.
+        num_ids: local ids are in [0, num_ids); a model's action ids follow its visual ones.
+        combines: whether words joined by `+` are an action, too (`forward+jump`).
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_ids(self) -> int: ...
+    @property
+    def combines(self) -> bool: ...
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return the `num_tokens` local ids of an action, or raise ValueError."""
+        ...
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        """Return the action that a line of an action file means, or raise ValueError."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -16,6 +45,8 @@ class ActionVocabulary:
     """The actions a world model understands; an action's id is its place in `names`."""
 
     names: tuple[str, ...]
+    num_tokens = 1
+    combines = False
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
@@ -26,6 +57,23 @@ class ActionVocabulary:
         if name not in self.names:
             raise ValueError(f"unknown action {name!r}, expected one of: {', '.join(self.names)}")
         return self.names.index(name)
+
+    @property
+    def num_ids(self) -> int:
+        """One id for each name."""
+        return len(self.names)
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return the action's id, or raise ValueError naming the known ones."""
+        return (self.id_of(action),)
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        """Read `{"action": NAME}`; whatever else the line holds is ignored."""
+        action = record.get("action")
+        if not isinstance(action, str):
+            raise ValueError(f'expected {{"action": NAME}}, got {json.dumps(record)[:60]}')
+        self.id_of(action)
+        return action
 
     @classmethod
     def load(cls, path: Path) -> "ActionVocabulary":
@@ -43,52 +91,53 @@ class ActionVocabulary:
         path.write_text(json.dumps({"names": list(self.names)}) + "\n")
 
 
-def parse_actions(text: str, vocabulary: ActionVocabulary) -> list[int]:
-    """Turn `forward*8,left*4` into ids.
+def parse_actions(text: str, codec: ActionCodec) -> list[str]:
+    """Turn `forward*8,left*4` into twelve actions.
 
     Raises:
         ValueError: an unknown action or a count that is no positive integer.
     """
-    ids = []
+    actions = []
     for part in text.split(","):
         name, star, count = part.strip().partition("*")
         if star and not (count.strip().isascii() and count.strip().isdigit() and int(count)):
             raise ValueError(
                 f"actions must look like forward*8,left*4 (counts of 1 or more), got {part!r}"
             )
-        ids += [vocabulary.id_of(name.strip())] * (int(count) if star else 1)
-    return ids
+        codec.tokens_of(name.strip())
+        actions += [name.strip()] * (int(count) if star else 1)
+    return actions
 
 
-def read_actions(
-    path: str | Path, vocabulary: ActionVocabulary, num_frames: int | None = None
-) -> list[int]:
-    """Read a jsonl action file into ids, one a frame.
+def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
+    """Read a jsonl action file, one action a frame.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a line that is no `{"action": name}`, or not `num_frames` lines.
+        ValueError: a line that is no action of the codec, or not `num_frames` lines.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"action file not found: {path}")
-    ids = []
+    actions = []
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text file") from None
     for number, line in enumerate(lines, start=1):
         try:
-            ids.append(vocabulary.id_of(json.loads(line)["action"]))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(
-                f'{path}:{number}: expected {{"action": NAME}}, got {line[:60]!r}'
-            ) from None
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:60]!r}")
+        try:
+            actions.append(codec.action_of(record))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
-    if num_frames is not None and len(ids) != num_frames:
-        raise ValueError(f"{path}: expected {num_frames} actions (one a frame), got {len(ids)}")
-    return ids
+    if num_frames is not None and len(actions) != num_frames:
+        raise ValueError(f"{path}: expected {num_frames} actions (one a frame), got {len(actions)}")
+    return actions
 
 
 def write_actions(path: str | Path, names: Sequence[str]) -> None:

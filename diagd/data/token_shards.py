@@ -143,7 +143,8 @@ def _encode(
         frames = read_video(path).frames
         actions = [0] * len(frames)
         if vocabulary != STILL:
-            actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+            taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+            actions = [vocabulary.id_of(action) for action in taken]
         return tokenizer.encode(frames), actions
 
     tokens, actions = zip(*pool.map(encode, paths), strict=True)
