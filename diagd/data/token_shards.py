@@ -143,8 +143,8 @@ def _encode(
         frames = read_video(path).frames
         actions = [0] * len(frames)
         if vocabulary != STILL:
-            taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
-            actions = [vocabulary.id_of(action) for action in taken]
+            names = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+            actions = list(map(vocabulary.id_of, names))
         return tokenizer.encode(frames), actions
 
     tokens, actions = zip(*pool.map(encode, paths), strict=True)
