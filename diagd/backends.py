@@ -38,12 +38,13 @@ def prepare(
     if backend == "cuda-graph" and on_cpu:
         raise ValueError("backend cuda-graph needs --device cuda")
     has_kernels = on_cpu and model.dtype in (torch.float32, torch.bfloat16)
+    has_text = model.config.context_size > 0
     if backend == "native" and not has_kernels:
         raise ValueError(
             "backend native needs a model on the cpu in float32, bfloat16 or int8, "
             f"got {model.dtype} on {model.device}"
         )
-    if backend in ("auto", "native") and has_kernels:
+    if backend == "native" or (backend == "auto" and has_kernels and not has_text):
         name = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         try:
             return NativeModel(model, "int8" if int8 else name), "eager", "native"

@@ -26,8 +26,9 @@ from diagd.benchmark.rows import Row, engine_rows, hugging_face_row, report_rows
 from diagd.decoding.generate import peak_memory_bytes
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, device_of, dtype_of
-from diagd.models.checkpoints import load_model, model_folder, read_config
-from diagd.models.config import PRESETS, ModelConfig
+from diagd.models.checkpoints import load_model, model_path, read_config
+from diagd.models.config import ModelConfig
+from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
 
 SPEED = {
@@ -130,7 +131,7 @@ def cpu_name() -> str:
 def _config(name: str) -> ModelConfig:
     if name in PRESETS:
         return PRESETS[name]
-    return read_config(model_folder(name) / "config.json")
+    return read_config(model_path(name) / "config.json")
 
 
 def _model(

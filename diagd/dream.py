@@ -25,7 +25,7 @@ from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, FrameLag, RowLag, device_of, dtype_of
-from diagd.models.checkpoints import model_folder
+from diagd.models.checkpoints import model_path
 from diagd.pipeline import DEFAULT_SAMPLING, GeneratedVideo, VideoGenerator
 
 DEFAULT_FPS = 8.75
@@ -156,7 +156,7 @@ def _prompt(
     options: GenerateOptions, world: VideoGenerator, console: Console
 ) -> tuple[Tensor, list[str] | None, float]:
     """Return the context frames, the actions between them, and the frame rate."""
-    path = options.prompt or model_folder(options.model) / "prompt.mp4"
+    path = options.prompt or model_path(options.model) / "prompt.mp4"
     video = read_video(path)
     height_px, width_px = world.frame_size_px
     if video.frames.shape[1:3] != (height_px, width_px):
@@ -185,7 +185,7 @@ def _actions(options: GenerateOptions, world: VideoGenerator) -> list[str] | Non
             raise ValueError("this model takes no actions")
         return None
     if options.actions is None:
-        walk = read_actions(model_folder(options.model) / "walk.jsonl", world.vocabulary)
+        walk = read_actions(model_path(options.model) / "walk.jsonl", world.vocabulary)
         actions = [walk[frame % len(walk)] for frame in range(options.frames if walk else 0)]
     elif options.actions.endswith(".jsonl"):
         actions = read_actions(options.actions, world.vocabulary)

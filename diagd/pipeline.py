@@ -6,7 +6,7 @@ video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -239,9 +239,7 @@ class VideoGenerator:
         sampling = sampling or DEFAULT_SAMPLING
         if sampling.valid_range is not None:
             return sampling
-        return SamplingOptions(
-            sampling.temperature, sampling.top_k, sampling.top_p, (0, self.tokenizer.codebook_size)
-        )
+        return replace(sampling, valid_range=(0, self.tokenizer.codebook_size))
 
 
 DEFAULT_SAMPLING = SamplingOptions(temperature=1.0, top_p=0.9)

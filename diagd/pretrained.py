@@ -7,7 +7,7 @@ import torch
 
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.data.tokenizers import VideoTokenizer, VQTokenizer
-from diagd.models.checkpoints import load_model, model_folder
+from diagd.models.checkpoints import load_model, model_path
 from diagd.models.transformer import Transformer
 
 
@@ -30,7 +30,7 @@ def load_parts(
     Raises:
         FileNotFoundError, ValueError: something is missing or damaged (named), or does not fit.
     """
-    folder = model_folder(name_or_path)
+    folder = model_path(name_or_path)
     tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
     model = load_model(folder, device=device, dtype=dtype)
     config = model.config

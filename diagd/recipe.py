@@ -7,8 +7,9 @@ import torch
 
 from diagd.data.token_shards import TokenClips
 from diagd.models.checkpoints import load_model
-from diagd.models.config import PRESETS, ModelConfig
+from diagd.models.config import ModelConfig
 from diagd.models.positional_start import aim_heads
+from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
 
 OptimizerName = Literal["adamw", "muon"]

@@ -25,7 +25,7 @@ from diagd.data.actions import ActionVocabulary
 from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
 from diagd.models.checkpoints import save_model
-from diagd.models.config import PRESETS
+from diagd.models.presets import PRESETS
 from diagd.plots import plot_loss
 from diagd.recipe import OptimizerName, fit_config, make_optimizers, same_kind, start_model
 

@@ -36,7 +36,9 @@ ORDER = {
         *("runner", "engine", "generate"),
     ),
     "models": (
-        *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),
+        *("config", "presets", "cache", "rotary", "layers", "attention", "stack", "transformer"),
+        *("torch_files", "weight_files", "naming", "cosmos", "wham", "mineworld", "released"),
+        "checkpoints",
         *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
     ),
     "data": (

@@ -2,7 +2,8 @@ import pytest
 
 from diagd.bench import cpu_name
 from diagd.benchmark import ceilings
-from diagd.models.config import PRESETS, ModelConfig
+from diagd.models.config import ModelConfig
+from diagd.models.presets import PRESETS
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {

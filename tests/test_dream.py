@@ -13,7 +13,7 @@ from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video, write_image, write_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.metrics.quality import psnr
-from diagd.models.checkpoints import available_models, model_folder, save_model
+from diagd.models.checkpoints import available_models, model_path, save_model
 from tests.worlds import (
     HEIGHT,
     HEIGHT_PX,
@@ -335,7 +335,7 @@ def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate
         "walk.jsonl",
     ],
 )
-def test_a_model_folder_with_a_missing_file_names_it(name, refused, broken_world):
+def test_a_model_path_with_a_missing_file_names_it(name, refused, broken_world):
     (broken_world / name).unlink()
     refused(name.replace(".", r"\."), model=broken_world)
 
@@ -451,15 +451,15 @@ bundled = pytest.mark.skipif("doom" not in available_models(), reason="no bundle
 
 @bundled
 def test_the_bundled_model_is_small_and_knows_the_actions_of_the_recorder():
-    sizes = [path.stat().st_size for path in model_folder("doom").rglob("*")]
+    sizes = [path.stat().st_size for path in model_path("doom").rglob("*")]
     assert sum(sizes) < 30e6
     assert max(sizes) < 25e6
-    vocabulary = ActionVocabulary.load(model_folder("doom") / "actions.json")
+    vocabulary = ActionVocabulary.load(model_path("doom") / "actions.json")
     assert vocabulary == ACTIONS
-    prompt = read_video(model_folder("doom") / "prompt.mp4").frames
+    prompt = read_video(model_path("doom") / "prompt.mp4").frames
     assert prompt.shape[1:] == (112, 192, 3)
-    assert len(read_actions(model_folder("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4
-    assert len(read_actions(model_folder("doom") / "walk.jsonl", vocabulary)) >= 16
+    assert len(read_actions(model_path("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4
+    assert len(read_actions(model_path("doom") / "walk.jsonl", vocabulary)) >= 16
 
 
 @bundled

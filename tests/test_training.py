@@ -11,7 +11,7 @@ from diagd import training
 from diagd.data.actions import ActionVocabulary
 from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
-from diagd.models.config import PRESETS
+from diagd.models.presets import PRESETS
 from diagd.plots import plot_loss
 from diagd.recipe import fit_config, make_optimizers, start_model
 from diagd.training import TrainOptions, main, next_token_loss

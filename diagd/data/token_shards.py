@@ -141,11 +141,10 @@ def _encode(
 
     def encode(path: Path) -> tuple[Tensor, list[int]]:
         frames = read_video(path).frames
-        actions = [0] * len(frames)
-        if vocabulary != STILL:
-            names = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
-            actions = list(map(vocabulary.id_of, names))
-        return tokenizer.encode(frames), actions
+        if vocabulary == STILL:
+            return tokenizer.encode(frames), [0] * len(frames)
+        taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+        return tokenizer.encode(frames), [vocabulary.id_of(action) for action in taken]
 
     tokens, actions = zip(*pool.map(encode, paths), strict=True)
     expected = shape or tokens[0].shape

@@ -23,12 +23,15 @@ class SamplingOptions:
         top_p: keep the likeliest ids until their mass reaches top_p, in (0, 1].
         valid_range: ids that may be drawn, low <= id < high: one pair for all places, or an int
             tensor (height, width, 2) with a pair for each place of the frame. None: all ids.
+        exclusive_top_p: drop the id with which the mass crosses top_p as well, unless it is the
+            likeliest (WHAM's rule).
     """
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     valid_range: tuple[int, int] | Tensor | None = None
+    exclusive_top_p: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -111,7 +114,7 @@ def sample(
         valid = (ids >= bounds[:, :1]) & (ids < bounds[:, 1:])
         logits = logits.masked_fill(~valid, float("-inf"))
     if options.temperature > 0:
-        logits = _truncate(logits / options.temperature, options.top_k, options.top_p)
+        logits = truncate(logits / options.temperature, options)
         noise = gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
         logits = logits + noise
     return _lowest_argmax(logits) + ranges.low
@@ -145,15 +148,20 @@ def _mix(bits: Tensor) -> Tensor:
     return bits ^ (bits >> 16)
 
 
-def _truncate(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Set the logits outside top-k, then outside top-p, to -inf."""
-    if top_k is not None and top_k < logits.shape[-1]:
-        threshold = logits.topk(top_k, dim=-1).values[..., -1:]
+def truncate(logits: Tensor, options: SamplingOptions) -> Tensor:
+    """Set the logits (..., V) outside top-k, then outside top-p, to -inf."""
+    if options.top_k is not None and options.top_k < logits.shape[-1]:
+        threshold = logits.topk(options.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < threshold, float("-inf"))
-    if top_p is not None and top_p < 1:
+    if options.top_p is not None and options.top_p < 1:
         probabilities, order = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
-        before = probabilities.cumsum(-1) - probabilities
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        mass = probabilities.cumsum(-1)
+        if options.exclusive_top_p:
+            beyond = mass > options.top_p
+            beyond[..., 0] = False
+        else:
+            beyond = mass - probabilities >= options.top_p
+        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, beyond)
         logits = logits.masked_fill(drop, float("-inf"))
     return logits
 

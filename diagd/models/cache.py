@@ -4,8 +4,17 @@ Slots may be written in any order, which is what out-of-order decoding needs. Th
 scratch: padded lanes write there and nobody looks.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Text(NamedTuple):
+    """What cross-attention reads: keys and values of every layer, and which places may be seen."""
+
+    states: list[tuple[Tensor, Tensor]]  # a layer's keys and values, (B, kv_heads, M, head_dim)
+    visible: Tensor  # (B, 1, 1, M) bool, True = may attend
 
 
 class StaticKVCache:
@@ -20,12 +29,14 @@ class StaticKVCache:
         head_dim: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        text: Text | None = None,
     ) -> None:
         """Allocate zeroed buffers; zeros keep a masked slot from turning 0 * NaN into NaN."""
         shape = (batch_size, num_kv_heads, num_slots, head_dim)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.batch_size = batch_size
+        self.text = text
         self.num_slots = num_slots
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:

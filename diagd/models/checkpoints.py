@@ -1,27 +1,53 @@
-"""Save and load our own checkpoint folders: config.json and model.safetensors.
+"""Load models, bundled, ours or released by others; save in our own format.
 
-A folder may hold more (the video tokenizer, the action names); those files are left alone. Nothing
-is unpickled. Every way a folder can be wrong is one line that names the file.
+Ours is a folder with config.json and model.safetensors. It may hold more (the video tokenizer, the
+action names); those files are left alone. Released checkpoints of Cosmos, WHAM and MineWorld are
+recognised by their tensors. Nothing in a file is run. Every way it can be wrong is one line that
+names the file.
 """
 
 import json
-import os
-from collections.abc import Callable
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diagd.models.config import PRESETS, ModelConfig
+from diagd.models.config import ModelConfig
+from diagd.models.naming import Source
+from diagd.models.presets import PRESETS
+from diagd.models.released import convert_source, find_checkpoint, read_side, read_source
 from diagd.models.transformer import Transformer
+from diagd.models.weight_files import read_weights, replace_file, write_weights
+
+logger = logging.getLogger("diagd")
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
 _NAMES_SHOWN = 3
+_FOREIGN_FIELDS = {"dim", "n_layers", "n_head", "num_attention_heads", "model", "model_type"}
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A checkpoint recognised and not yet loaded.
+
+    Attributes:
+        family: `diagd` (ours), `Cosmos`, `WHAM` or `MineWorld`.
+        path: the file with the weights.
+        config: what the model is.
+        weights: under our names, mapped into memory.
+        source: the released checkpoint as it is; None for ours.
+    """
+
+    family: str
+    path: Path
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    source: Source | None
 
 
 def available_models() -> list[str]:
@@ -29,18 +55,18 @@ def available_models() -> list[str]:
     return sorted(path.parent.name for path in _ASSETS.glob(f"*/{WEIGHTS_FILE}"))
 
 
-def model_folder(name_or_path: str | Path) -> Path:
-    """Return the checkpoint folder of a bundled model's name, or of a path.
+def model_path(name_or_path: str | Path) -> Path:
+    """Return the checkpoint folder of a bundled model's name, or a path that exists.
 
     Raises:
         ValueError: The name is a preset, which has a config but no weights.
-        FileNotFoundError: No such bundled model and no such folder.
+        FileNotFoundError: No such bundled model, file or folder.
     """
     if str(name_or_path) in available_models():
         return _ASSETS / str(name_or_path)
-    folder = Path(name_or_path)
-    if folder.is_dir():
-        return folder
+    path = Path(name_or_path)
+    if path.exists():
+        return path
     if str(name_or_path) in PRESETS:
         raise ValueError(
             f"{str(name_or_path)!r} is a preset without weights: use Transformer.random"
@@ -48,7 +74,8 @@ def model_folder(name_or_path: str | Path) -> Path:
         )
     raise FileNotFoundError(
         f"no model at {str(name_or_path)!r}: expected a folder with {CONFIG_FILE} and "
-        f"{WEIGHTS_FILE}, or a bundled model ({', '.join(available_models()) or 'none installed'})"
+        f"{WEIGHTS_FILE}, a released checkpoint, or a bundled model "
+        f"({', '.join(available_models()) or 'none installed'})"
     )
 
 
@@ -58,11 +85,13 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Transformer:
-    """Load a bundled model or a checkpoint folder.
+    """Load a bundled model, a checkpoint folder, or a released checkpoint file.
 
     Args:
-        name_or_path: A name from `available_models`, or a folder.
-        config: A config file to read instead of the folder's own.
+        name_or_path: A name from `available_models`, our folder, or a checkpoint of Cosmos
+            (model.pt), WHAM or MineWorld (.ckpt), or the folder that holds one.
+        config: A config file to read instead of the one beside the weights; of a released
+            checkpoint in its original field names.
         device: Where to put the weights.
         dtype: Floating-point type to cast them to.
 
@@ -70,14 +99,40 @@ def load_model(
         ValueError: A preset name, invalid JSON, a bad config, or a broken or unfitting weight file.
         FileNotFoundError: No such model, or a file of it is missing.
     """
-    folder = model_folder(name_or_path)
+    found = find_model(name_or_path, config)
     with torch.device("meta"):
-        model = Transformer(read_config(folder / CONFIG_FILE if config is None else Path(config)))
-    weights = _read_weights(folder / WEIGHTS_FILE)
-    _check_weights(folder / WEIGHTS_FILE, weights, model.state_dict())
-    weights = {name: weight.to(device, dtype) for name, weight in weights.items()}
+        model = Transformer(found.config)
+    _check_weights(found.path, found.weights, model.state_dict())
+    logger.info("%s: %s", found.path, found.family)
+    weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
     model.load_state_dict(weights, assign=True)
     return model.to(device)
+
+
+def find_model(name_or_path: str | Path, config: str | Path | None = None) -> FoundModel:
+    """Recognise what `load_model` would load; its weights stay on disk until they are used.
+
+    Raises:
+        ValueError, FileNotFoundError: As `load_model`.
+    """
+    path = model_path(name_or_path)
+    side = None if config is None else Path(config)
+    if path.is_dir() and is_ours(path, side):
+        settings = read_config(side or path / CONFIG_FILE)
+        weights = read_weights(path / WEIGHTS_FILE)
+        return FoundModel("diagd", path / WEIGHTS_FILE, settings, weights, None)
+    file = find_checkpoint(path)
+    source = read_source(file, side)
+    renamed = convert_source(file, source)
+    return FoundModel(renamed.family, file, renamed.config, renamed.weights, source)
+
+
+def is_ours(folder: Path, config: Path | None = None) -> bool:
+    """Whether a folder is of our own format, be it complete or not."""
+    path = config or folder / CONFIG_FILE
+    if not path.is_file():
+        return not any(folder.glob("*.ckpt")) and not (folder / "model.pt").is_file()
+    return path.suffix == ".json" and not _FOREIGN_FIELDS & set(read_side(path))
 
 
 def save_model(model: Transformer, folder: str | Path) -> None:
@@ -87,10 +142,14 @@ def save_model(model: Transformer, folder: str | Path) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.contiguous().cpu() for name, weight in model.state_dict().items()}
-    text = json.dumps(model.config.to_dict(), indent=2) + "\n"
-    _replace_file(folder / WEIGHTS_FILE, lambda path: save_file(weights, path, {"format": "pt"}))
-    _replace_file(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    write_weights(folder / WEIGHTS_FILE, model.state_dict())
+    write_config(folder / CONFIG_FILE, model.config)
+
+
+def write_config(path: Path, config: ModelConfig) -> None:
+    """Write a config as JSON, in one move."""
+    text = json.dumps(config.to_dict(), indent=2) + "\n"
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -100,27 +159,11 @@ def read_config(path: Path) -> ModelConfig:
         ValueError: Not JSON, not an object, or a config `ModelConfig` refuses; names the file.
         FileNotFoundError: The file does not exist.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    values = read_side(path)
     try:
         return ModelConfig.from_dict(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
 
 
 def _check_weights(path: Path, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -143,12 +186,3 @@ def _check_weights(path: Path, found: dict[str, Tensor], expected: dict[str, Ten
 def _describe(kind: str, names: list[str]) -> str:
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
-
-
-def _replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

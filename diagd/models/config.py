@@ -6,7 +6,6 @@ again.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -60,6 +59,8 @@ class ModelConfig:
     yarn_frames: int = 3  # frames of the grid YaRN stretches from
     yarn_height: int = 40  # rows (and columns) of the grid YaRN stretches from
     tie_embeddings: bool = False  # the output layer is the embedding table
+    context_size: int = 0  # width of the text that every block attends to; 0: none (no text)
+    position_table: bool = False  # a fixed (frame, row, column) table is added before every block
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -84,6 +85,10 @@ class ModelConfig:
         if self.position == "rope3d" and (self.head_dim % 2 or self.head_dim < 6):
             raise ValueError(
                 f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}"
+            )
+        if self.position_table and self.hidden_size % 2:
+            raise ValueError(
+                f"position_table=True needs an even hidden_size, got {self.hidden_size}"
             )
         if self.yarn_factor != 1.0 and self.position != "rope3d":
             raise ValueError(
@@ -142,106 +147,3 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         lowest = 0 if field.default == 0 else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ValueError(f"{field.name} must be an integer of at least {lowest}, got {value!r}")
-
-
-def _mc_ar(hidden_size: int, intermediate_size: int, num_heads: int) -> ModelConfig:
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=20,
-        num_heads=num_heads,
-        num_kv_heads=4,
-        head_dim=64,
-        vocab_size=8262,
-        image_vocab_size=8192,
-        max_positions=5552,
-        grid_height=14,
-        grid_width=24,
-        num_action_tokens=11,
-    )
-
-
-def _cosmos(hidden_size: int, num_layers: int, yarn_factor: float) -> ModelConfig:
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=14336,
-        num_layers=num_layers,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=64000,
-        image_vocab_size=64000,
-        max_positions=12800,
-        grid_height=40,
-        grid_width=64,
-        qk_norm=True,
-        position="rope3d",
-        rope_theta=500000.0,
-        yarn_factor=yarn_factor,
-    )
-
-
-def _wham(hidden_size: int, num_layers: int, num_heads: int, norm_affine: bool) -> ModelConfig:
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=4 * hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        vocab_size=16452,
-        image_vocab_size=16384,
-        max_positions=5560,
-        grid_height=18,
-        grid_width=30,
-        num_action_tokens=16,
-        norm="layer",
-        norm_affine=norm_affine,
-        mlp="gelu",
-        bias=True,
-        position="learned",
-        tie_embeddings=True,
-    )
-
-
-PRESETS: dict[str, ModelConfig] = {
-    "mc-ar-doom": ModelConfig(  # the bundled world model
-        hidden_size=320,
-        intermediate_size=896,
-        num_layers=6,
-        num_heads=5,
-        num_kv_heads=5,
-        head_dim=64,
-        vocab_size=1030,
-        image_vocab_size=1024,
-        max_positions=8 * 337 - 1,
-        grid_height=14,
-        grid_width=24,
-        num_action_tokens=1,
-        bias=True,
-        position="rope3d",
-        rope_theta=100.0,
-        rope_step=math.pi,
-    ),
-    "mc-ar-42m": ModelConfig(
-        hidden_size=512,
-        intermediate_size=2048,
-        num_layers=8,
-        num_heads=8,
-        num_kv_heads=8,
-        head_dim=64,
-        vocab_size=8448,
-        image_vocab_size=8192,
-        max_positions=5552,
-        grid_height=14,
-        grid_width=24,
-        num_action_tokens=11,
-    ),
-    "mc-ar-300m": _mc_ar(hidden_size=1024, intermediate_size=4096, num_heads=16),
-    "mc-ar-700m": _mc_ar(hidden_size=2048, intermediate_size=4096, num_heads=32),
-    "mc-ar-1.2b": _mc_ar(hidden_size=2048, intermediate_size=8192, num_heads=32),
-    "cosmos-4b": _cosmos(hidden_size=4096, num_layers=16, yarn_factor=1.0),
-    "cosmos-12b": _cosmos(hidden_size=5120, num_layers=40, yarn_factor=2.0),
-    "wham-200m": _wham(hidden_size=1024, num_layers=16, num_heads=16, norm_affine=False),
-    "wham-1.6b": _wham(hidden_size=2304, num_layers=24, num_heads=18, norm_affine=True),
-}

@@ -59,6 +59,8 @@ class NativeModel:
         if weights not in get_args(NativeDType):
             names = ", ".join(get_args(NativeDType))
             raise ValueError(f"weights must be one of {names}, got {weights!r}")
+        if model.config.context_size or model.config.position_table:
+            raise ValueError("the native kernels have no cross-attention and no position table")
         self.config, self.weights = model.config, weights
         self._library = load_library()
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
@@ -155,6 +157,7 @@ class NativeModel:
         places = tuple(place.contiguous() for place in (seeds, frames, rows, columns))
         draw = _Draw(
             *(batch, lanes, logits.stride(1), torch.get_num_threads(), options.top_k or 0),
+            options.exclusive_top_p,
             *(options.temperature, 1.0 if options.top_p is None else options.top_p),
             *(logits.data_ptr(), bounds[0].data_ptr(), bounds[1].data_ptr()),
             *(place.data_ptr() for place in places),
@@ -181,7 +184,7 @@ class _Draw(ctypes.Structure):
     """Draw in kernels/csrc/sampler.cpp."""
 
     _fields_ = [
-        *fields(ctypes.c_int32, "batch lanes stride threads top_k"),
+        *fields(ctypes.c_int32, "batch lanes stride threads top_k exclusive_top_p"),
         *fields(ctypes.c_float, "temperature top_p"),
         *fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn"),
     ]

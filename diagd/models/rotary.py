@@ -82,3 +82,31 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+class PositionTable(nn.Module):
+    """Sines and cosines of frame, row and column, added to the residual stream (Cosmos V2W).
+
+    An axis takes the D features [sin(p * w) | cos(p * w)], w_k = 10000^(-k / (D / 2)); frame, row
+    and column stand side by side. Rounded to bfloat16 whatever the model's type; a prefix gets 0.
+    """
+
+    table: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        space_dim = config.hidden_size // 6 * 2
+        sizes = config.hidden_size - 2 * space_dim, space_dim, space_dim
+        coordinates = grid_coordinates(config).double().unbind(-1)
+        waves = []
+        for places, size in zip(coordinates, sizes, strict=True):
+            exponents = torch.arange(size // 2, device="cpu").double() / (size / 2)
+            angles = torch.outer(places, 10000.0**-exponents)
+            waves += [angles.sin(), angles.cos()]
+        table = torch.cat(waves, dim=-1).bfloat16()
+        table[: config.prefix_length] = 0
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Gather the rows of positions (L,) as (L, hidden_size)."""
+        return self.table[positions].to(dtype)

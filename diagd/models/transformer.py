@@ -12,52 +12,12 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from diagd.models.cache import StaticKVCache
+from diagd.models.cache import StaticKVCache, Text
 from diagd.models.config import ModelConfig
-from diagd.models.layers import Block, make_norm
-from diagd.models.rotary import RotaryTable
+from diagd.models.stack import DecoderStack
 
 _INIT_STD = 0.02
 _RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
-
-
-class DecoderStack(nn.Module):
-    """Embedding, blocks and final norm: everything below the output layer."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        learned = config.position == "learned"
-        self.embed_tokens = nn.Embedding(
-            config.vocab_size + config.extra_embeddings, config.hidden_size
-        )
-        self.embed_positions = (
-            nn.Embedding(config.max_positions, config.hidden_size) if learned else None
-        )
-        self.rotary = None if learned else RotaryTable(config)
-        self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
-        self.norm = make_norm(config)
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The layers, as what they are."""
-        return [layer for layer in self.layers if isinstance(layer, Block)]
-
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor | None,
-        visible: Tensor | None,
-        cache: StaticKVCache | None,
-    ) -> Tensor:
-        """Return the blocks' output (B, L, hidden_size), before the final norm."""
-        x = self.embed_tokens(tokens)
-        if self.embed_positions is not None:
-            x = x + self.embed_positions(positions)
-        rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x, rotary, slots, visible, cache)
-        return x
 
 
 class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["video"]):
@@ -136,10 +96,14 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
     ) -> StaticKVCache:
         """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
 
+        Args:
+            context: (B, M, context_size) text that a model with cross-attention needs; its keys
+                and values are computed here, once.
+
         Raises:
-            ValueError: A context is given, or a size is below 1.
+            ValueError: A context that does not fit the model, or a size below 1.
         """
-        self._refuse_context(context)
+        text = self._read_text(context)
         if batch_size < 1 or num_slots < 1:
             raise ValueError(
                 f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
@@ -153,6 +117,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             config.head_dim,
             self.device,
             self.dtype,
+            text,
         )
 
     def forward(
@@ -163,6 +128,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
         visible: Tensor | None = None,
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
+        text: Text | None = None,
     ) -> Tensor:
         """Run one decoding step with a cache, or the plain model without one.
 
@@ -173,6 +139,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             visible: (L, M) bool, True = the lane may attend; the first M cache slots are read. A
                 cache needs it; without one M = L, and None means causal.
             cache: From `make_cache`, changed in place; None runs without a cache.
+            text: What cross-attention reads without a cache; a cache holds its own.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
 
         Returns:
@@ -185,7 +152,8 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             raise ValueError("a cache needs slots and visible, got None")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.model(tokens, positions, slots, visible, cache)
+        text = text if cache is None else cache.text
+        hidden = self.model(tokens, positions, slots, visible, cache, text)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
@@ -201,29 +169,39 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
         context: Tensor | None = None,
         positions: Tensor | None = None,
         visible: Tensor | None = None,
+        context_visible: Tensor | None = None,
     ) -> Tensor:
         """Run the model without a cache; differentiable.
 
         Args:
             tokens: (B, N) int64.
-            context: Cross-attention input; no model has it yet, so it must be None.
+            context: (B, M, context_size), the text that a model with cross-attention needs.
             positions: (N,) int64; None means 0 .. N-1.
             visible: (N, N) bool, True = may attend; None means causal.
+            context_visible: (B, M) bool, the places of the text that may be attended to.
 
         Returns:
             Logits (B, N, vocab_size).
 
         Raises:
-            ValueError: A context is given, or N exceeds max_positions while positions is None.
+            ValueError: A context that does not fit the model, or N exceeds max_positions while
+                positions is None.
         """
-        self._refuse_context(context)
+        text = self._read_text(context, context_visible)
         if positions is None and tokens.shape[1] > self.max_positions:
             raise ValueError(
                 f"tokens must be at most max_positions={self.max_positions} long, "
                 f"got {tokens.shape[1]}"
             )
-        return self(tokens, positions, None, visible)
+        return self(tokens, positions, None, visible, text=text)
 
-    def _refuse_context(self, context: Tensor | None) -> None:
-        if context is not None:
+    def _read_text(self, context: Tensor | None, visible: Tensor | None = None) -> Text | None:
+        size = self.config.context_size
+        if context is None and not size:
+            return None
+        if not size:
             raise ValueError("context must be None: this model has no cross-attention")
+        if context is None or context.ndim != 3 or context.shape[2] != size:
+            given = None if context is None else tuple(context.shape)
+            raise ValueError(f"context must be this model's text, (B, M, {size}), got {given}")
+        return self.model.read_text(context.to(self.device), visible)

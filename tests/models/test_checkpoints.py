@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.models import checkpoints
-from diagd.models.checkpoints import available_models, load_model, model_folder, save_model
+from diagd.models import weight_files
+from diagd.models.checkpoints import available_models, load_model, model_path, save_model
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 
@@ -59,12 +59,12 @@ def test_saving_keeps_other_files_and_leaves_no_temporary_ones(folder):
 
 
 def test_a_failed_write_keeps_the_old_file(folder, monkeypatch):
-    def fail(tensors, path, metadata):
-        path.write_bytes(b"half")
+    def fail(source, target):
+        assert source.stat().st_size > 0
         raise OSError("disk full")
 
     before = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr(checkpoints, "save_file", fail)
+    monkeypatch.setattr(weight_files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(tiny_model(seed=1), folder)
     assert (folder / "model.safetensors").read_bytes() == before
@@ -79,7 +79,7 @@ def test_another_config_file_can_be_given(folder, tmp_path):
 def test_bundled_models_go_by_name(folder, monkeypatch):
     monkeypatch.setattr(checkpoints, "_ASSETS", folder.parent)
     assert available_models() == ["model"]
-    assert model_folder("model") == folder
+    assert model_path("model") == folder
     assert load_model("model").vocab_size == 50
 
 
@@ -108,7 +108,10 @@ def test_a_missing_file_is_named(name, folder):
         ("{", r"config\.json: not valid JSON: Expecting property name"),
         ("\udcff", r"config\.json: not valid JSON: 'utf-8' codec"),
         ("[1]", r"config\.json: expected a JSON object, got list"),
-        ('{"dim": 3}', r"config\.json: model config has unknown fields: dim; missing fields: hid"),
+        (
+            '{"depth": 3}',
+            r"config\.json: model config has unknown fields: depth; missing field",
+        ),
     ],
 )
 def test_a_bad_config_file_is_named(text, message, folder):

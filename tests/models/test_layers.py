@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
-from diagd.models.layers import RMSNorm, attend
+from diagd.models.layers import RMSNorm
 from diagd.models.rotary import RotaryTable, grid_coordinates, rotary_frequencies, rotate
 from tests.models.tiny import tiny_fields
 

@@ -7,7 +7,7 @@
 extern "C" {
 struct Draw {
   int32_t batch, lanes, stride, threads;    // stride: floats from one lane's logits to the next
-  int32_t top_k;                            // 0 keeps all
+  int32_t top_k, exclusive_top_p;           // 0 keeps all; the id that crosses top_p goes, too
   float temperature, top_p;                 // 0 is greedy; 1 keeps all
   const float* logits;                      // (B, L, stride)
   const int64_t *low, *high;                // (L,) valid ids of each lane
@@ -66,7 +66,11 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
                      [](const Candidate& a, const Candidate& b) { return a.mass > b.mass; });
     double before = 0;
     size_t count = 0;
-    while (count < kept.size() && (float)(before / total) < d.top_p) before += kept[count++].mass;
+    const auto stays = [&](const Candidate& c) {
+      return d.exclusive_top_p ? count == 0 || (float)((before + c.mass) / total) <= d.top_p
+                               : (float)(before / total) < d.top_p;
+    };
+    while (count < kept.size() && stays(kept[count])) before += kept[count++].mass;
     kept.resize(count);
   }
   // A Gumbel number is at most -log(uniform): most ids lose to the best without a logarithm.

@@ -1,0 +1,119 @@
+import os
+import pickle
+import subprocess
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diagd.models.torch_files import Record, read_torch_file, tensors_of
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+class Calls:
+    """Pickles as a call of any function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (os.system, r"posix\.system|nt\.system"),
+        (subprocess.Popen, r"subprocess\.Popen"),
+        (eval, r"__builtin__\.eval"),
+        (getattr, r"__builtin__\.getattr"),
+        (torch.load, r"torch\.serialization\.load"),
+    ],
+)
+def test_a_pickle_that_wants_to_run_something_is_refused_and_nothing_runs(function, name, tmp_path):
+    victim = tmp_path / "pwned"
+    evil = Calls(function, f"open({str(victim)!r}, 'w')" if function is eval else f"touch {victim}")
+    torch.save({"state_dict": {"w": torch.zeros(2)}, "evil": evil}, tmp_path / "model.ckpt")
+    message = rf"model\.ckpt: refused: its pickle asks for ({name}), .*; nothing of it has run"
+    with pytest.raises(ValueError, match=message):
+        read_torch_file(tmp_path / "model.ckpt")
+    assert not victim.exists()
+
+
+def test_tensors_come_back_as_saved_mapped_from_the_file(tmp_path):
+    weights = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(4).bfloat16(),
+        "c": torch.arange(6).view(2, 3)[:, 1:],
+        "d": torch.nn.Parameter(torch.randn(2)),
+    }
+    torch.save(OrderedDict(weights), tmp_path / "model.pt")
+    found = tensors_of(read_torch_file(tmp_path / "model.pt"))
+    assert list(found) == list(weights)
+    for name, weight in weights.items():
+        assert torch.equal(found[name], weight)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_the_tensors_may_be_wrapped(key):
+    assert list(tensors_of({key: {"w": torch.zeros(1), "step": 3}, "epoch": 2})) == ["w"]
+
+
+def test_objects_of_foreign_classes_become_inert_records():
+    content = read_torch_file(FIXTURES / "wham_tiny" / "model.ckpt")
+    predictor = content["hyper_parameters"]["predictor_args"]
+    assert isinstance(predictor, Record)
+    assert type(predictor).__name__ == "LightningModuleCreationArgs"
+    assert predictor.get("pl_kwargs")["model_spec"]["seq_len"] == 4
+    assert predictor.get("colour", "none") == "none"
+
+
+def test_numpy_scalars_beside_the_weights_do_no_harm(tmp_path):
+    torch.save({"w": torch.ones(2), "loss": np.float64(3.5)}, tmp_path / "model.pt")
+    assert list(tensors_of(read_torch_file(tmp_path / "model.pt"))) == ["w"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model\.pt: file not found"):
+        read_torch_file(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused(share, tmp_path):
+    content = (FIXTURES / "cosmos_tiny_a" / "model.pt").read_bytes()
+    (tmp_path / "model.pt").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=r"model\.pt: no PyTorch checkpoint, or a truncated one"):
+        read_torch_file(tmp_path / "model.pt")
+
+
+def test_a_file_without_its_pickle_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive/version", "3")
+    with pytest.raises(ValueError, match=r"model\.pt: damaged checkpoint: "):
+        read_torch_file(tmp_path / "model.pt")
+
+
+def test_an_old_style_pickle_is_refused(tmp_path):
+    (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": 1}))
+    with pytest.raises(ValueError, match=r"model\.pt: no PyTorch checkpoint"):
+        read_torch_file(tmp_path / "model.pt")
+
+
+def test_a_torchscript_program_is_no_checkpoint(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive/constants.pkl", b"")
+        archive.writestr("archive/data.pkl", b"")
+    with pytest.raises(
+        ValueError, match=r"model\.pt: a TorchScript program, expected a checkpoint"
+    ):
+        read_torch_file(tmp_path / "model.pt")
+
+
+def test_something_else_than_a_dict_is_refused(tmp_path):
+    torch.save([torch.zeros(1)], tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=r"model\.pt: expected a dict of tensors, got list"):
+        read_torch_file(tmp_path / "model.pt")
