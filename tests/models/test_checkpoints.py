@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.models import weight_files
+from diagd.models import checkpoints, weight_files
 from diagd.models.checkpoints import available_models, load_model, model_path, save_model
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 

@@ -1,6 +1,6 @@
 import os
 import pickle
-import subprocess
+import shutil
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -28,7 +28,7 @@ class Calls:
     ("function", "name"),
     [
         (os.system, r"posix\.system|nt\.system"),
-        (subprocess.Popen, r"subprocess\.Popen"),
+        (shutil.rmtree, r"shutil\.rmtree"),
         (eval, r"__builtin__\.eval"),
         (getattr, r"__builtin__\.getattr"),
         (torch.load, r"torch\.serialization\.load"),
