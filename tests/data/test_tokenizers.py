@@ -6,7 +6,8 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
-from diagd.data.tokenizers import CONFIG_NAME, WEIGHTS_NAME, VQTokenizer
+from diagd.data.tokenizer_files import CONFIG_NAME
+from diagd.data.tokenizers import WEIGHTS_NAME, VQTokenizer
 from tests.data.shapes import rectangles, small_tokenizer
 
 
