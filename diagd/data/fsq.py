@@ -14,7 +14,7 @@ LEVELS = (8, 8, 8, 5, 5, 5)
 CODEBOOK_SIZE = math.prod(LEVELS)  # 64000
 
 _BASIS = [math.prod(LEVELS[:number]) for number in range(len(LEVELS))]  # the first digit is lowest
-_SLACK = 1e-3  # how far beyond the outermost level the squashed numbers reach
+_SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach
 
 
 def quantize(numbers: Tensor) -> Tensor:
@@ -26,30 +26,26 @@ def quantize(numbers: Tensor) -> Tensor:
     Returns:
         Codes of the same shape and dtype, in [-1, 1].
     """
-    values = numbers.movedim(1, -1)
-    levels = torch.tensor(LEVELS, dtype=values.dtype, device=values.device)
-    reach = (levels - 1) * (1 + _SLACK) / 2
-    offset = torch.where(levels % 2 == 0, 0.5, 0.0).to(values.dtype)  # an even count has no middle
-    squashed = (values + (offset / reach).atanh()).tanh() * reach - offset
-    return (squashed.round() / _half_levels(values)).movedim(-1, 1)
+    codes = []
+    for values, levels in zip(numbers.unbind(1), LEVELS, strict=True):
+        reach = (levels - 1) * (1 + _SLACK) / 2
+        offset = 0.0 if levels % 2 else 0.5  # an even number of levels has none in the middle
+        squashed = (values + math.atanh(offset / reach)).tanh() * reach - offset
+        codes.append(squashed.round() / (levels // 2))
+    return torch.stack(codes, dim=1)
 
 
 def codes_to_indices(codes: Tensor) -> Tensor:
     """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, CODEBOOK_SIZE)."""
-    values = codes.movedim(1, -1).float()
-    half = _half_levels(values)
-    digits = (values * half + half).round().to(torch.int64)
-    return (digits * torch.tensor(_BASIS, device=codes.device)).sum(dim=-1)
+    ids = torch.zeros_like(codes[:, 0], dtype=torch.int64)
+    for values, levels, basis in zip(codes.unbind(1), LEVELS, _BASIS, strict=True):
+        half = levels // 2
+        ids += (values.float() * half + half).round().to(torch.int64) * basis
+    return ids
 
 
 def indices_to_codes(indices: Tensor) -> Tensor:
     """Look ids up: (B, ...) integers in [0, CODEBOOK_SIZE) -> (B, 6, ...) float32 codes."""
-    basis = torch.tensor(_BASIS, device=indices.device)
-    levels = torch.tensor(LEVELS, device=indices.device)
-    digits = (indices[..., None] // basis % levels).float()
-    half = _half_levels(digits)
-    return ((digits - half) / half).movedim(-1, 1)
-
-
-def _half_levels(like: Tensor) -> Tensor:
-    return like.new_tensor([level // 2 for level in LEVELS])
+    digits = [indices // basis % levels for levels, basis in zip(LEVELS, _BASIS, strict=True)]
+    halves = [levels // 2 for levels in LEVELS]
+    return torch.stack([(d.float() - h) / h for d, h in zip(digits, halves, strict=True)], dim=1)
