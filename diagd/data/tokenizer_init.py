@@ -17,7 +17,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.tokenizers import check_frames, normalise
+from diagd.data.tokenizer_inputs import check_frames, normalise
 
 PATCH_PX = 8
 GROUP = 16  # channels of a norm group: six pairs, one pair of constants, two free channels

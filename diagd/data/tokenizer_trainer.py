@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.tokenizers import VQTokenizer, normalise
+from diagd.data.tokenizer_inputs import normalise
+from diagd.data.tokenizers import VQTokenizer
 
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
 DECAY = 0.98  # of the codebook's moving average

@@ -20,6 +20,7 @@ from torch import Tensor
 from diagd.data.actions import ActionVocabulary
 from diagd.data.token_shards import actions_of, write_shards
 from diagd.data.tokenizer_init import linear_tokenizer_model
+from diagd.data.tokenizer_inputs import check_frames
 from diagd.data.tokenizer_trainer import OptimisationOptions, TokenizerTrainer
 from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video
@@ -130,7 +131,7 @@ def train_tokenizer(options: TokenizeOptions, frames: Tensor, width: int = 128) 
     assert options.out is not None
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
-        tokenizer.check_frames(frames)
+        check_frames(frames, tokenizer.compression)
     else:
         model = linear_tokenizer_model(frames, options.codes, options.seed, width)
         tokenizer = VQTokenizer(model)

@@ -1,34 +1,58 @@
 """Frames to tokens and back: the protocol the pipeline needs, and VQ tokenizers of diffusers.
 
 `VQTokenizer` wraps a diffusers `VQModel` and keeps its files: `config.json` and
-`diffusion_pytorch_model.safetensors` (float16 on disk, float32 in memory). A model of
-`3 * p * p` channels reads frames folded into p x p patches (`pixel_unshuffle`) and writes patches:
-no feature map is ever as large as the frame, which on a CPU is most of the cost.
+`diffusion_pytorch_model.safetensors` (float16 on disk unless asked otherwise, float32 in memory).
+A model of `3 * p * p` channels reads frames folded into p x p patches (`pixel_unshuffle`) and
+writes patches: no feature map is ever as large as the frame, which on a CPU is most of the cost.
 """
 
 import json
 import math
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-CONFIG_NAME = "config.json"
+from diagd.data.tokenizer_files import (
+    CONFIG_NAME,
+    read_config,
+    read_tensors,
+    require_file,
+    save_files,
+)
+from diagd.data.tokenizer_inputs import (
+    BATCH_SIZE,
+    PixelRounding,
+    check_batch_size,
+    check_frames,
+    check_rounding,
+    check_tokens,
+    normalise,
+    paint,
+)
+from diagd.data.vq_models import build_vq_model, fill_vq_model, memory_format, mineworld_weights
+
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
+
+_ROUNDING_KEY = "pixel_rounding"  # ours, in diffusers' config.json; absent where it is the default
+_ROUNDING: PixelRounding = "nearest"
 
 
 class VideoTokenizer(Protocol):
-    """What the pipeline asks of a tokenizer: one grid of ids a frame, and frames back.
+    """What the pipeline asks of a tokenizer: grids of ids for frames, and frames back.
+
+    A grid of ids stands for one frame where `temporal_compression` is 1. Else the first one does,
+    and each later one for `temporal_compression` frames:
+    T frames <-> 1 + (T - 1) / temporal_compression grids.
 
     Attributes:
         codebook_size: ids lie in [0, codebook_size).
         compression: pixels per token, along height and along width.
+        temporal_compression: frames per grid after the first.
     """
 
     @property
@@ -37,27 +61,43 @@ class VideoTokenizer(Protocol):
     @property
     def compression(self) -> int: ...
 
+    @property
+    def temporal_compression(self) -> int: ...
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
+        ...
+
     def encode(self, frames: Tensor) -> Tensor:
-        """(T, H_px, W_px, 3) uint8 RGB -> (T, height, width) int64."""
+        """(T, H_px, W_px, 3) uint8 RGB -> (grids, height, width) int64."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """(T, height, width) integer -> (T, H_px, W_px, 3) uint8 RGB."""
+        """(grids, height, width) integer -> (T, H_px, W_px, 3) uint8 RGB."""
+        ...
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model, and return itself; results lie on the device of their input."""
         ...
 
 
 class VQTokenizer:
-    """A frame-by-frame tokenizer with a learned codebook.
+    """A frame-by-frame tokenizer with a learned codebook."""
 
-    Results lie on the device of their input; the model may be elsewhere.
-    """
+    temporal_compression = 1
 
-    def __init__(self, model: VQModel, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        model: VQModel,
+        batch_size: int = BATCH_SIZE,
+        pixel_rounding: PixelRounding = _ROUNDING,
+    ) -> None:
         """Wrap a model.
 
         Args:
             model: a diffusers VQModel of 3 * p * p input and output channels.
             batch_size: frames encoded or decoded at once; bounds the memory.
+            pixel_rounding: how pixels become whole numbers (see `paint`); kept in config.json.
         """
         channels = model.config["in_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
@@ -66,10 +106,11 @@ class VQTokenizer:
         painted = model.config["out_channels"]
         if painted != channels:
             raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_batch_size(batch_size)
+        check_rounding(pixel_rounding)
         self.model: Any = model.eval()  # diffusers annotates its methods wrongly
         self.batch_size = batch_size
+        self.pixel_rounding: PixelRounding = pixel_rounding
 
     @property
     def codebook_size(self) -> int:
@@ -84,7 +125,11 @@ class VQTokenizer:
         """The code vectors, (codebook_size, C) float32."""
         return self.model.quantize.embedding.weight
 
-    def to(self, device: torch.device | str) -> "VQTokenizer":
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
+        return height * self.compression, width * self.compression
+
+    def to(self, device: torch.device | str) -> Self:
         """Move the model; returns itself."""
         self.model.to(device)
         return self
@@ -102,7 +147,7 @@ class VQTokenizer:
         Raises:
             ValueError: no uint8 frames, or a size that is no multiple of `compression`.
         """
-        self.check_frames(frames)
+        check_frames(frames, self.compression)
         device = self.codebook.device
         chunks = [
             self.nearest(self.latents(chunk.to(device))) for chunk in frames.split(self.batch_size)
@@ -122,27 +167,19 @@ class VQTokenizer:
         Raises:
             ValueError: another shape or dtype, or ids outside the codebook.
         """
-        if tokens.dim() != 3 or not tokens.numel():
-            raise ValueError(f"tokens must be (T, height, width), got {tuple(tokens.shape)}")
-        if tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-        low, high = (int(bound) for bound in tokens.aminmax())
-        if low < 0 or high >= self.codebook_size:
-            raise ValueError(
-                f"tokens must be in [0, codebook_size={self.codebook_size}), got {low} to {high}"
-            )
+        check_tokens(tokens, self.codebook_size)
         chunks = []
         for chunk in tokens.split(self.batch_size):
             codes = self.codebook[chunk.to(self.codebook.device, torch.int64)]  # (T, h, w, C)
-            values = (self.pixels(codes.movedim(-1, 1)) + 1) * 127.5
-            chunks.append(values.round().clamp(0, 255).to(torch.uint8).movedim(1, -1))
-        return torch.cat(chunks).contiguous().to(tokens.device)
+            levels = (self.pixels(codes.movedim(-1, 1)) + 1) * 127.5
+            chunks.append(paint(levels, self.pixel_rounding))
+        return torch.cat(chunks).to(tokens.device)
 
     def latents(self, frames: Tensor) -> Tensor:
         """Encode without rounding to codes, differentiably: uint8 frames -> (T, C, h, w)."""
-        values = normalise(frames)
-        folded = functional.pixel_unshuffle(values, self.patch_size)
-        return self.model.encode(folded.contiguous(memory_format=torch.channels_last)).latents
+        folded = functional.pixel_unshuffle(normalise(frames), self.patch_size)
+        folded = folded.contiguous(memory_format=memory_format(self.model))
+        return self.model.encode(folded).latents
 
     def nearest(self, latents: Tensor) -> Tensor:
         """Find the closest codes: (T, C, h, w) -> (T, h, w) int64."""
@@ -153,94 +190,58 @@ class VQTokenizer:
 
     def pixels(self, codes: Tensor) -> Tensor:
         """Decode code vectors, differentiably: (T, C, h, w) -> (T, 3, H_px, W_px) about [-1, 1]."""
-        folded = self.model.decode(codes, force_not_quantize=True).sample
+        codes = codes.contiguous(memory_format=memory_format(self.model))
+        spatial = codes if self.model.config.norm_type == "spatial" else None
+        folded = self.model.decoder(self.model.post_quant_conv(codes), spatial)
         return functional.pixel_shuffle(folded, self.patch_size)
 
-    def check_frames(self, frames: Tensor) -> None:
-        """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of fitting sizes."""
-        check_frames(frames, self.compression)
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
+        """Write diffusers' two files, each under its name only when whole.
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write diffusers' two files; the weights in float16, under their name only when whole."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.model.save_config(folder)
-        weights = {
-            name: value.detach().to("cpu", torch.float16).contiguous()
-            for name, value in self.model.state_dict().items()
-        }
-        partial = folder / f".{WEIGHTS_NAME}.partial"
-        save_file(weights, partial, metadata={"format": "pt"})
-        os.replace(partial, folder / WEIGHTS_NAME)
+        Args:
+            dtype: of the weights on disk; float32 keeps every bit of them.
+        """
+        config = json.loads(self.model.to_json_string())
+        if self.pixel_rounding != _ROUNDING:
+            config[_ROUNDING_KEY] = self.pixel_rounding
+        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, batch_size: int = 8) -> "VQTokenizer":
+    def from_pretrained(cls, folder: str | Path, batch_size: int = BATCH_SIZE) -> "VQTokenizer":
         """Load a tokenizer that diffusers or `save_pretrained` wrote.
 
         Raises:
             FileNotFoundError: a file is missing.
             ValueError: a file is corrupt, no VQModel, or does not fit the other.
         """
-        folder = Path(folder)
-        for name in (CONFIG_NAME, WEIGHTS_NAME):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"tokenizer file not found: {folder / name}")
-        model = _build(folder / CONFIG_NAME)
-        path = folder / WEIGHTS_NAME
-        try:
-            weights = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file (corrupt?): {error}") from None
-        _check_weights(path, {name: value.shape for name, value in weights.items()}, model)
-        model.load_state_dict({name: value.float() for name, value in weights.items()})
-        return cls(model.to(memory_format=torch.channels_last), batch_size)
+        config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
+        config = read_config(config_path)
+        rounding = config.pop(_ROUNDING_KEY, _ROUNDING)
+        require_file(weights_path)
+        model = build_vq_model(config, config_path)
+        fill_vq_model(model, read_tensors(weights_path), weights_path)
+        return cls(model, batch_size, rounding)
 
+    @classmethod
+    def from_checkpoint(
+        cls,
+        config: str | Path,
+        weights: str | Path | Mapping[str, Tensor],
+        batch_size: int = BATCH_SIZE,
+    ) -> "VQTokenizer":
+        """Load the VQ-VAE of a MineWorld checkpoint, whose code rounds pixels down.
 
-def check_frames(frames: Tensor, compression: int) -> None:
-    """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of multiples of `compression`."""
-    if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
-        raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
-    if frames.dtype != torch.uint8:
-        raise ValueError(f"frames must be uint8, got {frames.dtype}")
-    height_px, width_px = frames.shape[1:3]
-    if height_px % compression or width_px % compression:
-        raise ValueError(
-            f"frame height and width must be multiples of {compression} px, "
-            f"got {height_px}x{width_px}"
-        )
+        Args:
+            config: config.json of the diffusers VQModel.
+            weights: `vae.ckpt`, a main checkpoint that holds the tokenizer too, or named tensors
+                (see `mineworld_weights`).
 
-
-def normalise(frames: Tensor) -> Tensor:
-    """Scale to what the models see: (T, H_px, W_px, 3) uint8 -> (T, 3, H_px, W_px) in [-1, 1]."""
-    return frames.movedim(-1, 1).float() / 127.5 - 1
-
-
-def _build(path: Path) -> Any:
-    try:
-        config = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
-    kind = config.get("_class_name") if isinstance(config, dict) else None
-    if kind != "VQModel":
-        raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
-    try:
-        return VQModel.from_config(config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
-
-
-def _check_weights(path: Path, shapes: dict[str, torch.Size], model: Any) -> None:
-    expected = {name: value.shape for name, value in model.state_dict().items()}
-    for problem, names in (
-        ("misses weights", sorted(expected.keys() - shapes.keys())),
-        ("holds unknown weights", sorted(shapes.keys() - expected.keys())),
-    ):
-        if names:
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-            raise ValueError(f"{path} {problem} (does it fit {CONFIG_NAME}?): {listed}")
-    for name, shape in expected.items():
-        if shapes[name] != shape:
-            raise ValueError(
-                f"{path}: {name} must be {tuple(shape)} as {CONFIG_NAME} says, "
-                f"got {tuple(shapes[name])}"
-            )
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is corrupt or unsafe, no VQModel, or does not fit the other.
+        """
+        model = build_vq_model(read_config(Path(config)), Path(config))
+        given = isinstance(weights, Mapping)
+        tensors = mineworld_weights(weights if given else read_tensors(Path(weights)))
+        fill_vq_model(model, tensors, "the tokenizer" if given else weights)
+        return cls(model, batch_size, "down")

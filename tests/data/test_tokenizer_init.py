@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from diagd.data.tokenizer_init import k_means, linear_tokenizer_model
-from diagd.data.tokenizers import VQTokenizer, normalise
+from diagd.data.tokenizer_inputs import normalise
+from diagd.data.tokenizers import VQTokenizer
 from tests.data.shapes import rectangles
 
 

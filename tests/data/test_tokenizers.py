@@ -6,7 +6,9 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
-from diagd.data.tokenizers import CONFIG_NAME, WEIGHTS_NAME, VQTokenizer
+from diagd.data.tokenizer_files import CONFIG_NAME
+from diagd.data.tokenizers import WEIGHTS_NAME, VQTokenizer
+from tests.data.fixtures import MINEWORLD, golden
 from tests.data.shapes import rectangles, small_tokenizer
 
 
@@ -39,6 +41,7 @@ def edit_weights(folder: Path, edit) -> None:
 def test_frames_become_a_grid_of_ids_and_frames_again():
     tokenizer = small_tokenizer(codes=20)
     assert (tokenizer.codebook_size, tokenizer.compression) == (20, 8)
+    assert (tokenizer.temporal_compression, tokenizer.frame_size_px(3, 5)) == (1, (24, 40))
     tokens = tokenizer.encode(rectangles(3))
     assert (tokens.shape, tokens.dtype) == ((3, 3, 5), torch.int64)
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < 20
@@ -92,6 +95,48 @@ def test_decoding_rounds_and_clamps():
             assert painted.unique().tolist() == [expected]
 
 
+def test_decoding_may_round_down():
+    tokenizer = VQTokenizer(small_tokenizer().model, pixel_rounding="down")
+    with torch.no_grad():
+        tokenizer.model.decoder.conv_out.weight.zero_()
+        bias = tokenizer.model.decoder.conv_out.bias
+        for value, expected in ((9.0, 255), (-9.0, 0), (0.002, 127), (0.005, 128), (-0.02, 124)):
+            bias.fill_(value)
+            painted = tokenizer.decode(torch.zeros(1, 3, 5, dtype=torch.int32))
+            assert painted.unique().tolist() == [expected]
+
+
+def test_how_pixels_are_rounded_is_kept(tmp_path):
+    for rounding in ("nearest", "down"):
+        VQTokenizer(small_tokenizer().model, pixel_rounding=rounding).save_pretrained(tmp_path)
+        assert VQTokenizer.from_pretrained(tmp_path).pixel_rounding == rounding
+
+
+def test_an_unknown_rounding_is_refused(saved):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | {"pixel_rounding": "up"}))
+    with pytest.raises(ValueError, match=r"^pixel_rounding must be nearest or down, got 'up'$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_weights_may_be_stored_to_the_last_bit(tmp_path):
+    first = small_tokenizer()
+    first.save_pretrained(tmp_path, torch.float32)
+    assert VQTokenizer.from_pretrained(tmp_path).codebook.equal(first.codebook)
+
+
+def test_decoding_follows_diffusers():
+    """Whose `decode` wants ids instead of codes from a model that looks codes up itself."""
+    for lookup in (False, True):
+        tokenizer = VQTokenizer(convolutional_model(lookup_from_codebook=lookup))
+        tokens = torch.arange(15).view(1, 3, 5) % 12
+        with torch.no_grad():
+            codes = tokenizer.codebook[tokens].movedim(-1, 1).contiguous()
+            given = tokens if lookup else codes
+            expected = tokenizer.model.decode(given, force_not_quantize=True, shape=(1, 3, 5, 4))
+            assert tokenizer.pixels(codes).equal(expected.sample)
+
+
 def test_a_saved_tokenizer_loads_again(tmp_path):
     first = small_tokenizer()
     first.save_pretrained(tmp_path / "new" / "folder")
@@ -124,7 +169,8 @@ def test_a_missing_file_is_named(saved, name):
     ("text", "message"),
     [
         ("{", rf"{CONFIG_NAME} is no JSON: "),
-        ("[]", "_class_name must be VQModel, got None"),
+        ("[]", "must hold a JSON object, got list"),
+        ("{}", "_class_name must be VQModel, got None"),
         ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
         ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
         ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "describes no VQModel: "),
@@ -216,3 +262,66 @@ def test_frames_that_do_not_fit_are_refused(frames, message):
 def test_tokens_that_do_not_fit_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         small_tokenizer().decode(tokens)
+
+
+def mineworld(weights: object = MINEWORLD / "vae" / "vae.ckpt") -> VQTokenizer:
+    return VQTokenizer.from_checkpoint(MINEWORLD / "vae" / CONFIG_NAME, weights)  # type: ignore
+
+
+def mineworld_weights() -> dict[str, torch.Tensor]:
+    return torch.load(MINEWORLD / "vae" / "vae.ckpt", weights_only=True)["state_dict"]
+
+
+def test_mineworld_ids_and_pixels_are_those_of_the_original():
+    values, tokenizer = golden("mineworld_tiny_v256/vq.safetensors"), mineworld()
+    assert (tokenizer.codebook_size, tokenizer.compression) == (256, 16)
+    low = values["vq.frames_low"].movedim(1, -1)
+    frames = low.repeat_interleave(32, dim=1).repeat_interleave(32, dim=2)
+    assert tokenizer.encode(frames).equal(values["vq.tokens"])
+    assert tokenizer.decode(values["vq.tokens"][:1])[0].equal(values["vq.decoded_uint8"])
+
+
+def test_mineworld_weights_come_in_several_wrappings(tmp_path):
+    weights, tokens = mineworld_weights(), golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
+    frames = mineworld().decode(tokens)
+    bare = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    main = {f"tokenizer.{name}": weight for name, weight in weights.items()}
+    main["transformer.model.norm.weight"] = torch.ones(3)
+    save_file(bare, tmp_path / "vae.safetensors")
+    torch.save({"state_dict": main, "step": 3}, tmp_path / "main.ckpt")
+    torch.save(weights, tmp_path / "vae.bin")
+    files = [tmp_path / name for name in ("vae.safetensors", "main.ckpt", "vae.bin")]
+    for given in (weights, bare, main, *files):
+        tokenizer = mineworld(given)
+        assert tokenizer.pixel_rounding == "down"
+        assert tokenizer.decode(tokens).equal(frames)
+
+
+def test_a_mineworld_tokenizer_can_be_saved(tmp_path):
+    first, tokens = mineworld(), golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
+    first.save_pretrained(tmp_path, torch.float32)
+    assert VQTokenizer.from_pretrained(tmp_path).decode(tokens).equal(first.decode(tokens))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda weights: weights.pop("model.quantize.embedding.weight"),
+            r"^the tokenizer misses weights \(does it fit .*\): quantize\.embedding\.weight$",
+        ),
+        (
+            lambda weights: weights.update({"model.loss": torch.zeros(1)}),
+            r"^the tokenizer holds unknown weights \(.*\): loss$",
+        ),
+        (
+            lambda weights: weights.update({"model.quant_conv.bias": torch.zeros(7)}),
+            r"^the tokenizer: quant_conv\.bias must be \(64,\) as config\.json says, got \(7,\)$",
+        ),
+    ],
+)
+def test_mineworld_weights_that_do_not_fit_are_named(edit, message):
+    weights = mineworld_weights()
+    edit(weights)
+    with pytest.raises(ValueError, match=message):
+        mineworld(weights)
