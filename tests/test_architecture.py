@@ -40,7 +40,8 @@ ORDER = {
         *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
     ),
     "data": (
-        *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
+        *("workers", "video", "actions", "minecraft_actions", "wham_actions", "wham_clips"),
+        *("clips", "tokenizers", "tokenizer_init", "token_shards"),
         *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
     "metrics": ("quality",),
