@@ -158,8 +158,11 @@ class ClipFile:
                 raise ValueError(
                     f"{self.path}: expected {stored} actions (one a frame), got {len(actions)}"
                 )
-            for action in set(actions):
-                self.codec.tokens_of(action)
+            try:
+                for action in dict.fromkeys(actions):
+                    self.codec.tokens_of(action)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from None
         else:
             actions = read_actions(_action_file(self.path), self.codec, stored)
         return actions if self.rows == "arriving" else [self.codec.names[0], *actions[:-1]]

@@ -34,7 +34,7 @@ GROUPS = (
     *(("forward", "back"), ("left", "right"), ("sprint", "sneak"), ("use", "attack")),
     *(("jump",), ("drop", "pickItem")),
 )
-SEEN_BUTTONS = tuple(name for name in BUTTONS if any(name in group for group in GROUPS))
+SEEN_BUTTONS = tuple(name for group in (*GROUPS[1:], HOTBAR) for name in group)
 LOOKS = {
     "look_left": (0.0, -LOOK_DEGREES),
     "look_right": (0.0, LOOK_DEGREES),

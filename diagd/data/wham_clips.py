@@ -55,7 +55,7 @@ def npz_actions(path: str | Path) -> list[str]:
         ValueError: the file is damaged, or its actions have another shape or are out of range.
     """
     with open_array(path, "actions") as stored:
-        rows = np.stack([*stored.rows(range(stored.shape[0]))]) if stored.shape else np.empty(0)
+        rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
     try:
         return actions_of_rows(rows)
     except ValueError as error:
