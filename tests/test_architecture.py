@@ -42,9 +42,10 @@ ORDER = {
         *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
     ),
     "data": (
-        *("workers", "video", "actions", "tokenizer_files", "tokenizer_inputs", "vq_models"),
-        *("tokenizers", "fsq", "cosmos_tokenizer", "vit_vqgan", "wham_tokenizer"),
-        *("tokenizer_loading", "tokenizer_init", "token_shards"),
+        *("workers", "video", "actions", "minecraft_actions", "wham_actions", "wham_clips", "clips"),
+        *("tokenizer_files", "tokenizer_inputs", "vq_models", "tokenizers", "fsq"),
+        *("cosmos_tokenizer", "vit_vqgan", "wham_tokenizer", "tokenizer_loading", "tokenizer_init"),
+        *("text", "token_shards"),
         *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
     "metrics": ("quality",),

@@ -6,6 +6,7 @@ On the command line a sequence is written `forward*8,left*4`.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
         ValueError: an unknown action or a count that is no positive integer.
     """
     actions = []
-    for part in text.split(","):
+    for part in re.split(r",(?![^()]*\))", text):  # a camera(PITCH,YAW) stays whole
         name, star, count = part.strip().partition("*")
         if star and not (count.strip().isascii() and count.strip().isdigit() and int(count)):
             raise ValueError(

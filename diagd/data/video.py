@@ -1,6 +1,9 @@
 """Read and write videos as uint8 tensors (T, H_px, W_px, 3), through PyAV."""
 
+import contextlib
+import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +11,9 @@ from pathlib import Path
 import av
 import numpy as np
 import torch
+from av.container import InputContainer
 from av.error import FFmpegError
+from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,42 +33,104 @@ class Video:
     fps: Fraction
 
 
-def read_video(path: str | Path, max_frames: int | None = None) -> Video:
-    """Decode the first `max_frames` frames of a video, or the one frame of an image.
+def read_video(
+    path: str | Path,
+    max_frames: int | None = None,
+    *,
+    start: int = 0,
+    fps: Fraction | float | None = None,
+    size_px: tuple[int, int] | None = None,
+) -> Video:
+    """Decode up to `max_frames` frames of a video, or the one frame of an image.
+
+    Only these are kept in memory, each at its final size; the file is read no further.
+
+    Args:
+        start: frames left out at the head, counted at the rate of `fps`.
+        fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
+        size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is no video, is damaged, is truncated or holds no frame.
+        ValueError: the file is no video, is damaged, is truncated or holds no such frame.
     """
-    path = Path(path)
-    if not path.is_file():
+    frames, decoded = [], 0
+    with _opened(path) as (container, stream):
+        expected = stream.frames  # 0 when the container does not say
+        rate = Fraction(stream.average_rate or 1)
+        if stream.codec_context is None:
+            raise ValueError(f"{path} cannot be decoded (corrupt or truncated): no codec")
+        stream.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
+        numbers = frame_numbers(rate, fps, start)
+        wanted = next(numbers)
+        for number, frame in enumerate(container.decode(stream)):
+            decoded += 1
+            if number < wanted:
+                continue
+            frames.append(fit(torch.from_numpy(frame.to_ndarray(format="rgb24")), size_px))
+            if len(frames) == max_frames:
+                break
+            wanted = next(numbers)
+    if not decoded:
+        raise ValueError(f"{path} holds no frames (corrupt or truncated)")
+    if decoded < expected and len(frames) != max_frames:
+        raise ValueError(f"{path} is truncated: expected {expected} frames, decoded {decoded}")
+    if not frames:
+        raise ValueError(f"{path} has no frame behind the first {start}, it ends after {decoded}")
+    if Path(path).suffix.lower() in IMAGE_SUFFIXES:
+        return Video(frames[0][None], Fraction(1))
+    return Video(torch.stack(frames), rate if fps is None else Fraction(fps))
+
+
+def video_length(path: str | Path) -> tuple[int, Fraction]:
+    """Return the number of frames of a video and its frame rate; decodes nothing.
+
+    The number is what the file says, or else how many packets it has.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is no video.
+    """
+    with _opened(path) as (container, stream):
+        rate = Fraction(stream.average_rate or 1)
+        return stream.frames or sum(packet.size > 0 for packet in container.demux(stream)), rate
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a video for reading, and tell in one line what is wrong with it."""
+    if not Path(path).is_file():
         raise FileNotFoundError(f"video not found: {path}")
-    frames = []
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
-            stream = container.streams.video[0]
-            expected = stream.frames  # 0 when the container does not say
-            fps = Fraction(stream.average_rate or 1)
-            if stream.codec_context is None:
-                raise ValueError(f"{path} cannot be decoded (corrupt or truncated): no codec")
-            stream.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
-            for frame in container.decode(stream):
-                frames.append(frame.to_ndarray(format="rgb24"))
-                if max_frames is not None and len(frames) == max_frames:
-                    break
+            yield container, container.streams.video[0]
     except (FFmpegError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be decoded (corrupt or truncated): {reason}") from None
-    if not frames:
-        raise ValueError(f"{path} holds no frames (corrupt or truncated)")
-    wanted = expected if max_frames is None else min(expected, max_frames)
-    if len(frames) < wanted:
-        raise ValueError(f"{path} is truncated: expected {wanted} frames, decoded {len(frames)}")
-    if path.suffix.lower() in IMAGE_SUFFIXES:
-        frames, fps = frames[:1], Fraction(1)
-    return Video(torch.from_numpy(np.stack(frames)), fps)
+
+
+def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) -> Iterator[int]:
+    """Count the frames of a video, from 0, that show it at another frame rate, without an end.
+
+    Frame n of the slower video is the nearest one in time, n * rate / fps, halves up; frames are
+    taken to be evenly spaced.
+
+    Args:
+        rate: frames per second of the video.
+        fps: those wanted, at most 1% more than there are; None for all frames.
+        start: the first n.
+
+    Raises:
+        ValueError: `fps` or `start` out of range.
+    """
+    if start < 0:
+        raise ValueError(f"start must be 0 or more, got {start}")
+    if fps is not None and not 0 < fps <= rate * Fraction(101, 100):
+        raise ValueError(f"fps must be above 0 and at most the video's {float(rate):g}, got {fps}")
+    ratio = Fraction(1) if fps is None else rate / Fraction(fps)
+    return (int(n * ratio + Fraction(1, 2)) for n in itertools.count(start))
 
 
 def write_video(
@@ -125,6 +192,11 @@ def contact_sheet(frames: Tensor, columns: int = 4, gap_px: int = 4) -> Tensor:
     return sheet
 
 
+def fit(frame: Tensor, size_px: tuple[int, int] | None) -> Tensor:
+    """Fit one (H_px, W_px, 3) uint8 frame to (height_px, width_px), or leave it as it is."""
+    return frame if size_px is None else resize(frame[None], *size_px)[0]
+
+
 def resize(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     """Fit frames to a size: crop the centre to its aspect ratio, then scale (antialiased).
 
@@ -136,7 +208,8 @@ def resize(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     """
     full_height, full_width = frames.shape[1:3]
     scale = min(full_height / height_px, full_width / width_px)
-    crop_height, crop_width = round(height_px * scale), round(width_px * scale)
+    crop_height = max(round(height_px * scale), 1)  # 0 for a picture one pixel wide
+    crop_width = max(round(width_px * scale), 1)
     top, left = (full_height - crop_height) // 2, (full_width - crop_width) // 2
     frames = frames[:, top : top + crop_height, left : left + crop_width]
     if frames.shape[1:3] == (height_px, width_px):

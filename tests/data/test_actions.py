@@ -3,6 +3,7 @@ import json
 import pytest
 
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
+from diagd.data.minecraft_actions import MinecraftActions
 
 VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
 
@@ -18,6 +19,12 @@ VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
 )
 def test_a_string_of_actions_is_spelled_out(text, actions):
     assert parse_actions(text, VOCABULARY) == actions
+
+
+def test_a_comma_in_brackets_ends_no_action():
+    text = "camera(-5,1.5)*2,jump+camera(0,3),none"
+    actions = ["camera(-5,1.5)"] * 2 + ["jump+camera(0,3)", "none"]
+    assert parse_actions(text, MinecraftActions()) == actions
 
 
 @pytest.mark.parametrize("text", ["left*", "left*0", "left*-1", "left*1.5", "left*²", "left*2*3"])

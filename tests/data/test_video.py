@@ -1,3 +1,4 @@
+import itertools
 import wave
 from fractions import Fraction
 
@@ -6,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.data.video import contact_sheet, read_video, resize, write_image, write_video
+from diagd.data.video import (
+    contact_sheet,
+    frame_numbers,
+    read_video,
+    resize,
+    video_length,
+    write_image,
+    write_video,
+)
 from diagd.metrics.quality import psnr
+from tests.data.shapes import encode_video
 from tests.worlds import smooth_frames
 
 
@@ -46,6 +56,60 @@ def test_a_lower_crf_is_closer(tmp_path):
 def test_reading_stops_at_max_frames(max_frames, expected, clip):
     video = read_video(clip, max_frames)
     assert torch.equal(video.frames, read_video(clip).frames[:expected])
+
+
+@pytest.mark.parametrize("max_frames", [None, 2, 9])
+@pytest.mark.parametrize("start", [0, 1, 2])
+@pytest.mark.parametrize(("fps", "places"), [(None, [0, 1, 2, 3, 4, 5]), (4.375, [0, 2, 4])])
+def test_reading_from_a_start_at_another_rate_picks_the_frames(
+    fps, places, start, max_frames, clip
+):
+    video = read_video(clip, max_frames, start=start, fps=fps)
+    assert torch.equal(video.frames, read_video(clip).frames[places[start:][:max_frames]])
+    assert video.fps == Fraction(fps or 8.75)
+
+
+def test_frames_fitted_while_reading_are_those_fitted_afterwards(clip):
+    fitted = read_video(clip, size_px=(10, 30)).frames
+    assert torch.equal(fitted, resize(read_video(clip).frames, 10, 30))
+
+
+def test_a_start_behind_the_end_is_refused(clip):
+    with pytest.raises(ValueError, match=r"clip\.mp4 has no frame behind the first 6, it ends aft"):
+        read_video(clip, start=6)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi"])
+def test_the_length_of_a_video_is_known_without_decoding(suffix, tmp_path):
+    path = tmp_path / f"clip{suffix}"
+    encode_video(path, smooth_frames(7, 48, 80), Fraction(30000, 1001))
+    assert video_length(path)[0] == len(read_video(path).frames) == 7
+    assert float(video_length(path)[1]) == pytest.approx(29.97, abs=0.01)  # mkv keeps milliseconds
+    with pytest.raises(FileNotFoundError, match="video not found: "):
+        video_length(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rate", "fps", "start", "expected"),
+    [
+        (Fraction(30), 10, 0, [0, 3, 6, 9, 12]),
+        (Fraction(30), 10, 2, [6, 9, 12, 15, 18]),
+        (Fraction(30), Fraction(20), 0, [0, 2, 3, 5, 6]),  # 1.5 and 4.5 are rounded up
+        (Fraction(30000, 1001), 30, 0, [0, 1, 2, 3, 4]),
+        (Fraction(25), 10, 1, [3, 5, 8, 10, 13]),
+        (Fraction(10), None, 3, [3, 4, 5, 6, 7]),
+    ],
+)
+def test_a_lower_rate_shows_the_nearest_frames(rate, fps, start, expected):
+    assert list(itertools.islice(frame_numbers(rate, fps, start), 5)) == expected
+
+
+@pytest.mark.parametrize("fps", [0, -1, 10.2, float("nan"), float("inf")])
+def test_a_rate_that_the_video_does_not_have_is_refused(fps):
+    with pytest.raises(ValueError, match=r"fps must be above 0 and at most the video's 10, got "):
+        frame_numbers(Fraction(10), fps)
+    with pytest.raises(ValueError, match="start must be 0 or more, got -1"):
+        frame_numbers(Fraction(10), None, -1)
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(clip, monkeypatch):
@@ -226,3 +290,12 @@ def test_scaling_up_stays_within_the_values():
     large = resize(frames, 16, 24)
     assert large.shape == (1, 16, 24, 3)
     assert frames.min() <= large.min() <= large.max() <= frames.max()
+
+
+@pytest.mark.parametrize("size", [(40, 1), (1, 40), (1, 1), (3, 200)])
+@pytest.mark.parametrize(("height_px", "width_px"), [(16, 40), (40, 16)])
+def test_pictures_a_pixel_wide_or_high_can_be_fitted(size, height_px, width_px):
+    frames = smooth_frames(1, 40, 200)[:, : size[0], : size[1]]
+    fitted = resize(frames, height_px, width_px)
+    assert fitted.shape == (1, height_px, width_px, 3)
+    assert frames.min() <= fitted.min() <= fitted.max() <= frames.max()
