@@ -25,7 +25,8 @@ from diagd.data.tokenizer_inputs import BATCH_SIZE, check_frames, check_tokens, 
 ENCODER_NAME = "encoder.jit"
 DECODER_NAME = "decoder.jit"
 HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
-WINDOW = 33
+WINDOW = 33  # frames
+WINDOW_GRIDS = 5
 
 
 class CosmosTokenizer:
@@ -40,21 +41,15 @@ class CosmosTokenizer:
     compression = 16
     temporal_compression = 8
 
-    def __init__(self, encoder: Any, decoder: Any, window: int = WINDOW) -> None:
+    def __init__(self, encoder: Any, decoder: Any) -> None:
         """Wrap the two networks, which are called as the released TorchScript modules are.
 
         Args:
-            encoder: (1, 3, window, H_px, W_px) in [-1, 1] -> a tuple whose second member is the
-                codes, (1, 6, grids, height, width).
-            decoder: (1, grids, height, width) int64 -> (1, 3, window, H_px, W_px) about [-1, 1].
-            window: frames encoded together, 1 more than a multiple of 8.
-
-        Raises:
-            ValueError: another window.
+            encoder: (1, 3, 33, H_px, W_px) in [-1, 1] -> a tuple whose second member is the codes,
+                (1, 6, 5, height, width).
+            decoder: (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px) about [-1, 1].
         """
-        if window < 1 or (window - 1) % self.temporal_compression:
-            raise ValueError(f"window must be 1 + 8 n frames (33, 17, ...), got {window}")
-        self.encoder, self.decoder, self.window = encoder, decoder, window
+        self.encoder, self.decoder = encoder, decoder
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
@@ -110,14 +105,14 @@ class CosmosTokenizer:
                 otherwise than Cosmos' discrete encoders do.
         """
         check_frames(frames, self.compression)
-        rest = len(frames) % self.window
+        rest = len(frames) % WINDOW
         if rest and (rest - 1) % self.temporal_compression:
-            lengths = ", ".join(str(n) for n in range(1, self.window, self.temporal_compression))
+            lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
             raise ValueError(
-                f"a clip must have {lengths} or {self.window} frames, or whole windows of "
-                f"{self.window} and then as many, got {len(frames)}"
+                f"a clip must have {lengths} or {WINDOW} frames, or whole windows of {WINDOW} "
+                f"and then as many, got {len(frames)}"
             )
-        windows = [self._encode_window(window) for window in frames.split(self.window)]
+        windows = [self._encode_window(window) for window in frames.split(WINDOW)]
         return torch.cat(windows).to(frames.device)
 
     @torch.inference_mode()
@@ -135,18 +130,14 @@ class CosmosTokenizer:
                 otherwise than Cosmos' discrete decoders do.
         """
         check_tokens(tokens, self.codebook_size)
-        windows = [self._decode_window(window) for window in tokens.split(self._window_grids)]
+        windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)
 
-    @property
-    def _window_grids(self) -> int:
-        return 1 + (self.window - 1) // self.temporal_compression
-
     def _encode_window(self, frames: Tensor) -> Tensor:
-        values = normalise(_filled(frames, self.window).to(self.device)).to(self.dtype)
+        values = normalise(_filled(frames, WINDOW).to(self.device)).to(self.dtype)
         answer = self.encoder(values.movedim(0, 1)[None])
         height, width = (size // self.compression for size in frames.shape[1:3])
-        expected = 1, len(LEVELS), self._window_grids, height, width
+        expected = 1, len(LEVELS), WINDOW_GRIDS, height, width
         codes = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else answer
         if not isinstance(codes, Tensor) or codes.shape != expected:
             raise ValueError(
@@ -155,9 +146,9 @@ class CosmosTokenizer:
         return codes_to_indices(codes)[0, : 1 + (len(frames) - 1) // self.temporal_compression]
 
     def _decode_window(self, tokens: Tensor) -> Tensor:
-        ids = _filled(tokens, self._window_grids).to(self.device, torch.int64)
+        ids = _filled(tokens, WINDOW_GRIDS).to(self.device, torch.int64)
         values = self.decoder(ids[None])
-        expected = 1, 3, self.window, *self.frame_size_px(*tokens.shape[1:])
+        expected = 1, 3, WINDOW, *self.frame_size_px(*tokens.shape[1:])
         if not isinstance(values, Tensor) or values.shape != expected:
             raise ValueError(f"the decoder must return {expected}, got {_said(values)}")
         num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
@@ -175,7 +166,11 @@ def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH
 
     Returns:
         (T, height_px, width_px, 3) uint8.
+
+    Raises:
+        ValueError: no uint8 frames.
     """
+    check_frames(frames, 1)
     full_height, full_width = frames.shape[1:3]
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)

@@ -18,6 +18,11 @@ from torch import Tensor
 
 CONFIG_NAME = "config.json"
 
+_UNPICKLING_ERRORS = (  # what malformed pickles lead to, says Python's documentation, and torch's
+    *(pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError),
+    *(AssertionError, RuntimeError),
+)
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a JSON object.
@@ -56,7 +61,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is no file of torch.save (corrupt or truncated?)")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError):  # whose texts advise to execute the file
+    except _UNPICKLING_ERRORS:  # whose texts advise to execute the file
         raise ValueError(f"{path} is damaged or holds more than tensors: not loaded") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]

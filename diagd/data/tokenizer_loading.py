@@ -26,14 +26,14 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"tokenizer folder not found: {folder}")
-    scripts = [folder / ENCODER_NAME, folder / DECODER_NAME]
-    if any(path.is_file() for path in scripts):
+    encoder_path, decoder_path = folder / ENCODER_NAME, folder / DECODER_NAME
+    if encoder_path.is_file() or decoder_path.is_file():
         if not allow_torchscript:
             raise ValueError(
                 f"{folder} holds TorchScript, which runs code when it is loaded: "
                 "name this folder as the tokenizer if you trust it"
             )
-        return CosmosTokenizer.from_jit(*scripts)
+        return CosmosTokenizer.from_jit(encoder_path, decoder_path)
     config = read_config(folder / CONFIG_NAME)
     if config.get("kind") == WHAM_KIND:
         return WHAMTokenizer.from_pretrained(folder)

@@ -122,7 +122,6 @@ class Block(nn.Module):
         return states + self.down_proj(hidden)
 
 
-@torch.no_grad()
 def empty_vit_vqgan(config: ViTVQGANConfig) -> ViTVQGAN:
     """Build the network without memory for its weights, to be loaded with `assign=True`."""
     with torch.device("meta"):

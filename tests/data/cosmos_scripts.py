@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,5 +61,6 @@ def write_scripts(folder: Path) -> Path:
     ):
         with warnings.catch_warnings():  # TorchScript is deprecated, but what Cosmos came as
             warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
-            torch.jit.trace(network.eval(), example).save(str(folder / name))
+            script: Any = torch.jit.trace(network.eval(), example)  # annotated loosely
+            script.save(str(folder / name))
     return folder

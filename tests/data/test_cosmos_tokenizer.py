@@ -97,19 +97,6 @@ def test_pixels_are_rounded_down_and_clamped(tokenizer):
         assert painted.unique().tolist() == [expected]
 
 
-def test_a_window_may_be_shorter(tokenizer):
-    short = CosmosTokenizer(tokenizer.encoder, tokenizer.decoder, window=17)
-    frames = clip(18)
-    tokens = short.encode(frames)
-    assert tokens.shape == (4, 2, 3)
-    assert tokens[3:].equal(tokenizer.encode(frames[17:]))
-    assert short.decode(tokens).shape == frames.shape
-    with pytest.raises(
-        ValueError, match=r"^window must be 1 \+ 8 n frames \(33, 17, ...\), got 32"
-    ):
-        CosmosTokenizer(tokenizer.encoder, tokenizer.decoder, window=32)
-
-
 def test_the_type_of_numbers_may_be_chosen(scripts):
     paths = scripts / "encoder.jit", scripts / "decoder.jit"
     tokenizer = CosmosTokenizer.from_jit(*paths, dtype=torch.bfloat16)
@@ -211,6 +198,11 @@ def test_frames_are_scaled_to_cover_and_cropped_in_the_middle(size):
 def test_frames_of_the_right_size_are_left_as_they_are():
     frames = clip(2)
     assert fit_frames(frames, *SIZE).equal(frames)
+
+
+def test_only_bytes_are_fitted():
+    with pytest.raises(ValueError, match=r"^frames must be uint8, got torch\.float32$"):
+        fit_frames(torch.zeros(1, *SIZE, 3), *SIZE)
 
 
 def test_cosmos_wants_640_by_1024():

@@ -1,5 +1,6 @@
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_a_pickle_that_runs_something_is_refused_and_nothing_runs(tmp_path):
     with pytest.raises(ValueError, match=r"w\.ckpt is no file of torch\.save"):
         read_tensors(tmp_path / "w.ckpt")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b".", b"R.", b"h\x07.", b"]K\x00K\x00\x86R.", b"cos\nsystem\n."]
+)
+def test_a_malformed_pickle_is_refused(tmp_path, content):
+    torch.save({"a": torch.arange(3)}, tmp_path / "whole.ckpt")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.ckpt") as whole,
+        zipfile.ZipFile(tmp_path / "w.ckpt", "w") as broken,
+    ):
+        for name in whole.namelist():
+            broken.writestr(name, content if name.endswith("data.pkl") else whole.read(name))
+    with pytest.raises(ValueError, match=r"w\.ckpt is damaged or holds more than tensors: not"):
+        read_tensors(tmp_path / "w.ckpt")
 
 
 @pytest.mark.parametrize("kept", [0, 10, 400, -1])
