@@ -15,7 +15,13 @@ import torch
 import tyro
 from rich.console import Console
 
-from diagd.models.checkpoints import CONFIG_FILE, WEIGHTS_FILE, find_model, write_config
+from diagd.models.checkpoints import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    check_weights,
+    find_model,
+    write_config,
+)
 from diagd.models.transformer import Transformer
 from diagd.models.weight_files import write_weights
 from diagd.pretrained import save_parts
@@ -37,13 +43,14 @@ def main(options: ConvertOptions) -> dict[str, Any]:
     if (options.target / WEIGHTS_FILE).exists() and not options.force:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
     found = find_model(options.source, options.config)
-    check_weights(found)
+    with torch.device("meta"):
+        model = Transformer(found.config)
+    check_weights(found, model)
     options.target.mkdir(parents=True, exist_ok=True)
     parts = save_parts(found, options.target, options.tokenizer)
     write_weights(options.target / WEIGHTS_FILE, found.weights)
     write_config(options.target / CONFIG_FILE, found.config)
-    with torch.device("meta"):
-        parameters = sum(weight.numel() for weight in Transformer(found.config).parameters())
+    parameters = sum(weight.numel() for weight in model.parameters())
     console = Console()
     console.print(f"{found.path}: {found.family}, {parameters / 1e6:.1f}M parameters")
     console.print(f"wrote {options.target}: {', '.join([CONFIG_FILE, WEIGHTS_FILE, *parts])}")

@@ -6,7 +6,7 @@ video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +21,9 @@ from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.pretrained import load_parts
+from diagd.models.config import ModelConfig
+from diagd.pretrained import Habits, load_parts, prefix_ids, visual_ranges
+from diagd.prompts import action_ids, check_size, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,27 @@ class VideoGenerator:
 
     Args:
         model: predicts tokens.
-        tokenizer: turns frames into a grid of tokens and back.
-        height, width: tokens of a frame.
-        vocabulary: what actions there are; None for a model without actions.
         runner: how steps are executed.
+        config: what the model is; the grid of a frame above all.
+        tokenizer: turns frames into grids of tokens and back.
+        vocabulary: what actions there are; None for a model without actions.
+        habits: what is done where nothing else is asked for.
     """
 
     def __init__(
         self,
         model: CausalModel,
+        runner: RunnerName,
+        config: ModelConfig,
         tokenizer: VideoTokenizer,
-        height: int,
-        width: int,
         vocabulary: ActionCodec | None,
-        runner: RunnerName = "eager",
+        habits: Habits,
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.height, self.width = height, width
         self.runner: RunnerName = runner
+        self.config, self.habits = config, habits
+        self.height, self.width = config.grid_height, config.grid_width
+        self.valid_range = visual_ranges(habits, config)
 
     @classmethod
     def from_pretrained(
@@ -71,27 +76,29 @@ class VideoGenerator:
         dtype: torch.dtype = torch.float32,
         backend: Backend = "auto",
         int8: bool = False,
+        config: str | Path | None = None,
+        tokenizer: str | Path | None = None,
     ) -> "VideoGenerator":
-        """Load a checkpoint folder with a tokenizer, or the bundled model `doom`.
+        """Load a checkpoint with a tokenizer, ours or a released one, or the bundled model `doom`.
 
         Args:
             backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
                 `diagd.backends.prepare`).
+            config, tokenizer: a config file and a tokenizer folder, where they are not with the
+                checkpoint (see `diagd.pretrained.load_parts`).
 
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
-        parts = load_parts(name_or_path, device, dtype)
+        parts = load_parts(name_or_path, device, dtype, config, tokenizer)
+        shape = parts.model.config
         model, runner, _ = prepare(parts.model, backend, int8)
-        config = parts.model.config
-        size = config.grid_height, config.grid_width
-        return cls(model, parts.tokenizer, *size, parts.vocabulary, runner)
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.habits)
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
         """Height and width of a frame in pixels."""
-        scale = self.tokenizer.compression
-        return self.height * scale, self.width * scale
+        return self.tokenizer.frame_size_px(self.height, self.width)
 
     def generate(
         self,
@@ -106,6 +113,7 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
+        text: Tensor | None = None,
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
@@ -115,27 +123,44 @@ class VideoGenerator:
             frame_lag: steps between frames; None finishes a frame before the next begins.
             context_actions: the m - 1 actions between the context frames.
             raster: next-token prediction instead of diagonals.
-            sampling: `DEFAULT_SAMPLING` by default; visual ids only in any case.
+            sampling: the habit of the model by default; visual ids only in any case.
+            text: (1, M, size) states of a text encoder, for models that read a text.
 
         Raises:
             ValueError: frames or actions that do not fit.
         """
-        schedule = self.schedule(num_frames, row_lag, frame_lag, raster)
+        num_grids = self.grids_of(num_frames)
+        schedule = self.schedule(num_grids, row_lag, frame_lag, raster)
         action_ids = self.action_ids(actions, num_frames, "generated frame")
-        prompt = self._prompt(frames, context_actions)
+        prompt, context = self._prompt(frames, context_actions)
         out = generate_tokens(
             self.model,
             prompt,
             schedule,
             action_ids,
-            context_frames=len(frames),
+            context_frames=len(context),
             row_start=row_start,
-            sampling=self._visual(sampling),
+            sampling=self.sampling(sampling),
             seed=seed,
+            context=text,
+            keep_frames=self.habits.keep_frames,
             runner=self.runner,
         )
         tokens = out.tokens[0]
+        if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
+            whole = self.tokenizer.decode(torch.cat([context, tokens]))
+            return GeneratedVideo(whole[-num_frames:].cpu(), tokens, out.stats)
         return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
+
+    def grids_of(self, num_frames: int) -> int:
+        """Return the token grids of so many generated frames, or raise ValueError if uneven."""
+        step = self.tokenizer.temporal_compression
+        if num_frames % step:
+            raise ValueError(
+                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+                f"got {num_frames}"
+            )
+        return num_frames // step
 
     def stream(
         self,
@@ -152,13 +177,8 @@ class VideoGenerator:
 
         Old frames leave the context when it is full (see `DiagonalEngine`).
         """
-        engine = self.start(
-            frames,
-            context_actions=context_actions,
-            row_start=row_start,
-            sampling=sampling,
-            seed=seed,
-        )
+        settings = {"row_start": row_start, "sampling": sampling, "seed": seed}
+        engine = self.start(frames, context_actions=context_actions, **settings)
         schedule = self.schedule(1, row_lag)
         for action in actions:
             ids = self.action_ids([action], 1, "generated frame")
@@ -185,11 +205,13 @@ class VideoGenerator:
             self.width,
             num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
             row_start=row_start,
-            sampling=self._visual(sampling),
+            sampling=self.sampling(sampling),
             seed=seed,
+            keep_frames=self.habits.keep_frames,
             runner=self.runner,
         )
-        engine.prefill(self._prompt(frames, context_actions), len(frames))
+        prompt, context = self._prompt(frames, context_actions)
+        engine.prefill(prompt, len(context))
         return engine
 
     def schedule(
@@ -203,43 +225,24 @@ class VideoGenerator:
             return DiagonalSchedule.spatial(grid, row_lag)
         return DiagonalSchedule(grid, row_lag, frame_lag)
 
-    def _prompt(self, frames: Tensor, context_actions: Sequence[str] | None) -> Tensor:
-        """Return (1, P) tokens of the context frames with the actions between them."""
-        height_px, width_px = self.frame_size_px
-        if frames.ndim != 4 or frames.shape[1:] != (height_px, width_px, 3):
-            raise ValueError(
-                f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
-            )
-        visual = self.tokenizer.encode(frames.to(self.model.device)).flatten(1)
-        ids = self.action_ids(context_actions, len(frames) - 1, "context frame after the first")
-        if ids is None:
-            return visual.flatten()[None]
-        first = ids.new_zeros(1, ids.shape[-1])  # stands before the first frame, and is cut off
-        between = torch.cat([first, ids[0]])
-        return torch.cat([between, visual], dim=1).flatten()[None, ids.shape[-1] :]
-
     def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.
 
         Raises:
             ValueError: not `count` actions, or one that the model does not know.
         """
-        if self.vocabulary is None:
-            if actions:
-                raise ValueError("this model takes no actions")
-            return None
-        given = len(actions) if actions is not None else 0
-        if given != count:
-            raise ValueError(f"expected {count} actions, one for each {what}, got {given}")
-        ids = [self.vocabulary.tokens_of(action) for action in actions or ()]
-        local = torch.tensor(ids, dtype=torch.int64, device=self.model.device)
-        return local.view(1, count, self.vocabulary.num_tokens) + self.tokenizer.codebook_size
+        ids = action_ids(self.vocabulary, actions, count, what, self.tokenizer.codebook_size)
+        return None if ids is None else ids.to(self.model.device)
 
-    def _visual(self, sampling: SamplingOptions | None) -> SamplingOptions:
-        sampling = sampling or DEFAULT_SAMPLING
-        if sampling.valid_range is not None:
-            return sampling
-        return replace(sampling, valid_range=(0, self.tokenizer.codebook_size))
+    def _prompt(
+        self, frames: Tensor, context_actions: Sequence[str] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (1, P) tokens of prefix, context frames and actions between; and the grids."""
+        check_size(frames, self.frame_size_px)
+        grids = self.tokenizer.encode(frames.to(self.model.device))
+        ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
+        return prompt_tokens(prefix_ids(self.config), grids, ids), grids
 
-
-DEFAULT_SAMPLING = SamplingOptions(temperature=1.0, top_p=0.9)
+    def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
+        """Return how tokens are drawn: as asked for, else by habit; visual ids only."""
+        return self.habits.sampling(options, self.valid_range)

@@ -22,10 +22,11 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
+    ("bench", "convert", "dream", "hf_generate", "plan_report", "training"),
+    ("dream_inputs", "dream_report"),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline"),
-    ("backends", "pretrained"),
+    ("backends", "pretrained", "prompts"),
     ("data", "decoding", "metrics", "models"),
     ("kernels",),
 )
@@ -42,7 +43,15 @@ ORDER = {
         *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
     ),
     "data": (
-        *("workers", "video", "actions", "minecraft_actions", "wham_actions", "wham_clips", "clips"),
+        *(
+            "workers",
+            "video",
+            "actions",
+            "minecraft_actions",
+            "wham_actions",
+            "wham_clips",
+            "clips",
+        ),
         *("tokenizer_files", "tokenizer_inputs", "vq_models", "tokenizers", "fsq"),
         *("cosmos_tokenizer", "vit_vqgan", "wham_tokenizer", "tokenizer_loading", "tokenizer_init"),
         *("text", "token_shards"),

@@ -99,10 +99,18 @@ def load_model(
         ValueError: A preset name, invalid JSON, a bad config, or a broken or unfitting weight file.
         FileNotFoundError: No such model, or a file of it is missing.
     """
-    found = find_model(name_or_path, config)
+    return build_model(find_model(name_or_path, config), device, dtype)
+
+
+def build_model(found: FoundModel, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+    """Load what `find_model` found.
+
+    Raises:
+        ValueError: Tensors are missing, unknown or of another shape (named).
+    """
     with torch.device("meta"):
         model = Transformer(found.config)
-    _check_weights(found.path, found.weights, model.state_dict())
+    check_weights(found, model)
     logger.info("%s: %s", found.path, found.family)
     weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
     model.load_state_dict(weights, assign=True)
@@ -166,7 +174,9 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _check_weights(path: Path, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
+    """Raise ValueError unless the weights are exactly those that the model has (any device)."""
+    found, expected = checkpoint.weights, model.state_dict()
     misshaped = [
         f"{name} (expected {tuple(expected[name].shape)}, got {tuple(found[name].shape)})"
         for name in expected
@@ -180,7 +190,7 @@ def _check_weights(path: Path, found: dict[str, Tensor], expected: dict[str, Ten
     }
     parts = [_describe(kind, names) for kind, names in problems.items() if names]
     if parts:
-        raise ValueError(f"{path}: does not fit the config: {'; '.join(parts)}")
+        raise ValueError(f"{checkpoint.path}: does not fit the config: {'; '.join(parts)}")
 
 
 def _describe(kind: str, names: list[str]) -> str:

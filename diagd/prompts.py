@@ -1,0 +1,60 @@
+"""Frames and actions as the one sequence of tokens that a model continues."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diagd.data.actions import ActionCodec
+
+
+def check_size(frames: Tensor, size_px: tuple[int, int]) -> None:
+    """Raise ValueError unless frames are (T, H_px, W_px, 3) of the model's size."""
+    if frames.ndim != 4 or frames.shape[1:] != (*size_px, 3):
+        height_px, width_px = size_px
+        raise ValueError(
+            f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
+        )
+
+
+def action_ids(
+    codec: ActionCodec | None,
+    actions: Sequence[str] | None,
+    count: int,
+    what: str,
+    first_id: int,
+) -> Tensor | None:
+    """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+    Args:
+        what: each action stands before, for the error.
+        first_id: id of the codec's local id 0.
+
+    Raises:
+        ValueError: not `count` actions, one that the codec does not know, or any without a codec.
+    """
+    if codec is None:
+        if actions:
+            raise ValueError("this model takes no actions")
+        return None
+    given = len(actions) if actions is not None else 0
+    if given != count:
+        raise ValueError(f"expected {count} actions, one for each {what}, got {given}")
+    ids = [codec.tokens_of(action) for action in actions or ()]
+    local = torch.tensor(ids, dtype=torch.int64).view(1, count, codec.num_tokens)
+    return local + first_id
+
+
+def prompt_tokens(prefix: Sequence[int], grids: Tensor, actions: Tensor | None) -> Tensor:
+    """Return (1, P): prefix, and the grids with the actions between them.
+
+    Args:
+        grids: (T, height, width) int64.
+        actions: (1, T - 1, n) int64, or None.
+    """
+    tokens = grids.flatten(1)
+    if actions is not None:
+        first = actions.new_zeros(1, actions.shape[2])  # nothing stands before the first frame
+        between = torch.cat([first, actions[0]])
+        tokens = torch.cat([between, tokens], dim=1).flatten()[actions.shape[2] :]
+    return torch.cat([tokens.new_tensor(list(prefix)), tokens.flatten()])[None]
