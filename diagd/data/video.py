@@ -57,7 +57,7 @@ def read_video(
     frames, decoded = [], 0
     with _opened(path) as (container, stream):
         expected = stream.frames  # 0 when the container does not say
-        rate = Fraction(stream.average_rate or 1)
+        rate = Fraction(stream.average_rate or stream.guessed_rate or 1)
         if stream.codec_context is None:
             raise ValueError(f"{path} cannot be decoded (corrupt or truncated): no codec")
         stream.codec_context.options = {"err_detect": "explode"}  # else damage is painted over
@@ -92,7 +92,7 @@ def video_length(path: str | Path) -> tuple[int, Fraction]:
         ValueError: the file is no video.
     """
     with _opened(path) as (container, stream):
-        rate = Fraction(stream.average_rate or 1)
+        rate = Fraction(stream.average_rate or stream.guessed_rate or 1)
         return stream.frames or sum(packet.size > 0 for packet in container.demux(stream)), rate
 
 
@@ -115,11 +115,11 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
     """Count the frames of a video, from 0, that show it at another frame rate, without an end.
 
     Frame n of the slower video is the nearest one in time, n * rate / fps, halves up; frames are
-    taken to be evenly spaced.
+    taken to be evenly spaced. None is ever shown twice.
 
     Args:
         rate: frames per second of the video.
-        fps: those wanted, at most 1% more than there are; None for all frames.
+        fps: those wanted; None, or up to 1% more than there are (30 for 29.97), for all frames.
         start: the first n.
 
     Raises:
@@ -129,7 +129,7 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
         raise ValueError(f"start must be 0 or more, got {start}")
     if fps is not None and not 0 < fps <= rate * Fraction(101, 100):
         raise ValueError(f"fps must be above 0 and at most the video's {float(rate):g}, got {fps}")
-    ratio = Fraction(1) if fps is None else rate / Fraction(fps)
+    ratio = Fraction(1) if fps is None else max(rate / Fraction(fps), Fraction(1))
     return (int(n * ratio + Fraction(1, 2)) for n in itertools.count(start))
 
 

@@ -107,7 +107,7 @@ def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
         with zipfile.ZipFile(path) as archive:
             names = [member.removesuffix(".npy") for member in archive.namelist()]
             if name not in names:
-                found = ", ".join(names) or "nothing"
+                found = ", ".join(map(repr, names)) or "nothing"
                 raise ValueError(f"{path} holds no array {name!r}, found: {found}")
             with archive.open(f"{name}.npy") as file:
                 shape, dtype = _read_header(file, f"{path}: {name}")
@@ -115,8 +115,10 @@ def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
                 yield StoredArray(shape, dtype, file, f"{path}: {name}")
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise ValueError(f"{damaged}: {error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{damaged}: names of its arrays are no text") from None
     except (NotImplementedError, RuntimeError) as error:  # what zipfile says of odd archives
         raise ValueError(f"{path} cannot be read as npz: {error}") from None
 

@@ -3,6 +3,7 @@ import pickle
 from fractions import Fraction
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -204,6 +205,25 @@ def test_a_corrupt_video_is_named(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(b"no video")
     with pytest.raises(ValueError, match=r"clip\.mp4 cannot be decoded \(corrupt or truncated\)"):
         find_clips(tmp_path)[0].read()
+
+
+@pytest.mark.parametrize("num_frames", [None, 9])
+def test_a_video_that_lost_its_first_key_frame_is_refused(num_frames, tmp_path):
+    """Its packets can be counted, but those before the next key frame show nothing."""
+    with av.open(str(tmp_path / "clip.mkv"), "w") as container:
+        stream = container.add_stream("libx264", rate=10, options={"x264-params": "keyint=6"})
+        stream.height, stream.width, stream.pix_fmt = HEIGHT_PX, WIDTH_PX, "yuv420p"
+        frames = smooth_frames(T, HEIGHT_PX, WIDTH_PX).numpy()
+        pictures = [av.VideoFrame.from_ndarray(frame, format="rgb24") for frame in frames]
+        packets = [packet for picture in [*pictures, None] for packet in stream.encode(picture)]
+        assert [packet.is_keyframe for packet in packets].count(True) > 1
+        container.mux(packets[1:])
+    (clip,) = find_clips(tmp_path)
+    assert clip.length() == (T - 1, 10)
+    with pytest.raises(
+        ValueError, match=r"clip\.mkv is truncated: expected .* frames, decoded \d$"
+    ):
+        clip.read(num_frames)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_the_names_are_single_words_of_different_meaning():
         0 <= token < CODEC.num_ids for name in CODEC.names for token in CODEC.tokens_of(name)
     )
     assert len(CODEC.tokens_of("none")) == CODEC.num_tokens
+    assert 8192 + CODEC.num_ids == 8262  # MineWorld's vocabulary
 
 
 @pytest.mark.parametrize("word", ["", "walk", "Forward", "inventory", "hotbar.0", "look"])

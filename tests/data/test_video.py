@@ -89,6 +89,21 @@ def test_the_length_of_a_video_is_known_without_decoding(suffix, tmp_path):
         video_length(tmp_path)
 
 
+def test_a_frame_rate_that_is_not_written_down_is_estimated(tmp_path):
+    """A matroska file with a gap has no average rate."""
+    encode_video(tmp_path / "whole.mkv", smooth_frames(9, 48, 80), 10, "libvpx")
+    with (
+        av.open(str(tmp_path / "whole.mkv")) as source,
+        av.open(str(tmp_path / "gap.mkv"), "w") as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(source.demux(video=0)):
+            if number != 1 and packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    assert video_length(tmp_path / "gap.mkv") == (8, 10)
+
+
 @pytest.mark.parametrize(
     ("rate", "fps", "start", "expected"),
     [
@@ -96,6 +111,7 @@ def test_the_length_of_a_video_is_known_without_decoding(suffix, tmp_path):
         (Fraction(30), 10, 2, [6, 9, 12, 15, 18]),
         (Fraction(30), Fraction(20), 0, [0, 2, 3, 5, 6]),  # 1.5 and 4.5 are rounded up
         (Fraction(30000, 1001), 30, 0, [0, 1, 2, 3, 4]),
+        (Fraction(30000, 1001), 30, 900, [900, 901, 902, 903, 904]),  # none twice
         (Fraction(25), 10, 1, [3, 5, 8, 10, 13]),
         (Fraction(10), None, 3, [3, 4, 5, 6, 7]),
     ],

@@ -69,6 +69,27 @@ def test_damaged_frames_are_refused(tmp_path):
         list(npz_frames(path, range(T)))
 
 
+def test_an_archive_whose_names_are_no_text_is_refused(clip):
+    clip.write_bytes(clip.read_bytes().replace(b"images", b"imag\x8f\x8f"))
+    data = bytearray(clip.read_bytes())
+    for start in (place for place in range(len(data)) if data.startswith(b"PK\x01\x02", place)):
+        data[start + 9] |= 8  # names are utf-8
+    clip.write_bytes(data)
+    with pytest.raises(
+        ValueError, match=r"clip\.npz cannot be .*: names of its arrays are no text"
+    ):
+        npz_length(clip)
+
+
+def test_an_archive_that_points_before_its_start_is_refused(clip):
+    data = bytearray(clip.read_bytes())
+    end = data.rindex(b"PK\x05\x06")
+    data[end + 16 : end + 20] = b"\xff\xff\xff\x7f"  # where the directory is said to be
+    clip.write_bytes(data)
+    with pytest.raises(ValueError, match=r"clip\.npz cannot be read as npz \(corrupt or truncated"):
+        npz_length(clip)
+
+
 def npy(array, claim=None):
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=True)
@@ -122,7 +143,7 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"clip not found: .*clip\.npz"):
         npz_length(tmp_path / "clip.npz")
     np.savez(tmp_path / "clip.npz", frames=IMAGES)
-    with pytest.raises(ValueError, match=r"clip\.npz holds no array 'images', found: frames"):
+    with pytest.raises(ValueError, match=r"clip\.npz holds no array 'images', found: 'frames'"):
         npz_length(tmp_path / "clip.npz")
 
 
