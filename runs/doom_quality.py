@@ -24,7 +24,8 @@ from diagd.decoding.generate import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.metrics.quality import psnr, ssim
-from diagd.pipeline import DEFAULT_SAMPLING, VideoGenerator
+from diagd.pipeline import VideoGenerator
+from diagd.pretrained import Habits
 
 HORIZON = 8
 TURN_FRAMES = 4
@@ -88,7 +89,7 @@ def main(options: Options) -> None:
         "model": options.model,
         "clips": len(paths),
         "context_frames": options.context_frames,
-        "sampling": {"temperature": DEFAULT_SAMPLING.temperature, "top_p": DEFAULT_SAMPLING.top_p},
+        "sampling": {"temperature": Habits.temperature, "top_p": Habits.top_p},
         "seed": options.seed,
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -118,9 +119,7 @@ def dream(
 ) -> Tensor:
     """Continue every clip's context with its recorded actions: (N, T, height, width) tokens."""
     codes, count = world.tokenizer.codebook_size, options.context_frames
-    sampling = SamplingOptions(
-        DEFAULT_SAMPLING.temperature, DEFAULT_SAMPLING.top_k, DEFAULT_SAMPLING.top_p, (0, codes)
-    )
+    sampling = SamplingOptions(Habits.temperature, None, Habits.top_p, (0, codes))
     ids = actions[..., None] + codes
     prompts = torch.cat([ids[:, :count], tokens[:, :count].flatten(2)], dim=2).flatten(1)[:, 1:]
     future = ids[:, count : count + schedule.grid.num_frames]

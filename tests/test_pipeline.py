@@ -8,7 +8,7 @@ import torch
 import diagd
 from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video
-from diagd.pipeline import DEFAULT_SAMPLING
+from diagd.pretrained import Habits
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, NUM_CODES, WALK, WIDTH, WIDTH_PX, write_world
 
 GREEDY = diagd.SamplingOptions()
@@ -95,11 +95,10 @@ def test_the_row_start_is_handed_on(generator, world, context):
 
 
 def test_sampling_is_temperature_1_and_top_p_by_default(generator, context):
+    usual = Habits().sampling(None, (0, NUM_CODES))
     default = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3)
-    told = generator.generate(
-        context, WALK, 3, context_actions=BETWEEN, seed=3, sampling=DEFAULT_SAMPLING
-    )
-    assert (DEFAULT_SAMPLING.temperature, DEFAULT_SAMPLING.top_p) == (1.0, 0.9)
+    told = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3, sampling=default)
+    assert (usual.temperature, usual.top_p) == (1.0, 0.9)
     assert torch.equal(default.tokens, told.tokens)
 
 
@@ -237,6 +236,6 @@ def test_loading_names_the_file_that_is_missing(world, tmp_path):
 def test_loading_refuses_actions_of_another_model(world, tmp_path):
     folder = shutil.copytree(world, tmp_path / "world")
     (folder / "actions.json").write_text(json.dumps({"names": ["none", "forward"]}))
-    message = r"actions\.json names 2 actions of one token, the model has 4 action ids and 1 tokens"
+    message = r"actions\.json names 2 action ids and 1 tokens an action, the model has 4 and 1"
     with pytest.raises(ValueError, match=message):
         diagd.VideoGenerator.from_pretrained(folder)

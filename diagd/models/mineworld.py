@@ -41,7 +41,7 @@ def convert(source: Source) -> Renamed:
     side = _llama_fields(source.side)
     vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
-    num_heads = int(side.get("num_attention_heads", query_rows // _HEAD_DIM))
+    num_heads = int(side.get("num_attention_heads", max(query_rows // _HEAD_DIM, 1)))
     head_dim = query_rows // num_heads
     height, width = side.get("grid_height", _GRID[0]), side.get("grid_width", _GRID[1])
     actions = side.get("num_action_tokens", NUM_ACTION_TOKENS)
