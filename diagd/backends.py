@@ -47,7 +47,7 @@ def prepare(
     if backend == "native" or (backend == "auto" and has_kernels and not has_text):
         name = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
         try:
-            return NativeModel(model, "int8" if int8 else name), "eager", "native"
+            return NativeModel(model, "int8" if int8 else name, use_up=True), "eager", "native"
         except OSError as error:
             if backend == "native" or int8:
                 raise ValueError(f"backend native: {error}") from None

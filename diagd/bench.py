@@ -22,7 +22,7 @@ from rich.table import Table
 
 from diagd.backends import Backend
 from diagd.benchmark.ceilings import measure_ceilings
-from diagd.benchmark.rows import Row, engine_rows, hugging_face_row, report_rows, time_rows
+from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
 from diagd.decoding.generate import peak_memory_bytes
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, device_of, dtype_of
@@ -31,6 +31,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
 
+TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
 SPEED = {
     "ms/step": "{ms_per_step:.2f}",
     "p99": "{step_ms[p99]:.2f}",
@@ -60,17 +61,25 @@ class BenchOptions:
 
     model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
-    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)  # spatial only
+    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)
+    overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
+    context_frames: int = 1  # frames in the prompt
     dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: str = "cpu"
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
     repeats: int = 3  # timed runs of every row
+    steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
+    random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
     seed: int = 0  # of random weights, prompt and actions
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        for name in ("repeats", "context_frames", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.steps and self.baseline == "hf":
+            raise ValueError("steps skips most of our own steps: it needs --baseline none")
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
@@ -79,25 +88,22 @@ def main(options: BenchOptions) -> dict[str, Any]:
     config = _config(options.model)
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
     schedules = [DiagonalSchedule.raster(grid)]
-    schedules += [DiagonalSchedule.spatial(grid, lag) for lag in options.row_lag]
-    generator = torch.Generator().manual_seed(options.seed)
-    prompt = torch.randint(config.image_vocab_size, (1, grid.tokens_per_frame), generator=generator)
-    action_range = min(config.image_vocab_size, config.vocab_size - 1), config.vocab_size
-    actions = torch.randint(
-        *action_range, (1, grid.num_frames, config.num_action_tokens), generator=generator
-    )
-    if (length := prompt.numel() + grid.num_tokens + actions.numel()) > config.max_positions:
-        raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
-    inputs = prompt.to(device), actions.to(device)
+    for lag in options.row_lag:
+        overlapping = DiagonalSchedule(grid, lag, lag * grid.height) if options.overlap else None
+        schedules.append(overlapping or DiagonalSchedule.spatial(grid, lag))
+    inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
     for dtype in options.dtype:
-        model = _model(options, config, dtype, device)
-        ceilings[dtype] = measure_ceilings(device, model.dtype)
+        ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
         if options.baseline == "hf" and dtype != "int8":
-            rows.append(hugging_face_row(model, dtype, grid, *inputs))
-        for backend in options.backend:
-            rows += engine_rows(model, dtype, backend, schedules, *inputs)
+            model = _model(options, config, dtype, device)
+            rows.append(hugging_face_row(model, dtype, grid, inputs))
+            del model
+        for backend in options.backend:  # each uses up a model: a large one is there once
+            model = _model(options, config, dtype, device)
+            rows += engine_rows(model, dtype, backend, schedules, inputs, options.steps)
+            del model
     time_rows(rows, options.repeats)
     document = {
         "options": asdict(options),
@@ -112,6 +118,29 @@ def main(options: BenchOptions) -> dict[str, Any]:
     }
     _print(document)
     return document
+
+
+def _inputs(
+    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device
+) -> Inputs:
+    """Draw a prompt of prefix and context frames, actions, and a text where one is read."""
+    generator = torch.Generator().manual_seed(options.seed)
+    count, actions = options.context_frames, config.num_action_tokens
+    image, text_size = config.image_vocab_size, config.context_size
+    between = min(image, config.vocab_size - 1), config.vocab_size
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, (1, *shape), generator=generator).to(device)
+
+    frames = draw(0, image, count, grid.tokens_per_frame)
+    sequence = torch.cat([draw(*between, count, actions), frames], 2).flatten(1)[:, actions:]
+    prompt = torch.cat([draw(*between, config.prefix_length), sequence], 1)
+    coming = draw(*between, grid.num_frames, actions)
+    length = prompt.numel() + grid.num_tokens + coming.numel()
+    if length > config.max_positions:
+        raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
+    text = torch.randn(1, TEXT_PLACES, text_size, generator=generator).to(device)
+    return Inputs(prompt, count, coming, text if text_size else None)
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -137,7 +166,7 @@ def _config(name: str) -> ModelConfig:
 def _model(
     options: BenchOptions, config: ModelConfig, dtype: DTypeName, device: torch.device
 ) -> Transformer:
-    if options.model in PRESETS:
+    if options.model in PRESETS or options.random_weights:
         return Transformer.random(config, options.seed, device, dtype_of(dtype))
     return load_model(options.model, device=device, dtype=dtype_of(dtype))
 

@@ -23,7 +23,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.config import ModelConfig
 from diagd.pretrained import Habits, load_parts, prefix_ids, visual_ranges
-from diagd.prompts import action_ids, check_size, prompt_tokens
+from diagd.prompts import action_ids, check_clip, check_size, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ class VideoGenerator:
         schedule = self.schedule(num_grids, row_lag, frame_lag, raster)
         action_ids = self.action_ids(actions, num_frames, "generated frame")
         prompt, context = self._prompt(frames, context_actions)
-        self._check_clip(len(frames), num_frames, len(context) + num_grids)
+        if self.tokenizer.temporal_compression > 1:
+            check_clip(len(frames), num_frames, len(context) + num_grids, self.config)
         out = generate_tokens(
             self.model,
             prompt,
@@ -243,14 +244,6 @@ class VideoGenerator:
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         return prompt_tokens(prefix_ids(self.config), grids, ids), grids
-
-    def _check_clip(self, given: int, coming: int, num_grids: int) -> None:
-        """Refuse a clip that must not slide: a grid of several frames depends on the first one."""
-        held = self.config.max_positions // self.config.tokens_per_frame
-        if self.tokenizer.temporal_compression > 1 and num_grids > held:
-            raise ValueError(
-                f"{given} frames and {coming} to come are {num_grids} grids, the model holds {held}"
-            )
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return how tokens are drawn: as asked for, else by habit; visual ids only."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec
+from diagd.models.config import ModelConfig
 
 
 def check_size(frames: Tensor, size_px: tuple[int, int]) -> None:
@@ -14,6 +15,15 @@ def check_size(frames: Tensor, size_px: tuple[int, int]) -> None:
         height_px, width_px = size_px
         raise ValueError(
             f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
+        )
+
+
+def check_clip(given: int, coming: int, num_grids: int, config: ModelConfig) -> None:
+    """Refuse a clip that must not slide, since a grid of several frames depends on the first."""
+    held = config.max_positions // config.tokens_per_frame
+    if num_grids > held:
+        raise ValueError(
+            f"{given} frames and {coming} to come are {num_grids} grids, the model holds {held}"
         )
 
 

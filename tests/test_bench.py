@@ -221,3 +221,25 @@ def test_bad_flags_are_refused(flags, message, bench):
 
 def test_an_unknown_model_is_refused(command):
     command("bench", "--model", "nowhere").assert_refused("no model at 'nowhere'")
+
+
+def test_a_sample_of_the_steps_stands_for_all(command, monkeypatch):
+    """Overlapping frames after two context frames and a text, as Cosmos; every third step runs."""
+    changes = {
+        **{"position": "rope3d", "context_size": 6, "prefix_length": 1, "position_table": True},
+        **{"num_action_tokens": 0, "max_positions": 62, "vocab_size": 24, "extra_embeddings": 2},
+    }
+    monkeypatch.setitem(PRESETS, "tiny-text", ModelConfig(**{**TINY_1D, **changes}))
+    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 2**16)
+    outcome = command(
+        *("bench", "--model", "tiny-text", "--grid", "2x3x5", "--context-frames", 2, "-k", 2),
+        *("--overlap", "--steps", 5, "--baseline", "none", "--repeats", 1, "--json"),
+    )
+    raster, diagonal = outcome.document["rows"]
+    assert (raster["steps"], diagonal["steps"]) == (30, 6 + 4 + 5)
+    step_ms = raster["step_ms"]
+    assert step_ms["min"] * 30 <= raster["seconds"] * 1000 <= step_ms["max"] * 30
+
+
+def test_steps_need_no_baseline(command):
+    command("bench", "--steps", "5").assert_refused("steps skips most .* it needs --baseline none")

@@ -1,6 +1,5 @@
 """The lines of the benchmark: our engine under a schedule, and Hugging Face's generate."""
 
-import copy
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,16 @@ HUGGING_FACE = "hugging face"
 BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "int8": (1, 2)}  # weight, cache
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What every row starts from: prompt (1, P), actions (1, T, n), text (1, M, size) or None."""
+
+    prompt: Tensor
+    context_frames: int
+    actions: Tensor
+    text: Tensor | None = None
+
+
 @dataclass
 class Row:
     """One line of the table: how to run it, and what it took."""
@@ -46,57 +55,64 @@ def engine_rows(
     dtype: str,
     backend: Backend,
     schedules: list[DiagonalSchedule],
-    prompt: Tensor,
-    actions: Tensor,
+    inputs: Inputs,
+    sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each schedule; they share an engine with the model's whole context."""
-    grid = schedules[0].grid
-    prepared, runner, backend = prepare(copy.deepcopy(model), backend, dtype == "int8")
+    """Make a row for each schedule; they share an engine with the model's whole context.
+
+    Args:
+        model: used up.
+        sample: time so many steps of a run and skip the others (see `Stopwatch`).
+    """
+    grid, on_cpu = schedules[0].grid, model.device.type == "cpu"
+    num_action_tokens = model.config.num_action_tokens
+    prepared, runner, backend = prepare(model, backend, dtype == "int8")
     engine = DiagonalEngine(
         prepared,
         grid.height,
         grid.width,
-        num_action_tokens=model.config.num_action_tokens,
+        num_action_tokens=num_action_tokens,
         runner=runner,
+        context=inputs.text,
     )
-    stopwatch = Stopwatch(engine, parts=runner == "eager" and model.device.type == "cpu")
+    stopwatch = Stopwatch(engine, runner == "eager" and on_cpu, sample)
     rows = []
     for schedule in schedules:
         raster = schedule.num_steps == grid.num_tokens
         name = "raster" if raster else f"row_lag {schedule.row_lag}"
-        run = _engine_run(engine, schedule, prompt, actions)
+        run = _engine_run(engine, schedule, inputs, stopwatch)
         rows.append(Row(dtype, backend, name, schedule.num_steps, run, stopwatch))
     return rows
 
 
-def hugging_face_row(
-    model: Transformer, dtype: str, grid: TokenGrid, prompt: Tensor, actions: Tensor
-) -> Row:
+def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: Inputs) -> Row:
     """Make the row of the baseline everybody has: the same weights in transformers."""
     llama = llama_of(model)
     steps = grid.num_tokens
-    return Row(
-        dtype, "", HUGGING_FACE, steps, lambda: _run_hugging_face(llama, grid, prompt, actions)
-    )
+    return Row(dtype, "", HUGGING_FACE, steps, lambda: _run_hugging_face(llama, grid, inputs))
 
 
 def _engine_run(
-    engine: DiagonalEngine, schedule: DiagonalSchedule, prompt: Tensor, actions: Tensor
+    engine: DiagonalEngine, schedule: DiagonalSchedule, inputs: Inputs, stopwatch: Stopwatch
 ) -> Callable[[], tuple[float, Tensor]]:
     def run() -> tuple[float, Tensor]:
-        engine.prefill(prompt)
-        started = synchronized_time(prompt.device)
-        frames = list(engine.decode(schedule, actions))
-        return synchronized_time(prompt.device) - started, torch.stack(frames, 1)
+        engine.prefill(inputs.prompt, inputs.context_frames)
+        stopwatch.begin(schedule.num_steps)
+        started = synchronized_time(inputs.prompt.device)
+        frames = list(engine.decode(schedule, inputs.actions))
+        seconds = synchronized_time(inputs.prompt.device) - started
+        if stopwatch.sample:
+            timed = stopwatch.times.seconds
+            seconds = sum(timed) / len(timed) * schedule.num_steps
+        return seconds, torch.stack(frames, 1)
 
     return run
 
 
 @torch.inference_mode()
-def _run_hugging_face(
-    llama: Any, grid: TokenGrid, prompt: Tensor, actions: Tensor
-) -> tuple[float, Tensor]:
+def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> tuple[float, Tensor]:
     """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
+    prompt, actions = inputs.prompt, inputs.actions
     cache = DynamicCache(config=llama.config)
     llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
     started, sequence = synchronized_time(prompt.device), prompt

@@ -31,10 +31,15 @@ class Stopwatch:
 
     `times` collects until `take` hands it out. Parts are timed on the CPU with eager steps only:
     a compiled or captured step has no seams.
+
+    Args:
+        sample: run and time about so many steps of each run, evenly spread, and skip the others.
+            What is written then means nothing; how long a step takes does not depend on it.
     """
 
-    def __init__(self, engine: DiagonalEngine, parts: bool) -> None:
+    def __init__(self, engine: DiagonalEngine, parts: bool, sample: int | None = None) -> None:
         self.times = StepTimes()
+        self.sample, self.stride, self.num_seen = sample, 1, 0
         self.device = engine.model.device
         self.counters: Tensor | None = None  # seconds of linears, attention, rest, ever growing
         self.in_step = False  # and not in a prefill
@@ -46,6 +51,11 @@ class Stopwatch:
             if isinstance(engine.model, NativeModel):
                 self.counters = engine.model.seconds = torch.zeros(3, dtype=torch.float64)
 
+    def begin(self, num_steps: int) -> None:
+        """Say how many steps the coming run has."""
+        self.num_seen = 0
+        self.stride = max(1, num_steps // self.sample) if self.sample else 1
+
     def take(self) -> StepTimes:
         """Hand out what was measured since the last call."""
         times, self.times = self.times, StepTimes()
@@ -55,6 +65,9 @@ class Stopwatch:
         return times
 
     def _timed_run(self, lanes: Tensor, num_slots: int) -> None:
+        self.num_seen += 1
+        if (self.num_seen - self.stride // 2 - 1) % self.stride:
+            return
         self.in_step = True
         before = None if self.counters is None else self.counters.tolist()
         started = synchronized_time(self.device)

@@ -49,8 +49,13 @@ class NativeModel:
     (the largest magnitude becomes 127), a bfloat16 cache, and are for speed at some loss.
     """
 
-    def __init__(self, model: Transformer, weights: NativeDType = "float32") -> None:
+    def __init__(
+        self, model: Transformer, weights: NativeDType = "float32", use_up: bool = False
+    ) -> None:
         """Pack the weights of a model.
+
+        Args:
+            use_up: empty the model layer by layer, so that a large one is never there twice.
 
         Raises:
             ValueError: Unknown `weights`.
@@ -66,7 +71,7 @@ class NativeModel:
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self.seconds: Tensor | None = None  # (3,) float64: linears, attention, rest add up here
-        self._laid_out = NativeWeights(model, weights)
+        self._laid_out = NativeWeights(model, weights, use_up)
 
     @property
     def device(self) -> torch.device:

@@ -49,13 +49,16 @@ class ModelRecord(ctypes.Structure):
 class NativeWeights:
     """Copies of a model's weights in blocks, and the record that points to them.
 
+    Args:
+        use_up: empty each layer of the model once it is copied, so that both never are whole.
+
     Attributes:
         record: what the C++ side takes; valid as long as this object lives.
         cache_dtype: of embeddings, keys and values.
     """
 
-    def __init__(self, model: Transformer, weights: NativeDType) -> None:
-        self.config, self.weights = model.config, weights
+    def __init__(self, model: Transformer, weights: NativeDType, use_up: bool = False) -> None:
+        self.config, self.weights, self.use_up = model.config, weights, use_up
         self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self.record = self._describe(model)
@@ -92,6 +95,9 @@ class NativeWeights:
                 if name in ("norm1", "norm2"):
                     bias = getattr(module, "bias", None)
                     setattr(target, f"{name}_bias", self._floats(bias))
+            if self.use_up:
+                for parameter in layer.parameters():
+                    parameter.data = parameter.data.new_empty(0)
         self._kept.append(layers)
         embeddings = stack.embed_tokens.weight
         head, head_scale = self._matrix(
