@@ -22,7 +22,8 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
+    ("bench", "dream", "finetuning", "hf_generate", "plan_report", "training"),
+    ("training_loop",),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline"),
     ("backends", "pretrained"),
@@ -32,7 +33,7 @@ LAYERS = (
 # Inside a package a file imports files listed before it only.
 ORDER = {
     "decoding": (
-        *("schedule", "layout", "visibility", "plan", "sampling", "inputs"),
+        *("schedule", "layout", "visibility", "plan", "teacher_forcing", "sampling", "inputs"),
         *("runner", "engine", "generate"),
     ),
     "models": (

@@ -80,14 +80,20 @@ def load_model(
     return model.to(device)
 
 
-def save_model(model: Transformer, folder: str | Path) -> None:
+def save_model(
+    model: Transformer, folder: str | Path, weights: dict[str, Tensor] | None = None
+) -> None:
     """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
 
     A packed model is written with its plain weights.
+
+    Args:
+        weights: The model's state dict, where it had to be gathered from several processes.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.contiguous().cpu() for name, weight in model.state_dict().items()}
+    weights = model.state_dict() if weights is None else weights
+    weights = {name: weight.contiguous().cpu() for name, weight in weights.items()}
     text = json.dumps(model.config.to_dict(), indent=2) + "\n"
     _replace_file(folder / WEIGHTS_FILE, lambda path: save_file(weights, path, {"format": "pt"}))
     _replace_file(folder / CONFIG_FILE, lambda path: path.write_text(text, encoding="utf-8"))
