@@ -105,21 +105,16 @@ class ViewLoss:
     """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict."""
 
     def __init__(self, view: TeacherView, compiled: bool = False) -> None:
-        self.view = view
-        self.readers, self.targets = view.readers, view.targets[view.readers]
-        self.visible = view.visible()
+        self.view, self.visible = view, view.visible()
         self.loss = torch.compile(view_loss) if compiled else view_loss
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int = 0) -> Tensor:
         """Return the loss of sequences (B, N) int64."""
-        for name in ("readers", "targets", "visible"):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(self, name, value.to(tokens.device))
-        inputs = tokens[:, self.view.sources.to(tokens.device)]
-        positions = self.view.positions.to(tokens.device)
-        targets = tokens[:, self.targets]
-        return self.loss(model, inputs, positions, self.visible, self.readers, targets)
+        view = self.view
+        targets = tokens[:, view.targets[view.readers]]
+        return self.loss(
+            model, tokens[:, view.sources], view.positions, self.visible, view.readers, targets
+        )
 
 
 def view_loss(

@@ -25,7 +25,7 @@ LAYERS = (
     ("bench", "dream", "finetuning", "hf_generate", "plan_report", "training"),
     ("training_loop",),
     ("flags", "plots", "recipe"),
-    ("benchmark", "pipeline"),
+    ("benchmark", "pipeline", "teacher_forced"),
     ("backends", "pretrained"),
     ("data", "decoding", "metrics", "models"),
     ("kernels",),

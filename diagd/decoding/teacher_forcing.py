@@ -7,7 +7,7 @@ the logits that the engine computes step by step while it writes the very same t
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -37,20 +37,28 @@ class TeacherView:
     steps: Tensor
     targets: Tensor
 
-    @property
+    @cached_property
     def stand_in(self) -> Tensor:
         """(N,) bool, the lanes that stand in for a token not known yet."""
         return self.sources != self.positions
 
-    @property
+    @cached_property
     def readers(self) -> Tensor:
         """(M,) int64, the lanes with a target, in the raster order of the targets."""
         return (self.targets >= 0).nonzero()[:, 0]
 
-    @property
+    @cached_property
     def is_causal(self) -> bool:
         """Whether the mask is the causal one, as in raster order."""
         return not bool(self.stand_in.any()) and bool((self.steps.diff() >= 0).all())
+
+    def sees(self, q: Tensor, r: Tensor) -> Tensor:
+        """Say whether lane q sees lane r, both int64 that broadcast; r > q is never seen."""
+        return sees(self.positions, self.steps, self.stand_in, q, r)
+
+    def mask_mod(self, batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        """Return the same mask as FlexAttention asks for it."""
+        return self.sees(q, r)
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
@@ -58,9 +66,10 @@ class TeacherView:
             return None
         return visibility_mask(self.positions, self.steps, self.stand_in)
 
-    def mask_mod(self, batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
-        """Return the same mask entry by entry, as FlexAttention asks for it."""
-        return sees(self.positions, self.steps, self.stand_in, q, r)
+    def to(self, device: torch.device | str) -> "TeacherView":
+        """Return the view on a device."""
+        columns = self.sources, self.positions, self.steps, self.targets
+        return TeacherView(*(column.to(device) for column in columns))
 
 
 @lru_cache(maxsize=32)
