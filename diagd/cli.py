@@ -26,6 +26,7 @@ COMMANDS = {
         "diagd.finetuning:FinetuneOptions",
         "train a model under the visibility of a diagonal schedule",
     ),
+    "tune": ("diagd.tune:TuneOptions", "find the fastest schedule that a model can afford"),
 }
 
 

@@ -17,16 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
 
-from diagd.data.actions import ActionVocabulary
-from diagd.data.token_shards import TokenClips
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.flags import FrameLag, RowLag
 from diagd.models.checkpoints import load_model, model_folder
-from diagd.models.config import ModelConfig
+from diagd.models.layers import Visible
+from diagd.recipe import check_fit, frames_held
 from diagd.training_loop import LoopOptions, TrainingRun, read_clips
 
 PARTS = ("tokenizer", "actions.json", "prompt.mp4", "prompt.jsonl", "walk.jsonl")
@@ -44,7 +44,6 @@ class FinetuneOptions(LoopOptions):
     context_frames: int = 1  # frames at the start that are given, in raster order, and not learnt
     raster_share: float = 0.0  # share of the steps that are taken under the raster mask
     steps: int = 1000  # optimiser steps
-    learning_rate: float = 1e-4  # peak; decays along a cosine to a tenth
     warmup_steps: int = 20  # steps of linear warm-up
 
     def __post_init__(self) -> None:
@@ -69,43 +68,60 @@ def main(options: FinetuneOptions) -> dict[str, float]:
     """Finetune to the last step, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
     model = load_model(options.init)
-    _check_fit(model.config, clips, options)
+    check_fit(options.init, model.config, clips)
+    most = frames_held(model.config)
+    if options.frames > most:
+        raise ValueError(
+            f"frames must be at most {most}, which the model holds, got {options.frames}"
+        )
     schedule = options.schedule(model.config.grid_height, model.config.grid_width)
     layout = SequenceLayout(schedule.grid, 1, options.context_frames)
-    raster = teacher_view(DiagonalSchedule.raster(schedule.grid), layout)
-    diagonal = teacher_view(schedule, layout, options.row_start)
-    losses = {view: ViewLoss(view, options.compile) for view in (diagonal, raster)}
-
-    def loss(model: nn.Module, tokens: Tensor, step: int) -> Tensor:
-        generator = torch.Generator().manual_seed((options.seed << 40) + step)
-        is_raster = torch.rand((), generator=generator).item() < options.raster_share
-        return losses[raster if is_raster else diagonal](model, tokens, step)
-
     names = ("init", "row_start", "context_frames", "frames", "raster_share")
     purpose = {
         **{"row_lag": schedule.row_lag, "frame_lag": schedule.frame_lag},
         **{name: getattr(options, name) for name in names},
     }
-    run = TrainingRun(options, clips, model, loss, {"finetune": purpose})
+    run = TrainingRun(options, clips, model, {"finetune": purpose})
     run.resume()
     if run.accelerator.is_main_process:
         _copy_parts(model_folder(options.init), options.out)
         partial = options.out / f"{SCHEDULE_FILE}.partial"
         partial.write_text(json.dumps({**purpose, "options": asdict(options)}, default=str) + "\n")
         os.replace(partial, options.out / SCHEDULE_FILE)
-    run.train()
+    diagonal, raster = (
+        ViewLoss(view, run.accelerator.device, options.compile)
+        for view in (
+            teacher_view(schedule, layout, options.row_start),
+            teacher_view(DiagonalSchedule.raster(schedule.grid), layout),
+        )
+    )
+
+    def loss(model: nn.Module, tokens: Tensor, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed((options.seed << 40) + step)
+        is_raster = torch.rand((), generator=generator).item() < options.raster_share
+        return (raster if is_raster else diagonal)(model, tokens, step)
+
+    run.train(loss)
     report: dict[str, float] = {"steps": options.steps}
     if held_out is not None:
-        report["validation_loss"] = run.validation_loss(held_out, losses[diagonal])
-        report["validation_loss_raster"] = run.validation_loss(held_out, losses[raster])
+        report["validation_loss"] = run.validation_loss(held_out, diagonal)
+        report["validation_loss_raster"] = run.validation_loss(held_out, raster)
     return report
 
 
 class ViewLoss:
-    """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict."""
+    """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
 
-    def __init__(self, view: TeacherView, compiled: bool = False) -> None:
-        self.view, self.visible = view, view.visible()
+    Args:
+        compiled: torch.compile it; on CUDA the mask is FlexAttention's then, which skips the
+            blocks that nobody sees, and else the dense one of scaled_dot_product_attention.
+    """
+
+    def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
+        self.view, lanes = view.to(device), len(view.positions)
+        self.visible: Visible = self.view.visible()
+        if compiled and device.type == "cuda" and self.visible is not None:
+            self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
         self.loss = torch.compile(view_loss) if compiled else view_loss
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int = 0) -> Tensor:
@@ -121,7 +137,7 @@ def view_loss(
     model: nn.Module,
     inputs: Tensor,
     positions: Tensor,
-    visible: Tensor | None,
+    visible: Visible,
     readers: Tensor,
     targets: Tensor,
 ) -> Tensor:
@@ -130,35 +146,12 @@ def view_loss(
     Args:
         inputs: (B, N) int64 token ids of the lanes.
         positions: (N,) int64.
-        visible: (N, N) bool; None is causal.
+        visible: who sees whom among the lanes.
         readers: (M,) int64, the lanes to read.
         targets: (B, M) int64, what they should predict.
     """
     logits = model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def _check_fit(config: ModelConfig, clips: TokenClips, options: FinetuneOptions) -> None:
-    """Raise ValueError unless the model and the clips are made for each other."""
-    grid, model_grid = tuple(clips.tokens.shape[2:]), (config.grid_height, config.grid_width)
-    names = ActionVocabulary.load(model_folder(options.init) / "actions.json").names
-    pairs = (
-        ("grid", model_grid, grid),
-        ("visual ids", config.image_vocab_size, clips.codebook_size),
-        ("action tokens a frame", config.num_action_tokens, 1),
-        ("actions", names, clips.action_names),
-    )
-    for what, of_model, of_clips in pairs:
-        if of_model != of_clips:
-            raise ValueError(
-                f"tokens: clips do not fit init: {what} of the model {of_model}, "
-                f"of the clips {of_clips}"
-            )
-    most = (config.max_positions + 1) // (config.tokens_per_frame + 1)
-    if options.frames > most:
-        raise ValueError(
-            f"frames must be at most {most}, the model's context, got {options.frames}"
-        )
 
 
 def _copy_parts(source: Path, folder: Path) -> None:

@@ -42,9 +42,9 @@ def main(options: TrainOptions) -> dict[str, float]:
     plain = next_token_loss
     quick = torch.compile(plain) if options.compile else plain
     size = clips.codebook_size
-    run = TrainingRun(options, clips, model, lambda model, tokens, step: quick(model, tokens, size))
+    run = TrainingRun(options, clips, model)
     run.resume()
-    run.train()
+    run.train(lambda model, tokens, step: quick(model, tokens, size))
     report: dict[str, float] = {"steps": options.steps}
     if held_out is not None:
         report["validation_loss"] = run.validation_loss(

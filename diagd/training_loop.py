@@ -101,7 +101,6 @@ class TrainingRun:
     Args:
         clips: what to train on.
         model: where to start; trained in place.
-        loss: what to lower.
         purpose: what makes two runs the same one beside the model's config; JSON types.
     """
 
@@ -110,10 +109,9 @@ class TrainingRun:
         options: LoopOptions,
         clips: TokenClips,
         model: Transformer,
-        loss: Loss,
         purpose: dict[str, object] | None = None,
     ) -> None:
-        self.options, self.clips, self.loss = options, clips, loss
+        self.options, self.clips = options, clips
         self.identity = {"config": model.config.to_dict(), **(purpose or {})}
         self.accelerator = Accelerator(
             mixed_precision=options.precision, cpu=not torch.cuda.is_available()
@@ -146,8 +144,8 @@ class TrainingRun:
             lines = [x for x in log.read_text().splitlines(keepends=True) if x.endswith("}\n")]
             log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
 
-    def train(self) -> None:
-        """Go on to the last step, logging and saving on the way."""
+    def train(self, loss: Loss) -> None:
+        """Lower the loss, on to the last step, logging and saving on the way."""
         options, is_main = self.options, self.accelerator.is_main_process
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
@@ -155,33 +153,33 @@ class TrainingRun:
             losses: list[Tensor] = []
             saved = logged = time.monotonic()
             while self.step < options.steps:
-                losses.append(self._train_step())
+                losses.append(self._train_step(loss))
                 self.step += 1
                 bar.update(task, completed=self.step)
                 if self.step % options.log_every == 0 or self.step == options.steps:
                     seconds, logged = time.monotonic() - logged, time.monotonic()
-                    loss = self._mean_over_processes(torch.stack(losses).mean())
-                    bar.update(task, description=f"loss {loss:.3f}")
-                    self._log(loss, seconds / len(losses))
+                    mean = self._mean_over_processes(torch.stack(losses).mean())
+                    bar.update(task, description=f"loss {mean:.3f}")
+                    self._log(mean, seconds / len(losses))
                     losses = []
                     if self._is_time_to_save(logged - saved):
                         self.save()  # with the log, so that a resumed run logs the same means
                         saved = time.monotonic()
         self.save()
 
-    def _train_step(self) -> Tensor:
+    def _train_step(self, loss: Loss) -> Tensor:
         options, accelerator = self.options, self.accelerator
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate_at(self.step)
         with accelerator.autocast():
-            loss = self.loss(self.model, self._batch().to(accelerator.device), self.step)
-        accelerator.backward(loss)
+            value = loss(self.model, self._batch().to(accelerator.device), self.step)
+        accelerator.backward(value)
         accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return value.detach()
 
     def _batch(self) -> Tensor:
         """Return this process's share of the step's sequences."""

@@ -22,7 +22,7 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "finetuning", "hf_generate", "plan_report", "training"),
+    ("bench", "dream", "finetuning", "hf_generate", "plan_report", "training", "tune"),
     ("training_loop",),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline", "teacher_forced"),

@@ -148,11 +148,11 @@ def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeyp
         seeds.append(seed)
         return draw_batch(clips, frames, size, seed, hold)
 
-    def step(self):
-        number, loss = self.step, original(self)
+    def step(self, loss):
+        number, value = self.step, original(self, loss)
         rates.append([group["lr"] for group in self.optimizers[0].param_groups])
         assert rates[-1] == [self.options.learning_rate_at(number)] * 2
-        return loss
+        return value
 
     monkeypatch.setattr(training_loop, "draw_batch", draw)
     monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
@@ -232,10 +232,10 @@ def kill_after(monkeypatch, steps):
     """Let a run die, as if killed, in the step after `steps` steps."""
     original = training_loop.TrainingRun._train_step
 
-    def step(self):
+    def step(self, loss):
         if self.step == steps:
             raise KeyboardInterrupt
-        return original(self)
+        return original(self, loss)
 
     monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
 
@@ -264,10 +264,10 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
     main(whole)
     original = training_loop.TrainingRun._train_step
 
-    def step(self):
+    def step(self, loss):
         if self.step == saved_at and not self.checkpoint.exists():
             self.save()
-        return original(self)
+        return original(self, loss)
 
     with monkeypatch.context() as patch:
         kill_after(patch, 9)

@@ -6,6 +6,7 @@ tokens and stand-ins alike, and the mask is the rule of decoding. So one pass ov
 the logits that the engine computes step by step while it writes the very same tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -56,9 +57,10 @@ class TeacherView:
         """Say whether lane q sees lane r, both int64 that broadcast; r > q is never seen."""
         return sees(self.positions, self.steps, self.stand_in, q, r)
 
-    def mask_mod(self, batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
-        """Return the same mask as FlexAttention asks for it."""
-        return self.sees(q, r)
+    def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+        """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
+        columns = self.positions, self.steps, self.stand_in
+        return lambda batch, head, q, r: sees(*columns, q, r)
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""

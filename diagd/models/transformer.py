@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diagd.models.cache import StaticKVCache
 from diagd.models.config import ModelConfig
-from diagd.models.layers import Block, make_norm
+from diagd.models.layers import Block, Visible, make_norm
 from diagd.models.rotary import RotaryTable
 
 _INIT_STD = 0.02
@@ -47,7 +47,7 @@ class DecoderStack(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor | None,
-        visible: Tensor | None,
+        visible: Visible,
         cache: StaticKVCache | None,
     ) -> Tensor:
         """Return the blocks' output (B, L, hidden_size), before the final norm."""
@@ -160,7 +160,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
         tokens: Tensor,
         positions: Tensor | None = None,
         slots: Tensor | None = None,
-        visible: Tensor | None = None,
+        visible: Visible = None,
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
@@ -171,7 +171,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
             slots: (L,) int64, cache slot of every lane, written before attention. A cache needs it.
             visible: (L, M) bool, True = the lane may attend; the first M cache slots are read. A
-                cache needs it; without one M = L, and None means causal.
+                cache needs it; without one M = L, None means causal, and a BlockMask will do.
             cache: From `make_cache`, changed in place; None runs without a cache.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
 

@@ -163,7 +163,7 @@ def test_raster_is_the_plain_causal_forward(case):
     assert torch.equal(view.targets[view.readers], view.readers + 1)
     lanes = torch.arange(length)
     causal = torch.ones(length, length).tril().bool()
-    assert torch.equal(view.mask_mod(lanes, lanes, lanes[:, None], lanes), causal)
+    assert torch.equal(view.mask_mod()(lanes, lanes, lanes[:, None], lanes), causal)
 
 
 @given(case=cases())
@@ -171,7 +171,7 @@ def test_raster_is_the_plain_causal_forward(case):
 def test_the_mask_of_flex_attention_is_the_dense_one(case):
     view = view_of(case)
     lanes = torch.arange(len(view.positions))
-    entries = view.mask_mod(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
+    entries = view.mask_mod()(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
     dense = view.visible()
     assert (dense is None) == view.is_causal
     assert torch.equal(entries, torch.ones_like(entries).tril().bool() if dense is None else dense)
