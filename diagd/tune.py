@@ -16,11 +16,13 @@ from typing import Annotated, Any, Literal, get_args
 
 import torch
 import tyro
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from diagd.data.sequences import windows
 from diagd.data.token_shards import TokenClips, read_shards
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -92,26 +94,21 @@ def main(options: TuneOptions) -> dict[str, Any]:
     clips = read_shards(options.tokens)
     model = _load(options.model, clips, options.dtype, device)
     yardstick = _load(options.baseline, clips, options.dtype, device) if options.baseline else None
-    tokens, actions = _windows(options, model, clips)
-    grid = TokenGrid(tokens.shape[1] - options.context_frames, *tokens.shape[2:])
+    held = frames_held(model.config)
+    frames = min(held, clips.tokens.shape[1]) if options.frames is None else options.frames
+    if not options.context_frames < frames <= held:
+        raise ValueError(
+            f"frames must be in [context_frames + 1={options.context_frames + 1}, {held}], "
+            f"which the model holds, got {frames}"
+        )
+    grid = TokenGrid(frames - options.context_frames, *clips.tokens.shape[2:])
     candidates = list_candidates(options, grid)
-    costs = []
-    with Progress() as progress:
-        task = progress.add_task("judging", total=len(tokens) * len(candidates))
-        for candidate in candidates:
-            costs.append([])
-            for clip in range(len(tokens)):
-                costs[-1].append(_cost(model, candidate, options, tokens[clip], actions[clip]))
-                progress.advance(task)
-    nll = torch.stack([torch.cat(cost) for cost in costs]).double()  # (candidates, clips, T, H, W)
+    windowed = windows(clips, options.clips, frames, options.seed)
+    nll = _measure(model, candidates, *windowed, options.context_frames)
     raster = nll[0]
     if yardstick is not None:
-        found = [
-            _cost(yardstick, candidates[0], options, *clip)
-            for clip in zip(tokens, actions, strict=True)
-        ]
-        raster = torch.cat(found).double()
-    rows = [_row(candidate, cost, raster) for candidate, cost in zip(candidates, nll, strict=True)]
+        (raster,) = _measure(yardstick, candidates[:1], *windowed, options.context_frames)
+    rows = [_row(*measured, raster) for measured in zip(candidates, nll, strict=True)]
     for row in rows:
         row["frontier"] = not any(
             other["num_steps"] <= row["num_steps"]
@@ -121,9 +118,12 @@ def main(options: TuneOptions) -> dict[str, Any]:
     affordable = [row for row in rows if row["gap"] <= options.tolerance]
     choice = min(affordable, key=lambda row: (row["num_steps"], row["gap"]), default=None)
     document = {
-        "options": {**asdict(options), "tokens": str(options.tokens), "out": str(options.out)},
-        "grid": [*grid.__dict__.values()],
-        "clips": len(tokens),
+        "options": {
+            **asdict(options),
+            "tokens": str(options.tokens),
+            "out": options.out and str(options.out),
+        },
+        "grid": [grid.num_frames, grid.height, grid.width],
         "torch": torch.__version__,
         "rows": rows,
         "choice": choice and {name: choice[name] for name in ("name", "row_start", "num_steps")},
@@ -163,37 +163,23 @@ def _load(name: str, clips: TokenClips, dtype: DTypeName, device: torch.device) 
     return model
 
 
-def _windows(options: TuneOptions, model: Transformer, clips: TokenClips) -> tuple[Tensor, Tensor]:
-    """Cut a window out of each of the first clips: (clips, T, H, W) and (clips, T, 1) ids."""
-    num_clips, length = clips.tokens.shape[:2]
-    held = frames_held(model.config)
-    frames = min(held, length) if options.frames is None else options.frames
-    if not options.context_frames < frames <= min(held, length):
-        raise ValueError(
-            f"frames must be in [context_frames + 1={options.context_frames + 1}, "
-            f"{min(held, length)}], which clips and model hold, got {frames}"
-        )
-    if options.clips > num_clips:
-        raise ValueError(f"clips must be at most {num_clips}, got {options.clips}")
-    generator = torch.Generator().manual_seed(options.seed)
-    starts = torch.randint(length - frames + 1, (options.clips, 1), generator=generator)
-    indices, times = torch.arange(options.clips)[:, None], starts + torch.arange(frames)
-    actions = clips.actions[indices, times].long() + clips.codebook_size
-    return clips.tokens[indices, times].long(), actions[..., None]
-
-
-def _cost(
-    model: Transformer, candidate: Candidate, options: TuneOptions, tokens: Tensor, actions: Tensor
+def _measure(
+    model: Transformer,
+    candidates: list[Candidate],
+    tokens: Tensor,
+    actions: Tensor,
+    context_frames: int,
 ) -> Tensor:
-    """Return (1, T, height, width) nats."""
-    return schedule_nll(
-        model,
-        tokens[None],
-        actions[None],
-        candidate.schedule,
-        candidate.row_start or "temporal",
-        options.context_frames,
-    ).cpu()
+    """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
+    costs: list[Tensor] = []
+    with Progress() as progress:
+        task = progress.add_task("judging", total=len(candidates) * len(tokens))
+        for candidate in candidates:
+            schedule, row_start = candidate.schedule, candidate.row_start or "temporal"
+            for clip in zip(tokens.split(1), actions.split(1), strict=True):
+                costs.append(schedule_nll(model, *clip, schedule, row_start, context_frames))
+                progress.advance(task)
+    return torch.cat(costs).unflatten(0, (len(candidates), len(tokens))).double().cpu()
 
 
 def _row(candidate: Candidate, cost: Tensor, raster: Tensor) -> dict[str, Any]:
@@ -220,18 +206,23 @@ def _row(candidate: Candidate, cost: Tensor, raster: Tensor) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], options: TuneOptions) -> None:
     console, rows = Console(), document["rows"]
-    table = Table(title=f"{options.model}: steps against likelihood ({document['clips']} clips)")
-    for header in ("schedule", "row start", "steps", "speedup", "nats", "gap", "frontier"):
-        table.add_column(header, justify="left" if header in ("schedule", "row start") else "right")
+    table = Table(
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+        title=f"{options.model}: steps against likelihood ({options.clips} clips)",
+    )
+    for header in ("schedule", "row start", "steps", "speedup", "nats", "gap", "error", "best"):
+        left = header in ("schedule", "row start")
+        table.add_column(header, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(
             *(row["name"], row["row_start"], str(row["num_steps"]), f"{row['speedup']:.1f}x"),
-            *(f"{row['nll']:.4f}", f"{row['gap']:+.4f} ± {row['gap_error']:.4f}"),
+            *(f"{row['nll']:.4f}", f"{row['gap']:+.4f}", f"{row['gap_error']:.4f}"),
             "*" if row["frontier"] else "",
         )
     console.print(table)
     for axis in options.by:
-        table = Table(title=f"gap by {axis}")
+        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=f"gap by {axis}")
         table.add_column("schedule", no_wrap=True)
         table.add_column(f"nats above raster, {axis} 0, 1, ...")
         for name, values in _profiles(rows, axis).items():

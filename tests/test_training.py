@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import diagd
 from diagd import training, training_loop
@@ -17,7 +17,7 @@ from diagd.recipe import fit_config, make_optimizers, start_model
 from diagd.training import TrainOptions, main, next_token_loss
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
-from tests.worlds import clips_of, model_config
+from tests.worlds import clips_of, model_config, write_shard
 
 HEIGHT, WIDTH = 2, 3  # of the clips
 
@@ -29,20 +29,6 @@ def little_model(monkeypatch):
     monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def write_shard(folder, clips):
-    folder.mkdir()
-    metadata = {
-        "clips": json.dumps([f"clip_{number}" for number in range(len(clips.tokens))]),
-        "codebook": "0" * 16,
-        "codebook_size": str(clips.codebook_size),
-        "compression": "8",
-        "action_names": json.dumps(list(clips.action_names)),
-    }
-    tensors = {"tokens": clips.tokens, "actions": clips.actions}
-    save_file(tensors, folder / "shard_00000.safetensors", metadata)
-    return folder
 
 
 @pytest.fixture
