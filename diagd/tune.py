@@ -141,18 +141,24 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Candidate]:
         ValueError: a row lag that the grid does not allow.
     """
     row_lags = options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]
-    found = [Candidate(DiagonalSchedule.raster(grid))]
+    raster = DiagonalSchedule.raster(grid)
+    found = [Candidate(raster)]
     for row_lag in row_lags:
         spatial = DiagonalSchedule.spatial(grid, row_lag)
         whole = row_lag * grid.height
         frame_lags = [spatial.frame_lag]
         if options.overlap:
             frame_lags += [lag for lag in (whole, whole // 2, whole // 4) if lag >= 1]
-        frame_lags = [lag for lag in dict.fromkeys(frame_lags) if lag <= spatial.frame_lag]
+        schedules = [
+            DiagonalSchedule(grid, row_lag, lag)
+            for lag in dict.fromkeys(frame_lags)
+            if lag <= spatial.frame_lag
+        ]
         found += [
-            Candidate(DiagonalSchedule(grid, row_lag, frame_lag), row_start)
-            for frame_lag in frame_lags
+            Candidate(schedule, row_start)
+            for schedule in schedules
             for row_start in options.row_start
+            if schedule != raster
         ]
     return found
 
