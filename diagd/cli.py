@@ -26,6 +26,11 @@ COMMANDS = {
         "train a tokenizer, or turn clips into token shards",
     ),
     "train": ("diagd.training:TrainOptions", "train a world model on token shards"),
+    "finetune": (
+        "diagd.finetuning:FinetuneOptions",
+        "train a model under the visibility of a diagonal schedule",
+    ),
+    "tune": ("diagd.tune:TuneOptions", "find the fastest schedule that a model can afford"),
 }
 
 

@@ -1,7 +1,9 @@
 """Draw results with matplotlib."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 
@@ -14,4 +16,43 @@ def plot_loss(folder: Path) -> None:
     axis.set(xlabel="step", ylabel="loss, nats a token")
     axis.grid(alpha=0.3)
     figure.savefig(folder / "loss.png", dpi=120)
+    plt.close(figure)
+
+
+def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
+    """Draw the gap of schedules over their steps, as `diagd tune` reports them."""
+    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for row_start in dict.fromkeys(row["row_start"] for row in rows):
+        own = [row for row in rows if row["row_start"] == row_start]
+        axis.errorbar(
+            *zip(*[(row["num_steps"], row["gap"]) for row in own], strict=True),
+            yerr=[row["gap_error"] for row in own],
+            fmt="o",
+            markersize=4,
+            capsize=2,
+            label=row_start or "raster",
+        )
+    frontier = sorted(
+        (row["num_steps"], row["gap"], row["name"]) for row in rows if row["frontier"]
+    )
+    axis.plot(*zip(*[point[:2] for point in frontier], strict=True), color="gray", linewidth=1)
+    for steps, gap, name in frontier:
+        axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
+    axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
+    axis.set(xlabel="forward passes", ylabel="nats a token above raster", xscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend(title="row start")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def plot_profiles(path: Path, axis_name: str, profiles: dict[str, Sequence[float]]) -> None:
+    """Draw the gap of schedules over frames, rows or columns."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, values in profiles.items():
+        axis.plot(range(len(values)), values, marker=".", linewidth=1, label=name)
+    axis.set(xlabel=axis_name, ylabel="nats a token above raster")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -5,8 +5,9 @@ from typing import Literal
 
 import torch
 
+from diagd.data.actions import ActionVocabulary
 from diagd.data.token_shards import TokenClips
-from diagd.models.checkpoints import load_model
+from diagd.models.checkpoints import load_model, model_path
 from diagd.models.config import ModelConfig
 from diagd.models.positional_start import aim_heads
 from diagd.models.presets import PRESETS
@@ -22,6 +23,29 @@ def same_kind(clips: TokenClips, other: TokenClips) -> bool:
         and clips.codebook_size == other.codebook_size
         and clips.action_names == other.action_names
     )
+
+
+def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
+    """Raise ValueError unless a model, of that name or folder, was made for the clips' tokens."""
+    names = ()
+    if config.num_action_tokens:
+        names = ActionVocabulary.load(model_path(model) / "actions.json").names
+    for what, of_model, of_clips in (
+        ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
+        ("number of visual ids", config.image_vocab_size, clips.codebook_size),
+        ("number of action tokens a frame", config.num_action_tokens, 1),
+        ("actions", names, clips.action_names),
+    ):
+        if of_model != of_clips:
+            raise ValueError(
+                f"the clips do not fit {model}: {what} is {of_clips}, the model's {of_model}"
+            )
+
+
+def frames_held(config: ModelConfig) -> int:
+    """Count the frames of a clip that fill a model's context, actions between them."""
+    slots = config.max_positions + config.num_action_tokens - config.prefix_length
+    return slots // (config.tokens_per_frame + config.num_action_tokens)
 
 
 def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:

@@ -1,104 +1,55 @@
 """Train a world model on token shards: next-token prediction over interleaved frames and actions.
 
-The loss counts visual tokens only, since actions are always given. The batch of a step is a
-function of seed and step alone, so a killed run goes on with the loss curve it would have had.
-Optimisation defaults are the paper's (arXiv:2503.14070, appendix). `accelerate launch` spreads it.
+The loss counts visual tokens only, since actions are always given. Optimisation defaults are the
+paper's (arXiv:2503.14070, appendix).
 
     diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
 """
 
-import json
-import math
-import os
-import shutil
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.actions import ActionVocabulary
-from diagd.data.sequences import draw_batch
-from diagd.data.token_shards import TokenClips, read_shards
-from diagd.models.checkpoints import save_model
 from diagd.models.presets import PRESETS
-from diagd.plots import plot_loss
-from diagd.recipe import OptimizerName, fit_config, make_optimizers, same_kind, start_model
-
-NUM_VALIDATION_BATCHES = 8
+from diagd.recipe import fit_config, start_model
+from diagd.training_loop import LoopOptions, TrainingRun, read_clips
 
 
-@dataclass(frozen=True)
-class TrainOptions:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(LoopOptions):
     """Train MC-AR, a LLaMA decoder over frame and action tokens, from token shards."""
 
-    tokens: Path  # folder of token shards, from diagd tokenize
-    out: Path  # checkpoint folder to write; a run that was killed goes on from here
     model: str = "mc-ar-doom"  # preset: mc-ar-doom, mc-ar-42m, mc-ar-300m, mc-ar-700m, mc-ar-1.2b
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
-    validation: Path | None = None  # folder of held-out token shards
-    frames: int = 8  # frames of a training sequence, and of the model's context
-    hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
     steps: int = 100_000  # optimiser steps
-    batch_size: int = 4  # sequences a step and process
-    learning_rate: float = 3e-4  # peak; decays along a cosine to a tenth
     warmup_steps: int = 10_000  # steps of linear warm-up
-    optimizer: OptimizerName = "adamw"  # muon learns faster per token: for the blocks' matrices
-    weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
-    clip_norm: float = 1.0  # gradients are scaled down to this norm
-    precision: str = "bf16"  # bf16 autocast, or no (float32)
-    compile: bool = True  # torch.compile the loss
-    seed: int = 0  # of weights and batches
-    log_every: int = 20  # steps between lines of log.jsonl
-    save_minutes: float = 5.0  # minutes between checkpoints
 
     def __post_init__(self) -> None:
         choices = [name for name in PRESETS if name.startswith("mc-ar")]
         if self.model not in choices:
             raise ValueError(f"model must be one of {', '.join(choices)}, got {self.model!r}")
-        for name, lowest in (("steps", 1), ("batch_size", 1), ("log_every", 1), ("frames", 2)):
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        if not 0 <= self.warmup_steps < self.steps:
-            raise ValueError(
-                f"warmup_steps must be in [0, steps={self.steps}), got {self.warmup_steps}"
-            )
-        if not 0 <= self.hold < 1:
-            raise ValueError(f"hold must be in [0, 1), got {self.hold}")
-        if self.precision not in ("bf16", "no"):
-            raise ValueError(f"precision must be bf16 or no, got {self.precision!r}")
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine from the peak to a tenth of it."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / (self.steps - self.warmup_steps)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+        super().__post_init__()
 
 
 def main(options: TrainOptions) -> dict[str, float]:
     """Train to the last step, from the newest checkpoint if there is one."""
-    clips = read_shards(options.tokens)
-    held_out = read_shards(options.validation) if options.validation else None
-    for name, data in (("tokens", clips), ("validation", held_out)):
-        if data is not None and data.tokens.shape[1] < options.frames:
-            raise ValueError(
-                f"{name}: clips must have at least frames={options.frames} frames, "
-                f"got {data.tokens.shape[1]}"
-            )
-    if options.hold and "none" not in clips.action_names:
-        raise ValueError(f"hold needs an action named none, got {', '.join(clips.action_names)}")
-    if held_out is not None and not same_kind(held_out, clips):
-        raise ValueError("validation: clips have another grid, tokenizer or actions than tokens")
-    run = TrainingRun(options, clips)
-    run.train()
+    clips, held_out = read_clips(options)
+    model = start_model(
+        fit_config(options.model, clips, options.frames), options.seed, options.init
+    )
+    plain = next_token_loss
+    quick = torch.compile(plain) if options.compile else plain
+    size = clips.codebook_size
+    run = TrainingRun(options, clips, model)
+    run.resume()
+    run.train(lambda model, tokens, step: quick(model, tokens, size))
     report: dict[str, float] = {"steps": options.steps}
     if held_out is not None:
-        report["validation_loss"] = run.validation_loss(held_out)
+        report["validation_loss"] = run.validation_loss(
+            held_out, lambda model, tokens, step: plain(model, tokens, size)
+        )
     return report
 
 
@@ -108,121 +59,3 @@ def next_token_loss(model: torch.nn.Module, tokens: Tensor, image_vocab_size: in
     targets = tokens[:, 1:].flatten()
     targets = torch.where(targets < image_vocab_size, targets, -100)
     return functional.cross_entropy(logits, targets, ignore_index=-100)
-
-
-class TrainingRun:
-    """The loop and its state."""
-
-    def __init__(self, options: TrainOptions, clips: TokenClips) -> None:
-        self.options, self.clips = options, clips
-        self.config = fit_config(options.model, clips, options.frames)
-        self.accelerator = Accelerator(
-            mixed_precision=options.precision, cpu=not torch.cuda.is_available()
-        )
-        model = start_model(self.config, options.seed, options.init)
-        optimizers = make_optimizers(
-            model, options.optimizer, options.learning_rate, options.weight_decay
-        )
-        self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
-        self.loss = torch.compile(next_token_loss) if options.compile else next_token_loss
-        self.checkpoint = options.out / "training"  # all that a run needs to go on
-        self.previous = options.out / "training.previous"
-        options.out.mkdir(parents=True, exist_ok=True)
-        self.step = 0
-
-    def resume(self) -> None:
-        """Go on from the checkpoint, refusing one of another model; cut the log back to it."""
-        if self.previous.exists() and not self.checkpoint.exists():
-            os.replace(self.previous, self.checkpoint)  # killed between two renames
-        state_file, log = self.checkpoint / "run.json", self.options.out / "log.jsonl"
-        if state_file.is_file():
-            state = json.loads(state_file.read_text())
-            if state["config"] != self.config.to_dict():
-                raise ValueError(
-                    f"{self.options.out} holds a run of another model; choose another --out"
-                )
-            self.accelerator.load_state(str(self.checkpoint))
-            self.step = state["step"]
-        if log.is_file() and self.accelerator.is_main_process:
-            lines = [x for x in log.read_text().splitlines(keepends=True) if x.endswith("}\n")]
-            log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
-
-    def train(self) -> None:
-        """Go on from the checkpoint, if any, to the last step, logging and saving on the way."""
-        self.resume()
-        options, is_main = self.options, self.accelerator.is_main_process
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
-            task = bar.add_task("training", total=options.steps, completed=self.step)
-            losses: list[Tensor] = []
-            saved = logged = time.monotonic()
-            while self.step < options.steps:
-                losses.append(self._train_step())
-                self.step += 1
-                bar.update(task, completed=self.step)
-                if self.step % options.log_every == 0 or self.step == options.steps:
-                    seconds, logged = time.monotonic() - logged, time.monotonic()
-                    loss = torch.stack(losses).mean().item()
-                    bar.update(task, description=f"loss {loss:.3f}")
-                    self._log(loss, seconds / len(losses))
-                    losses = []
-                    if time.monotonic() - saved > options.save_minutes * 60:
-                        self.save()  # with the log, so that a resumed run logs the same means
-                        saved = time.monotonic()
-        self.save()
-
-    def _train_step(self) -> Tensor:
-        options, accelerator = self.options, self.accelerator
-        rank, world = accelerator.process_index, accelerator.num_processes
-        seed = (options.seed << 40) + self.step * world + rank
-        tokens = draw_batch(self.clips, options.frames, options.batch_size, seed, options.hold)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate_at(self.step)
-        with accelerator.autocast():
-            loss = self.loss(self.model, tokens.to(accelerator.device), self.clips.codebook_size)
-        accelerator.backward(loss)
-        accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    @torch.no_grad()
-    def validation_loss(self, held_out: TokenClips) -> float:
-        """Mean loss over fixed windows of held-out clips."""
-        losses, options, device = [], self.options, self.accelerator.device
-        for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(held_out, options.frames, options.batch_size, batch).to(device)
-            with self.accelerator.autocast():
-                losses.append(next_token_loss(self.model, tokens, self.clips.codebook_size))
-        return torch.stack(losses).mean().item()
-
-    def _log(self, loss: float, seconds_per_step: float) -> None:
-        options, sequences = self.options, self.options.batch_size * self.accelerator.num_processes
-        line = {
-            "step": self.step,
-            "loss": loss,
-            "learning_rate": options.learning_rate_at(self.step - 1),
-            "tokens_per_second": sequences * self.config.max_positions / seconds_per_step,
-        }
-        if self.accelerator.is_main_process:
-            with (options.out / "log.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
-
-    def save(self) -> None:
-        """Write the model folder and, beside it, what a resumed run needs."""
-        partial = self.checkpoint.with_name("training.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        self.accelerator.save_state(str(partial))
-        if not self.accelerator.is_main_process:
-            return
-        state = {"step": self.step, "config": self.config.to_dict()}
-        (partial / "run.json").write_text(json.dumps(state))
-        if self.checkpoint.exists():
-            os.replace(self.checkpoint, self.previous)
-        os.replace(partial, self.checkpoint)
-        shutil.rmtree(self.previous, ignore_errors=True)
-        save_model(self.accelerator.unwrap_model(self.model), self.options.out)
-        ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
-        plot_loss(self.options.out)

@@ -22,10 +22,10 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "convert", "dream", "hf_generate", "plan_report", "training"),
-    ("dream_inputs", "dream_report"),
+    ("bench", "convert", "dream", "finetuning", "hf_generate", "plan_report", "training", "tune"),
+    ("dream_inputs", "dream_report", "training_loop"),
     ("flags", "plots", "recipe"),
-    ("benchmark", "pipeline"),
+    ("benchmark", "pipeline", "teacher_forced"),
     ("backends", "pretrained", "prompts"),
     ("data", "decoding", "metrics", "models"),
     ("kernels",),
@@ -33,7 +33,7 @@ LAYERS = (
 # Inside a package a file imports files listed before it only.
 ORDER = {
     "decoding": (
-        *("schedule", "layout", "visibility", "plan", "sampling", "inputs"),
+        *("schedule", "layout", "visibility", "plan", "teacher_forcing", "sampling", "inputs"),
         *("runner", "engine", "generate"),
     ),
     "models": (

@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import diagd
-from diagd import training
+from diagd import training, training_loop
 from diagd.data.actions import ActionVocabulary
 from diagd.data.sequences import draw_batch
 from diagd.data.token_shards import TokenClips, read_shards
@@ -17,7 +17,7 @@ from diagd.recipe import fit_config, make_optimizers, start_model
 from diagd.training import TrainOptions, main, next_token_loss
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
-from tests.worlds import clips_of, model_config
+from tests.worlds import clips_of, model_config, write_shard
 
 HEIGHT, WIDTH = 2, 3  # of the clips
 
@@ -26,23 +26,9 @@ HEIGHT, WIDTH = 2, 3  # of the clips
 def little_model(monkeypatch):
     """A preset of these tests, no plot (it takes long), a process in which nobody has trained."""
     monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
-    monkeypatch.setattr(training, "plot_loss", lambda folder: None)
+    monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def write_shard(folder, clips):
-    folder.mkdir()
-    metadata = {
-        "clips": json.dumps([f"clip_{number}" for number in range(len(clips.tokens))]),
-        "codebook": "0" * 16,
-        "codebook_size": str(clips.codebook_size),
-        "compression": "8",
-        "action_names": json.dumps(list(clips.action_names)),
-    }
-    tensors = {"tokens": clips.tokens, "actions": clips.actions}
-    save_file(tensors, folder / "shard_00000.safetensors", metadata)
-    return folder
 
 
 @pytest.fixture
@@ -142,20 +128,20 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
 
 def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
     seeds, rates = [], []
-    original = training.TrainingRun._train_step
+    original = training_loop.TrainingRun._train_step
 
     def draw(clips, frames, size, seed, hold):
         seeds.append(seed)
         return draw_batch(clips, frames, size, seed, hold)
 
-    def step(self):
-        number, loss = self.step, original(self)
+    def step(self, loss):
+        number, value = self.step, original(self, loss)
         rates.append([group["lr"] for group in self.optimizers[0].param_groups])
         assert rates[-1] == [self.options.learning_rate_at(number)] * 2
-        return loss
+        return value
 
-    monkeypatch.setattr(training, "draw_batch", draw)
-    monkeypatch.setattr(training.TrainingRun, "_train_step", step)
+    monkeypatch.setattr(training_loop, "draw_batch", draw)
+    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
     main(options("one", seed=1))
     main(options("two", seed=2))
     assert len(rates) == len(set(seeds)) == 24
@@ -172,7 +158,7 @@ def test_the_loss_falls(options):
 
 
 def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monkeypatch):
-    monkeypatch.setattr(training, "plot_loss", plot_loss)
+    monkeypatch.setattr(training_loop, "plot_loss", plot_loss)
     run = options()
     main(run)
     model = diagd.load_model(run.out)
@@ -230,14 +216,14 @@ def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
 
 def kill_after(monkeypatch, steps):
     """Let a run die, as if killed, in the step after `steps` steps."""
-    original = training.TrainingRun._train_step
+    original = training_loop.TrainingRun._train_step
 
-    def step(self):
+    def step(self, loss):
         if self.step == steps:
             raise KeyboardInterrupt
-        return original(self)
+        return original(self, loss)
 
-    monkeypatch.setattr(training.TrainingRun, "_train_step", step)
+    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 7, 8, 11])
@@ -262,17 +248,17 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
     """A run that saved a while before it was killed has logged steps it will do again."""
     whole, killed = options("whole"), options("killed", save_minutes=1e9)
     main(whole)
-    original = training.TrainingRun._train_step
+    original = training_loop.TrainingRun._train_step
 
-    def step(self):
+    def step(self, loss):
         if self.step == saved_at and not self.checkpoint.exists():
             self.save()
-        return original(self)
+        return original(self, loss)
 
     with monkeypatch.context() as patch:
         kill_after(patch, 9)
-        original = training.TrainingRun._train_step
-        patch.setattr(training.TrainingRun, "_train_step", step)
+        original = training_loop.TrainingRun._train_step
+        patch.setattr(training_loop.TrainingRun, "_train_step", step)
         with pytest.raises(KeyboardInterrupt):
             main(killed)
     main(killed)
@@ -319,7 +305,7 @@ def test_a_finished_run_is_left_as_it_is(options):
 
 def test_a_run_of_another_model_is_refused(options):
     main(options(steps=1, warmup_steps=0))
-    message = r"run holds a run of another model; choose another --out"
+    message = r"run holds a run of another model or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
         main(options(frames=4))
     assert len(log_of(options().out)) == 1

@@ -4,11 +4,14 @@ Everything `diagd generate` reads is in it, so commands run end to end in millis
 of the tokenizer is made of latents of pictures, so different frames have different tokens.
 """
 
+import dataclasses
+import json
 from functools import cache
 from pathlib import Path
 
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -109,3 +112,33 @@ def clips_of(num_clips: int = 4, num_frames: int = 6, seed: int = 0) -> TokenCli
     start = torch.randint(SHARD_CODES, (num_clips, 1, 2, 3), generator=generator)
     tokens = (start + actions.cumsum(1)[..., None, None]) % SHARD_CODES
     return TokenClips(tokens.to(torch.int16), actions.to(torch.int16), SHARD_CODES, SHARD_NAMES)
+
+
+def write_shard(folder: Path, clips: TokenClips) -> Path:
+    """Write clips as the only shard of a folder; returns the folder."""
+    folder.mkdir()
+    metadata = {
+        "clips": json.dumps([f"clip_{number}" for number in range(len(clips.tokens))]),
+        "codebook": "0" * 16,
+        "codebook_size": str(clips.codebook_size),
+        "compression": "8",
+        "action_names": json.dumps(list(clips.action_names)),
+    }
+    tensors = {"tokens": clips.tokens, "actions": clips.actions}
+    save_file(tensors, folder / "shard_00000.safetensors", metadata)
+    return folder
+
+
+def write_shard_model(folder: Path, frames: int = 6) -> Path:
+    """Write a checkpoint for the clips of `clips_of`, without a tokenizer; returns the folder."""
+    config = dataclasses.replace(
+        model_config(),
+        vocab_size=SHARD_CODES + len(SHARD_NAMES),
+        image_vocab_size=SHARD_CODES,
+        grid_height=2,
+        grid_width=3,
+        max_positions=frames * 7 - 1,
+    )
+    save_model(random_model(config), folder)
+    ActionVocabulary(SHARD_NAMES).save(folder / "actions.json")
+    return folder

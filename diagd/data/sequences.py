@@ -38,3 +38,23 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
     moves = torch.rand(size, frames - 1, generator=generator) >= hold
     times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
     return sequences(clips, indices, times)
+
+
+def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Cut a window, whose place the seed names, out of each of the first `size` clips.
+
+    Returns:
+        Tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a model.
+
+    Raises:
+        ValueError: more clips or frames than there are.
+    """
+    num_clips, length = clips.tokens.shape[:2]
+    for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
+        if not 1 <= asked <= there:
+            raise ValueError(f"{name} must be in [1, {there}], got {asked}")
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
+    indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
+    actions = clips.actions[indices, times].long() + clips.codebook_size
+    return clips.tokens[indices, times].long(), actions[..., None]

@@ -5,6 +5,7 @@ for all steps one after the other, so a step is a slice and holds no decision (a
 section 3.2; who predicts whom: docs/glossary.md, "stand-in").
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
@@ -87,7 +88,7 @@ def make_plan(
     check_row_start(row_start)
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.num_steps)]
     fed_at = torch.full((layout.num_slots,), schedule.num_steps, dtype=torch.int64)
-    for step, position, source, target in _feeds(schedule, layout, row_start):
+    for step, position, source, target in feeds(schedule, layout, row_start):
         if source == position >= 0:
             fed_at[position] = step
         if step < schedule.num_steps:
@@ -116,8 +117,13 @@ def check_row_start(row_start: str) -> None:
         )
 
 
-def _feeds(schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart):
-    """Yield (step, position, source slot, place written or None) of every lane, in no order."""
+def feeds(
+    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart
+) -> Iterator[tuple[int, int, int, tuple[int, int, int] | None]]:
+    """Yield (step, position, source slot, place written or None) of every lane, in no order.
+
+    The token written last would be fed at step `num_steps`, which nobody runs.
+    """
     grid, num_actions = schedule.grid, layout.num_action_tokens
     if layout.has_prompt:
         yield 0, -1, -1, None if num_actions else (0, 0, 0)

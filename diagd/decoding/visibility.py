@@ -31,19 +31,24 @@ def visible_slots(positions: Tensor, steps: Tensor, fed_at: Tensor) -> Tensor:
     return own | (earlier & (fed_at <= steps[:, None]))
 
 
-def visibility_mask(positions: Tensor, fed_at: Tensor, stand_in: Tensor) -> Tensor:
-    """Apply the rule to a whole sequence at once, stand-ins included.
+def sees(positions: Tensor, steps: Tensor, stand_in: Tensor, q: Tensor, r: Tensor) -> Tensor:
+    """Apply the rule to pairs of lanes of a whole sequence, stand-ins included.
 
     Args:
         positions: (N,) int64 raster positions of the lanes; a stand-in shares its position with the
             true token that is fed later.
-        fed_at: (N,) the step at which each lane is fed.
+        steps: (N,) int64, the step at which each lane is fed.
         stand_in: (N,) bool.
+        q, r: int64 lane numbers that broadcast; q looks, r is looked at.
 
     Returns:
-        (N, N) bool, row = the lane that looks, column = the lane looked at.
+        bool of the shape that q and r broadcast to.
     """
-    not_later = positions[None, :] <= positions[:, None]
-    fed = fed_at[None, :] <= fed_at[:, None]
-    itself = torch.eye(len(positions), dtype=torch.bool, device=positions.device)
-    return itself | (not_later & fed & ~stand_in[None, :])
+    fed_and_not_later = (positions[r] <= positions[q]) & (steps[r] <= steps[q])
+    return (q == r) | (fed_and_not_later & ~stand_in[r])
+
+
+def visibility_mask(positions: Tensor, fed_at: Tensor, stand_in: Tensor) -> Tensor:
+    """Return what `sees` says of all pairs, (N, N) bool: row = who looks, column = at whom."""
+    lanes = torch.arange(len(positions), device=positions.device)
+    return sees(positions, fed_at, stand_in, lanes[:, None], lanes[None, :])

@@ -8,11 +8,14 @@ from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from diagd.models.cache import StaticKVCache
 from diagd.models.config import ModelConfig
 from diagd.models.layers import RMSNorm
 from diagd.models.rotary import rotate
+
+Visible = Tensor | BlockMask | None  # (L, M) bool, or what FlexAttention makes of it; None: causal
 
 
 class Attention(nn.Module):
@@ -38,7 +41,7 @@ class Attention(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         slots: Tensor | None,
-        visible: Tensor | None,
+        visible: Visible,
         cache: StaticKVCache | None,
     ) -> Tensor:
         """Attend from every lane of x.
@@ -48,7 +51,7 @@ class Attention(nn.Module):
             rotary: Cosines and sines, each (L, head_dim / 2); None rotates nothing.
             slots: (L,) int64, where the cache takes this call's keys and values.
             visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache.
-                None means causal.
+                None means causal. Without a cache also a BlockMask, to be compiled.
             cache: Buffers to write and then read; None attends to this call's own tokens.
 
         Returns:
@@ -65,7 +68,7 @@ class Attention(nn.Module):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-        if cache is not None and slots is not None and visible is not None:
+        if cache is not None and slots is not None and isinstance(visible, Tensor):
             cache.write(self.layer, slots, keys, values)
             keys, values = cache.read(self.layer, visible.shape[1])
         return self.o_proj(attend(queries, keys, values, visible).transpose(1, 2).flatten(2))
@@ -106,7 +109,7 @@ class CrossAttention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
     """Softmax attention of (B, heads, L, D) queries over (B, kv_heads, M, D) keys and values.
 
     With a mask, the query heads that share a key head become more lanes of that head: keys and
@@ -117,12 +120,16 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None
         keys: (B, kv_heads, M, D); kv_heads divides heads.
         values: (B, kv_heads, M, D).
         visible: (L, M) bool, or (B, 1, L, M), True = may attend; None means causal, and then L = M.
+            A BlockMask is for FlexAttention, which skips what nobody sees but has to be compiled
+            to be quick.
 
     Returns:
         (B, heads, L, D).
     """
     num_heads, num_lanes = queries.shape[1:3]
     group = num_heads // keys.shape[1]
+    if isinstance(visible, BlockMask):
+        return flex_attention(queries, keys, values, block_mask=visible, enable_gqa=group > 1)  # pyright: ignore[reportReturnType]
     if visible is None:
         return F.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, enable_gqa=group > 1

@@ -143,14 +143,19 @@ def is_ours(folder: Path, config: Path | None = None) -> bool:
     return path.suffix == ".json" and not _FOREIGN_FIELDS & set(read_side(path))
 
 
-def save_model(model: Transformer, folder: str | Path) -> None:
+def save_model(
+    model: Transformer, folder: str | Path, weights: dict[str, Tensor] | None = None
+) -> None:
     """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
 
     A packed model is written with its plain weights.
+
+    Args:
+        weights: The model's state dict, where it had to be gathered from several processes.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / WEIGHTS_FILE, model.state_dict())
+    write_weights(folder / WEIGHTS_FILE, model.state_dict() if weights is None else weights)
     write_config(folder / CONFIG_FILE, model.config)
 
 

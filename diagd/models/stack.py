@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from diagd.models.attention import Attention, CrossAttention
+from diagd.models.attention import Attention, CrossAttention, Visible
 from diagd.models.cache import StaticKVCache, Text
 from diagd.models.config import ModelConfig
 from diagd.models.layers import GELU, SwiGLU, make_norm
@@ -28,7 +28,7 @@ class Block(nn.Module):
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
         slots: Tensor | None,
-        visible: Tensor | None,
+        visible: Visible,
         cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
@@ -69,7 +69,7 @@ class DecoderStack(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor | None,
-        visible: Tensor | None,
+        visible: Visible,
         cache: StaticKVCache | None,
         text: Text | None = None,
     ) -> Tensor:

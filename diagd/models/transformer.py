@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from diagd.models.attention import Visible
 from diagd.models.cache import StaticKVCache, Text
 from diagd.models.config import ModelConfig
 from diagd.models.stack import DecoderStack
@@ -125,7 +126,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
         tokens: Tensor,
         positions: Tensor | None = None,
         slots: Tensor | None = None,
-        visible: Tensor | None = None,
+        visible: Visible = None,
         cache: StaticKVCache | None = None,
         logits_to_keep: int | Tensor = 0,
         text: Text | None = None,
@@ -137,7 +138,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
             slots: (L,) int64, cache slot of every lane, written before attention. A cache needs it.
             visible: (L, M) bool, True = the lane may attend; the first M cache slots are read. A
-                cache needs it; without one M = L, and None means causal.
+                cache needs it; without one M = L, None means causal, and a BlockMask will do.
             cache: From `make_cache`, changed in place; None runs without a cache.
             text: What cross-attention reads without a cache; a cache holds its own.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.

@@ -1,0 +1,125 @@
+"""What a schedule costs a model without generating anything: the likelihood of true videos.
+
+The negative log-likelihood of a clip under the lanes and the visibility of a schedule, minus that
+under raster order, is the teacher-forced gap: the price of seeing less, by frame, row and column.
+It takes one pass over a clip and tells schedules apart that no eye could.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import RowStart
+from diagd.decoding.runner import CausalModel
+from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+
+LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
+Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
+
+
+def schedule_nll(
+    model: CausalModel,
+    tokens: Tensor,
+    actions: Tensor | None,
+    schedule: DiagonalSchedule,
+    row_start: RowStart = "temporal",
+    context_frames: int = 1,
+    *,
+    prefix: Tensor | None = None,
+    context: Tensor | None = None,
+) -> Tensor:
+    """Return what each token of a clip costs while it is decoded along a schedule.
+
+    Args:
+        tokens: (B, context_frames + T, height, width) int64 true frames; T is the schedule's.
+        actions: (B, context_frames + T, n) int64 ids of the model, actions[:, t] standing before
+            frame t; those of the first frame of all are not used. None where there are none.
+        context_frames: frames that are given; only the later ones are counted.
+        prefix: (B, P) int64, what stands before the first frame.
+        context: cross-attention input for models that have one.
+
+    Returns:
+        (B, T, height, width) float32, nats.
+
+    Raises:
+        ValueError: shapes that do not fit the schedule or each other, or a clip too long.
+    """
+    grid, batch_size = schedule.grid, tokens.shape[0]
+    expected = (batch_size, context_frames + grid.num_frames, grid.height, grid.width)
+    if tuple(tokens.shape) != expected:
+        raise ValueError(
+            f"tokens must be of shape {expected}, context and schedule, got {tuple(tokens.shape)}"
+        )
+    if actions is None:
+        actions = tokens.new_empty(*expected[:2], 0)
+    if actions.ndim != 3 or actions.shape[:2] != tokens.shape[:2]:
+        raise ValueError(
+            f"actions must be of shape {(*expected[:2], 'n')}, got {tuple(actions.shape)}"
+        )
+    num_actions = actions.shape[2]
+    sequence = torch.cat([actions, tokens.flatten(2)], dim=2).flatten(1)
+    if context_frames:
+        sequence = sequence[:, num_actions:]
+    prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
+    has_prompt = context_frames > 0 or prefix.shape[1] > 0
+    layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
+    view = teacher_view(schedule, layout, row_start, prefix.shape[1])
+    return view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context).unflatten(
+        1, (grid.num_frames, grid.height, grid.width)
+    )
+
+
+@torch.inference_mode()
+def view_nll(
+    model: CausalModel,
+    sequence: Tensor,
+    view: TeacherView,
+    sees: Sees | None = None,
+    context: Tensor | None = None,
+) -> Tensor:
+    """Return what each target of a view costs.
+
+    The lanes are fed in raster order into a cache with a slot for each, so many at a time; what a
+    lane sees stands before it, so the split changes nothing.
+
+    Args:
+        sequence: (B, N) int64, the tokens of the slots that the view speaks of.
+        sees: another rule than the view's own, for studies of the rule; never true for r > q.
+
+    Returns:
+        (B, targets) float32, nats, the targets in raster order.
+
+    Raises:
+        ValueError: a sequence that the model cannot hold.
+    """
+    if sequence.shape[1] - 1 > model.max_positions:
+        raise ValueError(
+            f"the model holds {model.max_positions} positions, "
+            f"the clip takes {sequence.shape[1] - 1}"
+        )
+    view, sequence = view.to(model.device), sequence.to(model.device)
+    sees = view.sees if sees is None else sees
+    num_lanes = len(view.positions)
+    cache = model.make_cache(sequence.shape[0], num_lanes + 1, context)
+    lanes = torch.arange(num_lanes, device=model.device)
+    costs: list[Tensor] = []
+    for start in range(0, num_lanes, LANES):
+        part = lanes[start : start + LANES]
+        visible = sees(part[:, None], lanes[None, : start + len(part)])
+        logits = model.forward(
+            sequence[:, view.sources[part]], view.positions[part], part, visible, cache
+        )
+        targets = view.targets[part]
+        reads = targets >= 0
+        costs.append(
+            functional.cross_entropy(
+                logits[:, reads].movedim(1, -1).float(),
+                sequence[:, targets[reads]],
+                reduction="none",
+            )
+        )
+    return torch.cat(costs, dim=1)

@@ -1,0 +1,48 @@
+"""Say what finetuning closed of the gap: `diagd tune` before and after, side by side.
+
+python runs/finetune_report.py --results docs/results/finetune
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Options:
+    """Read DIR/*/tune.json, all against the raster order of one model."""
+
+    results: Path  # folder with a folder for each model, doom being the one before finetuning
+    before: str = "doom"  # the model before
+
+
+def main(options: Options) -> None:
+    """Write finetune.md: nats above the first model's raster, and the share that is closed."""
+    found = {}
+    for path in sorted(options.results.glob("*/tune.json")):
+        rows = json.loads(path.read_text())["rows"]
+        found[path.parent.name] = {row["name"]: row for row in rows}
+    before = found[options.before]
+    lines = [
+        f"Nats a token above {options.before} in raster order, and the share of the gap closed.",
+        "",
+        "| schedule | steps | " + " | ".join(found) + " |",
+        "|---|---|" + "---|" * len(found),
+    ]
+    for name, row in before.items():
+        cells = []
+        for model, rows in found.items():
+            gap = rows[name]["gap"]
+            cell = f"{gap:+.4f} ± {rows[name]['gap_error']:.4f}"
+            if model != options.before and row["gap"] > 0:
+                cell += f" ({1 - gap / row['gap']:.0%})"
+            cells.append(cell)
+        lines.append(f"| {name} | {row['num_steps']} | " + " | ".join(cells) + " |")
+    (options.results / "finetune.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

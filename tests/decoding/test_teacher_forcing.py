@@ -1,0 +1,219 @@
+"""One forward over the view of a schedule sees what decoding sees step by step."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+import diagd
+from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+from tests.decoding.cases import (
+    NUM_VISUAL,
+    ROW_STARTS,
+    VOCAB_SIZE,
+    Case,
+    cases,
+    model_of,
+)
+from tests.models.tiny import KINDS, tiny_model
+
+CLOSE = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
+SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
+    "k=1": (1, 7),
+    "k=2": (2, 9),
+    "k=1 and frames overlap": (1, 2),
+    "k=2 and frames overlap": (2, 4),
+    "k=5 and frames overlap": (5, 13),
+    "raster": (5, 15),
+}
+
+
+def view_of(case: Case) -> TeacherView:
+    has_prompt = case.prompt.shape[1] > 0
+    layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
+    return teacher_view(case.schedule, layout, case.row_start, case.prefix_length)
+
+
+def truth_of(case: Case) -> tuple[Tensor, Tensor]:
+    """Frames (B, T, height, width) to force, and the whole sequence (B, N) that holds them."""
+    generator = torch.Generator().manual_seed(case.seed + 7)
+    shape = (case.batch_size, case.num_frames, case.height, case.width)
+    frames = torch.randint(NUM_VISUAL, shape, generator=generator)
+    actions = case.actions()
+    if actions is None:
+        actions = frames.new_empty(*shape[:2], 0)
+    written = torch.cat([actions, frames.flatten(2)], dim=2).flatten(1)
+    return frames, torch.cat([case.prompt, written], dim=1)
+
+
+def places(case: Case) -> list[tuple[int, int, int]]:
+    extents = case.num_frames, case.height, case.width
+    return list(torch.cartesian_prod(*map(torch.arange, extents)).reshape(-1, 3).tolist())
+
+
+def logits_of_view(model, view: TeacherView, sequence: Tensor) -> Tensor:
+    """Return (B, targets, V) of one forward, the targets in raster order."""
+    logits = model.logits(
+        sequence[:, view.sources], positions=view.positions, visible=view.visible()
+    )
+    return logits[:, view.readers]
+
+
+def logits_of_reference(case: Case, frames: Tensor) -> Tensor:
+    """Return the same from the cache-free reference, made to write the given frames."""
+    seen = {}
+
+    def forced(logits: Tensor, t: int, i: int, j: int) -> Tensor:
+        seen[t, i, j] = logits
+        return frames[:, t, i, j]
+
+    case.reference(forced).decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
+
+
+@torch.inference_mode()
+def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
+    """Return the same from the engine, made to write the given frames."""
+    engine = DiagonalEngine(
+        model,
+        case.height,
+        case.width,
+        num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
+        row_start=case.row_start,
+    )
+    seen = {}
+
+    def forced(logits, sampling, ranges, seeds, t, i, j):
+        first_step = not seen
+        for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
+            if any(place) or first_step:  # lanes that write nothing claim (0, 0, 0), too
+                seen[place] = logits[:, lane]
+        return frames[:, t, i, j]
+
+    engine.sample = forced
+    engine.prefill(case.prompt, case.context_frames)
+    written = torch.stack(list(engine.decode(case.schedule, case.actions())), dim=1)
+    assert torch.equal(written, frames)
+    return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
+    frames, sequence = truth_of(case)
+    expected = logits_of_reference(case, frames)
+    torch.testing.assert_close(
+        logits_of_view(model_of("own"), view_of(case), sequence), expected, **CLOSE
+    )
+
+
+@pytest.mark.parametrize("row_start", ROW_STARTS)
+@pytest.mark.parametrize("lags", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("num_action_tokens", [0, 1, 2])
+@pytest.mark.parametrize("context_frames", [1, 2])
+def test_one_forward_gives_the_logits_of_the_engine(
+    context_frames, num_action_tokens, lags, row_start
+):
+    case = Case(
+        num_action_tokens=num_action_tokens,
+        context_frames=context_frames,
+        row_lag=lags[0],
+        frame_lag=lags[1],
+        row_start=row_start,
+    )
+    frames, sequence = truth_of(case)
+    model = model_of("own")
+    torch.testing.assert_close(
+        logits_of_view(model, view_of(case), sequence),
+        logits_of_engine(model, case, frames),
+        **CLOSE,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_is_forced_alike(kind):
+    """3-D rotary and learned positions take the slot of the lane, stand-ins included."""
+    model = tiny_model(vocab_size=VOCAB_SIZE, image_vocab_size=NUM_VISUAL, **KINDS[kind])
+    case = Case(num_frames=2, num_action_tokens=2, row_lag=1, frame_lag=3, prefix_length=0)
+    frames, sequence = truth_of(case)
+    torch.testing.assert_close(
+        logits_of_view(model, view_of(case), sequence),
+        logits_of_engine(model, case, frames),
+        atol=1e-4,  # weights five times the usual width
+        rtol=1e-4,
+    )
+
+
+@given(case=cases())
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_raster_is_the_plain_causal_forward(case):
+    raster = diagd.DiagonalSchedule.raster(case.grid)
+    case = dataclasses.replace(case, row_lag=raster.row_lag, frame_lag=raster.frame_lag)
+    _, sequence = truth_of(case)
+    view = view_of(case)
+    length = sequence.shape[1] - 1  # the last token predicts nothing
+    assert torch.equal(view.sources, torch.arange(length))
+    assert torch.equal(view.positions, torch.arange(length))
+    assert view.visible() is None
+    assert torch.equal(view.targets[view.readers], view.readers + 1)
+    lanes = torch.arange(length)
+    causal = torch.ones(length, length).tril().bool()
+    assert torch.equal(view.mask_mod()(lanes, lanes, lanes[:, None], lanes), causal)
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_mask_of_flex_attention_is_the_dense_one(case):
+    view = view_of(case)
+    lanes = torch.arange(len(view.positions))
+    entries = view.mask_mod()(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
+    dense = view.visible()
+    assert (dense is None) == view.is_causal
+    assert torch.equal(entries, torch.ones_like(entries).tril().bool() if dense is None else dense)
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_every_token_is_fed_once_and_predicted_once(case):
+    view = view_of(case)
+    _, sequence = truth_of(case)
+    true = view.positions[~view.stand_in]
+    assert torch.equal(true, torch.arange(sequence.shape[1] - 1))
+    visual = [
+        slot
+        for slot in range(case.prompt.shape[1], sequence.shape[1])
+        if (slot - case.prompt.shape[1]) % (case.num_action_tokens + case.height * case.width)
+        >= case.num_action_tokens
+    ]
+    assert view.targets[view.readers].tolist() == visual
+    assert torch.equal(view.positions[view.readers] + 1, view.targets[view.readers])
+    assert (view.targets[view.stand_in] >= 0).all()
+    assert (view.positions.diff() >= 0).all()
+
+
+def test_others_never_see_a_stand_in_and_the_future_is_never_seen():
+    view = view_of(Case(row_lag=1, frame_lag=2, num_action_tokens=1))
+    visible = view.visible()
+    assert visible is not None
+    assert view.stand_in.any()
+    assert torch.equal(visible[:, view.stand_in].sum(0), torch.ones(int(view.stand_in.sum())))
+    assert not (visible & (view.positions[None] > view.positions[:, None])).any()
+    assert not (visible & (view.steps[None] > view.steps[:, None])).any()
+
+
+def test_what_cannot_be_laid_out_is_refused():
+    case = Case()
+    layout = SequenceLayout(case.grid, 0, 1)
+    with pytest.raises(ValueError, match=r"row_start must be one of .*got 'raster'"):
+        teacher_view(case.schedule, layout, "raster")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="has_prompt is True, and the prompt has 0 tokens"):
+        teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0))
+    with pytest.raises(ValueError, match="has_prompt is False, and the prompt has 3 tokens"):
+        teacher_view(
+            case.schedule, SequenceLayout(case.grid, 1, 0, has_prompt=False), "temporal", 3
+        )
