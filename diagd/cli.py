@@ -22,6 +22,7 @@ COMMANDS = {
         "train a tokenizer, or turn clips into token shards",
     ),
     "train": ("diagd.training:TrainOptions", "train a world model on token shards"),
+    "study": ("diagd.web.study:StudyOptions", "ask people which of two videos is better, blind"),
 }
 
 
@@ -51,6 +52,7 @@ def _run(name: str, flags: list[str]) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
+        extra |= dict.fromkeys(("fastapi", "uvicorn", "starlette", "pydantic"), "web")
         if error.name not in extra:
             raise
         raise ValueError(

@@ -22,7 +22,7 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
+    ("bench", "dream", "hf_generate", "plan_report", "training", "web"),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline"),
     ("backends", "pretrained"),
@@ -46,6 +46,10 @@ ORDER = {
     "metrics": ("quality",),
     "kernels": ("compiler",),
     "benchmark": ("ceilings", "steps", "rows"),
+    "web": (
+        *("study_pairs", "study_results", "study_trials", "study_store", "study_guard"),
+        *("study_page", "study_chart", "study_server", "study_making", "study"),
+    ),
 }
 
 
