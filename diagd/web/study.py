@@ -18,7 +18,7 @@ from diagd.web.study_chart import write_chart
 from diagd.web.study_making import MakeOptions, make_pairs
 from diagd.web.study_pairs import find_pairs
 from diagd.web.study_results import OUTCOMES, summarise
-from diagd.web.study_server import LOOPBACK, listen, results_of, serve
+from diagd.web.study_server import LOOPBACK, listen, results_of, study_server
 from diagd.web.study_store import StudyStore
 
 
@@ -69,18 +69,17 @@ def main(options: StudyOptions) -> dict[str, Any]:
     if options.results:
         return _results(path, options.chart, console)
     pairs = find_pairs(options.pairs, options.compare, options.questions)
-    door = listen(options.host, options.port)
     store = StudyStore(path, pairs)
-    name = (*options.names, options.host)[0]
-    address = f"http://{f'[{name}]' if ':' in name else name}:{door.getsockname()[1]}/"
-    for first, second in pairs.comparisons:
-        console.print(f"{first} against {second}: {len(pairs.clips)} pairs", highlight=False)
-    console.print(f"study    {address}", soft_wrap=True, highlight=False)
-    console.print(
-        f"results  {address}results?key={store.results_key}", soft_wrap=True, highlight=False
-    )
     try:
-        serve(pairs, store, options.seed, door, options.names)
+        door = listen(options.host, options.port)
+        port = door.getsockname()[1]
+        name = (*options.names, options.host)[0]
+        address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+        lines = [f"{first} against {second}" for first, second in pairs.comparisons]
+        lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
+        lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
+        console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+        study_server(pairs, store, options.seed, port, options.names).run(sockets=[door])
     finally:
         store.close()
     return {"address": address, "answers": str(path)}
@@ -97,7 +96,7 @@ def _make(options: StudyOptions, console: Console) -> dict[str, Any]:
         options.seed,
     )
     systems = make_pairs(options.pairs, wanted)
-    console.print(f"ask about them: diagd study --pairs {options.pairs}", soft_wrap=True)
+    console.print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
     return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from diagd.web.study_results import OUTCOMES
 
-COLOURS = {"win": "#2f7d5b", "tie": "#b9b4a7", "lose": "#c2603c"}
+COLOURS = {"win": "#2f7d5b", "tie": "#77736a", "lose": "#b3512c"}
 
 
 def write_chart(results: dict[str, Any], path: Path) -> None:

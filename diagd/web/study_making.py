@@ -107,9 +107,10 @@ def _make_system(folder: Path, model: str, row_lag: int | None, options: MakeOpt
 
 
 def _remember(folder: Path, options: MakeOptions) -> None:
-    """Write down with which options the clips are made; others would mix two studies."""
+    """Write down with which options clips are made; others, but for more, would mix two studies."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {**vars(options), "clips": str(options.clips) if options.clips else None}
+    del given["num_pairs"]
     made = json.loads(json.dumps({**given, "torch": torch.__version__}))
     path = folder / "made.json"
     if path.is_file() and json.loads(path.read_text()) != made:

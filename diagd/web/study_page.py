@@ -5,8 +5,7 @@ from typing import Any
 
 from diagd.web.study_results import OUTCOMES
 
-BAR_WIDTH, BAR_HEIGHT = 600, 34
-MIN_LABEL_SHARE = 0.07  # a narrower piece has no room for its number
+MIN_LABEL_PERCENT = 9  # a narrower piece has no room for its number
 
 
 def results_page(results: dict[str, Any]) -> str:
@@ -53,7 +52,7 @@ def _question(question: str, cell: dict[str, Any]) -> str:
     rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
     rows += [(name, tally) for name, tally in cell["raters"].items()]
     body = "".join(_row(name, tally) for name, tally in rows)
-    heads = ("", "win", "tie", "lose", "win rate, ties dropped", "sign test")
+    heads = ("", "win", "tie", "lose", "win rate", "sign test")
     return (
         f"<h3>{escape(question)}</h3>{bar(cell['overall'])}"
         '<div class="scroll" tabindex="0" role="region" '
@@ -67,23 +66,17 @@ def bar(tally: dict[str, Any]) -> str:
     """Draw win, tie and lose as one stacked bar, as wide as the page."""
     pieces, left = [], 0.0
     for outcome in OUTCOMES:
-        share = tally["shares"][outcome] or 0.0
-        width = share * BAR_WIDTH
+        share = 100 * (tally["shares"][outcome] or 0)
         pieces.append(
-            f'<rect class="{outcome}" x="{left:.2f}" width="{width:.2f}" height="{BAR_HEIGHT}"/>'
+            f'<rect class="{outcome}" x="{left:.3f}%" width="{share:.3f}%" height="100%"/>'
         )
-        if share >= MIN_LABEL_SHARE:
-            pieces.append(
-                f'<text x="{left + width / 2:.2f}" y="{BAR_HEIGHT / 2}">{share:.0%}</text>'
-            )
-        left += width
+        if share >= MIN_LABEL_PERCENT:
+            pieces.append(f'<text x="{left + share / 2:.3f}%" y="50%">{share:.0f}%</text>')
+        left += share
     if not tally["total"]:
-        pieces.append(f'<text x="{BAR_WIDTH / 2}" y="{BAR_HEIGHT / 2}">no answers yet</text>')
+        pieces.append('<text class="none" x="50%" y="50%">no answers yet</text>')
     counts = ", ".join(f"{tally[outcome]} {outcome}" for outcome in OUTCOMES)
-    return (
-        f'<svg class="bar" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" role="img" '
-        f'aria-label="{counts}">{"".join(pieces)}</svg>'
-    )
+    return f'<svg class="bar" role="img" aria-label="{counts}">{"".join(pieces)}</svg>'
 
 
 def _row(name: str, tally: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import av
+from av.bitstream import BitStreamFilterContext
 from rich.progress import track
 
 from diagd.data.video import read_video
@@ -120,16 +121,20 @@ def find_pairs(
 
 
 def playable(path: Path) -> bytes:
-    """Return a clip as an mp4 that tells only its pictures: no title, encoder or date."""
+    """Return a clip as an mp4 of only its pictures: no title, no date, no words of the encoder."""
     whole = io.BytesIO()
     with av.open(str(path)) as source, av.open(whole, "w", format="mp4") as target:
         stream = source.streams.video[0]
         copy = target.add_stream_from_template(stream)
         copy.metadata.clear()
+        silent = None
+        if stream.codec_context.codec.canonical_name == "h264":  # NAL units of type 6 hold words
+            silent = BitStreamFilterContext("filter_units=remove_types=6", stream, copy)
         for packet in source.demux(stream):
             if packet.dts is not None:
-                packet.stream = copy
-                target.mux(packet)
+                for kept in silent.filter(packet) if silent else [packet]:
+                    kept.stream = copy
+                    target.mux(kept)
     return whole.getvalue()
 
 

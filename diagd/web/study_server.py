@@ -7,6 +7,7 @@ names stay here. Results, which do say it, need the key that was printed when th
 import secrets
 import socket
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 200
+MAX_HEADER_BYTES = 16384
 
 
 class Enrolment(BaseModel):
@@ -147,30 +149,31 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen on {host} port {port}: {error}") from None
 
 
-def serve(
-    pairs: StudyPairs, store: StudyStore, seed: int, door: socket.socket, names: tuple[str, ...]
-) -> None:
-    """Answer requests until interrupted.
+def study_server(
+    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: tuple[str, ...]
+) -> uvicorn.Server:
+    """Return a server; `run(sockets=[listen(...)])` answers requests until it is interrupted.
 
     Args:
-        door: from `listen`.
-        names: host names besides the loopback ones under which the server is reached.
+        seed: of the order and the sides that raters get.
+        port: that it will listen on.
+        names: host names besides the loopback ones under which it is reached.
     """
-    port = door.getsockname()[1]
     bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
     hosts = {f"{name.lower()}:{port}" for name in bracketed}
-    guarded = RequestGuard(study_app(pairs, store, seed), hosts)
     config = uvicorn.Config(
-        guarded,
-        log_level="warning",
+        RequestGuard(study_app(pairs, store, seed), hosts),
+        http="h11",
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=MAX_CONNECTIONS,
+        log_level="warning",
         server_header=False,
-        h11_max_incomplete_event_size=16384,
     )
-    uvicorn.Server(config).run(sockets=[door])
+    return uvicorn.Server(config)
 
 
-def _page(path: Path):
+def _page(path: Path) -> Callable[[], FileResponse]:
     def page() -> FileResponse:
         return FileResponse(path)
 

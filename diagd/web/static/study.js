@@ -55,6 +55,8 @@ async function ask(path, message) {
 function show(name) {
   for (const id of ["welcome", "trial", "done"]) element(id).hidden = id !== name;
   element("progress").hidden = name === "welcome";
+  if (name === "welcome") element("name").focus();
+  if (name === "done") element("done").querySelector("h1").focus();
 }
 
 async function open() {
@@ -68,8 +70,8 @@ async function open() {
     return;
   }
   fail("");
-  const open = questions().findIndex(({ trial, key }) => !trial.answers[key]);
-  await visit(open < 0 ? questions().length : open);
+  const next = questions().findIndex(({ trial, key }) => !trial.answers[key]);
+  await visit(next < 0 ? questions().length : next);
 }
 
 const questions = () => study.trials.flatMap((trial, number) =>
@@ -85,7 +87,6 @@ async function visit(index) {
     stop();
     element("summary").textContent = `All ${answered} answers are saved.`;
     show("done");
-    element("done").querySelector("h1").focus();
     return;
   }
   const { trial, number, key, text, hint } = all[place];
@@ -117,15 +118,17 @@ function load(number) {
 
 function event(video, name) {
   return new Promise((resolve, reject) => {
-    video.addEventListener(name, resolve, { once: true });
-    video.addEventListener("error", () => reject(new Error("This browser cannot play the video.")), { once: true });
+    const listening = new AbortController();
+    const settle = (end, value) => () => { listening.abort(); end(value); };
+    const broken = new Error("This browser cannot play the video.");
+    video.addEventListener(name, settle(resolve), { signal: listening.signal });
+    video.addEventListener("error", settle(reject, broken), { signal: listening.signal });
   });
 }
 
 async function stage(number) {
   stop();
   shown = number;
-  ready = false;
   element("stage").setAttribute("aria-busy", "true");
   setAnswerable();
   drawActions(study.trials[number].actions);
@@ -140,7 +143,7 @@ async function stage(number) {
   } catch (error) {
     if (shown !== number) return;
     shown = -1;
-    fail(`${error.message} Press R to try again.`);
+    fail(`${error.message} “From the start” tries again.`);
     return;
   }
   if (shown !== number) return;
@@ -159,7 +162,7 @@ async function stage(number) {
 
 function stop() {
   shown = -1;
-  ready = false;
+  ready = rewinding = false;
   videos.forEach((video) => video.pause());
 }
 
@@ -177,8 +180,9 @@ async function rewind() {
     video.currentTime = 0;
     return arrived;
   }));
+  if (shown !== number) return;
   rewinding = false;
-  if (shown === number && ready && !paused) play();
+  if (ready && !paused) play();
 }
 
 function setPaused(value) {
