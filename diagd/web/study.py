@@ -109,20 +109,24 @@ def _results(path: Path, chart: Path | None, console: Console) -> dict[str, Any]
     if chart is not None:
         write_chart(results, chart)
     for comparison in results["comparisons"]:
-        title = f"{comparison['first']} against {comparison['second']}"
-        table = Table(title=title, box=SIMPLE)
-        for column in ("", "rater", *OUTCOMES, "win rate, no ties", "sign test"):
-            table.add_column(column, justify="left" if column in ("", "rater") else "right")
         for question, cell in comparison["questions"].items():
-            rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
-            for name, tally in (*rows, *cell["raters"].items()):
-                rate = "-"
-                if tally["win_rate"] is not None:
-                    low, high = tally["win_rate_interval"]
-                    rate = f"{tally['win_rate']:.2f} [{low:.2f}, {high:.2f}]"
-                counts = (str(tally[outcome]) for outcome in OUTCOMES)
-                table.add_row(question, escape(name), *counts, rate, f"{tally['sign_test']:.3g}")
-        console.print(table)
+            title = f"{comparison['first']} against {comparison['second']}: {question}"
+            console.print(_table(title, cell))
     for note in results["notes"]:
         console.print(note, style="dim")
     return results
+
+
+def _table(title: str, cell: dict[str, Any]) -> Table:
+    table = Table(title=escape(title), box=SIMPLE)
+    for column in ("", *OUTCOMES, "win rate", "95% interval", "p"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
+    for name, tally in (*rows, *cell["raters"].items()):
+        rate, interval = "-", "-"
+        if tally["win_rate"] is not None:
+            rate = f"{tally['win_rate']:.2f}"
+            interval = " to ".join(f"{end:.2f}" for end in tally["win_rate_interval"])
+        counts = (str(tally[outcome]) for outcome in OUTCOMES)
+        table.add_row(escape(name), *counts, rate, interval, f"{tally['sign_test']:.3g}")
+    return table

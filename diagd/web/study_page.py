@@ -52,7 +52,7 @@ def _question(question: str, cell: dict[str, Any]) -> str:
     rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
     rows += [(name, tally) for name, tally in cell["raters"].items()]
     body = "".join(_row(name, tally) for name, tally in rows)
-    heads = ("", "win", "tie", "lose", "win rate", "sign test")
+    heads = ("", "win", "tie", "lose", "win rate", "p")
     return (
         f"<h3>{escape(question)}</h3>{bar(cell['overall'])}"
         '<div class="scroll" tabindex="0" role="region" '
@@ -85,6 +85,6 @@ def _row(name: str, tally: dict[str, Any]) -> str:
         low, high = tally["win_rate_interval"]
         rate = f"{tally['win_rate']:.0%} <small>[{low:.0%}, {high:.0%}]</small>"
     p_value = tally["sign_test"]
-    test = f"p = {p_value:.3f}" if p_value >= 0.001 else "p &lt; 0.001"
+    test = f"{p_value:.3f}" if p_value >= 0.001 else "&lt; 0.001"
     counts = "".join(f"<td>{tally[outcome]}</td>" for outcome in OUTCOMES)
     return f'<tr><th scope="row">{escape(name)}</th>{counts}<td>{rate}</td><td>{test}</td></tr>'

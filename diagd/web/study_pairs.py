@@ -30,7 +30,7 @@ QUESTIONS = {
     ),
     "controllability": (
         "Which video follows the actions better?",
-        "The actions run below the videos, in time with them.",
+        "The actions are shown below.",
     ),
 }
 

@@ -17,7 +17,7 @@ NOTES = (
     "win: the first system was preferred; lose: the second; nobody knew which was which",
     "win rate: wins among wins and losses, ties dropped",
     "intervals are Wilson's at 95% and take answers as independent",
-    "the sign test is exact and two-sided; ties are dropped",
+    "p is of the sign test, exact and two-sided; ties are dropped",
     "by clip: one vote a clip, what most of its raters chose; several raters of one clip "
     "are not independent, clips are",
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
+from av.error import FFmpegError
 from fastapi import FastAPI, Header, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
@@ -106,7 +107,10 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         found = store.video(media_id)
         if found is None:
             raise HTTPException(404, "there is no such video")
-        return Response(playable(pairs.path(*found)), media_type="video/mp4")
+        try:
+            return Response(playable(pairs.path(*found)), media_type="video/mp4")
+        except (OSError, FFmpegError):  # whose words would say which file it is
+            raise HTTPException(503, "this video cannot be read any more") from None
 
     @app.get("/results")
     def results(key: str = "") -> HTMLResponse:

@@ -1,4 +1,5 @@
 import socket
+import sys
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def test_results_are_a_table_and_one_json_document(command, answered):
     assert cell["overall"]["sign_test"] == 0.25
     assert cell["raters"]["bob"]["win_rate"] is None
     assert "ann [b]" in outcome.out
-    assert "sign test is exact and two-sided; ties are dropped" in outcome.out
+    assert "the sign test, exact and two-sided; ties are dropped" in outcome.out
 
 
 def test_the_chart_shows_the_shares_in_the_colours_of_the_outcomes(command, answered, tmp_path):
@@ -166,6 +167,14 @@ def test_flags_that_make_no_sense_are_refused(flags, message, command, tmp_path,
     monkeypatch.chdir(tmp_path)
     command("study", "--pairs", "nowhere", *flags).assert_refused(message)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not installed
+    for module in ("study", "study_server"):
+        monkeypatch.delitem(sys.modules, f"diagd.web.{module}", raising=False)
+    message = r"study needs uvicorn: pip install 'diagd\[web\]'"
+    command("study", "--pairs", "nowhere").assert_refused(message)
 
 
 def test_a_chart_that_cannot_be_written_is_refused(command, answered, tmp_path):

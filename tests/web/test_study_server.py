@@ -75,6 +75,17 @@ def test_nothing_a_rater_can_fetch_names_a_system_or_a_file(address, token):
             assert not {"etag", "last-modified"} & {name.lower() for name in headers}
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"no video")])
+def test_a_clip_that_is_gone_is_said_without_its_name(damage, tmp_path):
+    with study(write_pairs(tmp_path, 1)) as (address, _):
+        token = fetch(f"{address}/api/raters", {"name": ""})["token"]
+        (trial,) = fetch(f"{address}/api/study", x_rater=token)["trials"]
+        for path in tmp_path.rglob("*.mp4"):
+            damage(path)
+        status, body, _ = call(f"{address}/media/{trial['left']}")
+        assert (status, json.loads(body)) == (503, {"error": "this video cannot be read any more"})
+
+
 def test_raters_cannot_compare_ids(address):
     """The same video has another id for everybody."""
     ids = []
