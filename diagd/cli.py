@@ -31,6 +31,7 @@ COMMANDS = {
         "train a model under the visibility of a diagonal schedule",
     ),
     "tune": ("diagd.tune:TuneOptions", "find the fastest schedule that a model can afford"),
+    "study": ("diagd.web.study:StudyOptions", "ask people which of two videos is better, blind"),
 }
 
 
@@ -60,6 +61,7 @@ def _run(name: str, flags: list[str]) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
+        extra |= dict.fromkeys(("fastapi", "uvicorn", "starlette", "pydantic"), "web")
         if error.name not in extra:
             raise
         raise ValueError(

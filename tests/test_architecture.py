@@ -22,7 +22,17 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "convert", "dream", "finetuning", "hf_generate", "plan_report", "training", "tune"),
+    (
+        "bench",
+        "convert",
+        "dream",
+        "finetuning",
+        "hf_generate",
+        "plan_report",
+        "training",
+        "tune",
+        "web",
+    ),
     ("dream_inputs", "dream_report", "training_loop"),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline", "teacher_forced"),
@@ -60,6 +70,10 @@ ORDER = {
     "metrics": ("quality",),
     "kernels": ("compiler",),
     "benchmark": ("ceilings", "steps", "rows"),
+    "web": (
+        *("study_pairs", "study_results", "study_trials", "study_store", "study_guard"),
+        *("study_page", "study_chart", "study_server", "study_making", "study"),
+    ),
 }
 
 

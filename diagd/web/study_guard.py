@@ -1,0 +1,88 @@
+"""What every request passes first: is it meant for this server, by our own page, and small?
+
+A page elsewhere cannot drive a local server: not through the visitor's browser (Origin), and not
+through a name of its own that it points here, which is DNS rebinding (Host).
+"""
+
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+MAX_BODY_BYTES = 4096
+PAGE_RULES = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class RequestGuard:
+    """Refuse foreign hosts, foreign pages and large messages; forbid pages to load from elsewhere.
+
+    Args:
+        app: answers what passes.
+        hosts: the values of Host (`name:port`) under which this server is reached.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error in words."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_rules(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(PAGE_RULES)
+            await send(message)
+
+        refusal = self._refusal(Headers(scope=scope), scope["method"])
+        if refusal is None:
+            body = await _read(receive)
+            if body is not None:
+                await self.app(scope, _replay(body, receive), send_with_rules)
+                return
+            refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
+        status, error = refusal
+        await JSONResponse({"error": error}, status)(scope, receive, send_with_rules)
+
+    def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if host.lower() not in self.hosts:
+            return 421, "this address is not known here: use the one that diagd study printed"
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+            return 403, "this page belongs to another site"
+        if method == "POST" and headers.get("content-type") != "application/json":
+            return 415, "messages must be application/json"
+        return None
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the whole body, or None as soon as it is too large or its sender is gone."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message["body"]
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        if not message["more_body"]:
+            return body
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the body once more, then whatever comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
