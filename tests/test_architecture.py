@@ -37,7 +37,8 @@ ORDER = {
     ),
     "models": (
         *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),
-        *("positional_start", "inference", "native_weights", "native", "llama", "huggingface"),
+        *("positional_start", "inference", "native_weights", "native", "llama"),
+        *("slot_cache", "huggingface", "guidance"),
     ),
     "data": (
         *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
