@@ -77,18 +77,20 @@ def custom_generate(
             sampling = SamplingOptions(
                 1.0 if temperature is None else temperature, top_k or None, top_p, valid_range
             )
-        decoded: HuggingFaceModel | GuidedModel = HuggingFaceModel(model)
-        for processor in logits_processor:
-            if isinstance(processor, _Guidance):
-                decoded = _guided(decoded, input_ids, processor)
+        wrapped = HuggingFaceModel(model)
+        guided = [
+            _guided(wrapped, input_ids, processor)
+            for processor in logits_processor
+            if isinstance(processor, _Guidance)
+        ]
         length = input_ids.shape[1] + new_tokens
-        if isinstance(decoded, GuidedModel) and length > decoded.max_positions:
+        if guided and length > guided[0].max_positions:
             raise ValueError(
-                f"guidance needs prompt and frames in one context of {decoded.max_positions} "
+                f"guidance needs prompt and frames in one context of {guided[0].max_positions} "
                 f"tokens, got {length}"
             )
         out = generate_tokens(
-            decoded,
+            guided[0] if guided else wrapped,
             input_ids,
             schedule,
             actions,

@@ -134,4 +134,4 @@ class GuidedModel:
             logits_to_keep,
         )
         conditional, unconditional = logits.float().chunk(2)
-        return torch.lerp(unconditional, conditional, self.scale)
+        return unconditional + self.scale * (conditional - unconditional)
