@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
     "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
     "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
+    "attention": ("diagd.attention_maps:AttentionOptions", "where the model looks when it writes"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
     "tokenize": (
         "diagd.data.tokenizer_training:TokenizeOptions",

@@ -122,7 +122,7 @@ class VideoGenerator:
         """
         schedule = self.schedule(num_frames, row_lag, frame_lag, raster)
         action_ids = self.action_ids(actions, num_frames, "generated frame")
-        prompt = self._prompt(frames, context_actions)
+        prompt = self.prompt(frames, context_actions)
         out = generate_tokens(
             self.model,
             prompt,
@@ -189,7 +189,7 @@ class VideoGenerator:
             seed=seed,
             runner=self.runner,
         )
-        engine.prefill(self._prompt(frames, context_actions), len(frames))
+        engine.prefill(self.prompt(frames, context_actions), len(frames))
         return engine
 
     def schedule(
@@ -203,8 +203,12 @@ class VideoGenerator:
             return DiagonalSchedule.spatial(grid, row_lag)
         return DiagonalSchedule(grid, row_lag, frame_lag)
 
-    def _prompt(self, frames: Tensor, context_actions: Sequence[str] | None) -> Tensor:
-        """Return (1, P) tokens of the context frames with the actions between them."""
+    def prompt(self, frames: Tensor, context_actions: Sequence[str] | None) -> Tensor:
+        """Return (1, P) tokens of the context frames with the actions between them.
+
+        Raises:
+            ValueError: frames or actions that do not fit.
+        """
         height_px, width_px = self.frame_size_px
         if frames.ndim != 4 or frames.shape[1:] != (height_px, width_px, 3):
             raise ValueError(

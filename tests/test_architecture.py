@@ -22,8 +22,8 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
-    ("flags", "plots", "recipe"),
+    ("attention_maps", "bench", "dream", "hf_generate", "plan_report", "training"),
+    ("attention_figure", "flags", "frame_attention", "plots", "recipe"),
     ("benchmark", "pipeline"),
     ("backends", "pretrained"),
     ("data", "decoding", "metrics", "models"),
@@ -38,7 +38,7 @@ ORDER = {
     "models": (
         *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),
         *("positional_start", "inference", "native_weights", "native", "llama"),
-        *("slot_cache", "huggingface", "guidance"),
+        *("slot_cache", "huggingface", "guidance", "attention_capture"),
     ),
     "data": (
         *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
