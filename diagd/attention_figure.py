@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from torch import Tensor
@@ -49,16 +50,24 @@ def draw_attention(
         around: (2r + 1, 2r + 1) mass by offset, in the frame before and in the frame itself.
         report: what `FrameAttention.report` returns.
     """
-    figure = plt.figure(figsize=(13, 11), layout="constrained")
+    figure, axes = plt.subplot_mosaic(
+        [["map", "map", "map"], ["before", "itself", "shares"]],
+        figsize=(14, 11.5),
+        layout="constrained",
+        width_ratios=[1, 1, 1.7],
+        height_ratios=[1.25, 1],
+    )
     figure.suptitle(title)
-    grid = figure.add_gridspec(2, 12, height_ratios=[1.15, 1])
-    _draw_map(figure.add_subplot(grid[0, :]), mean_map, size, slots_per_frame)
-    names = ("the frame before", "the frame itself")
-    for place, name, mass in zip((grid[1, :3], grid[1, 3:6]), names, around, strict=True):
-        _draw_around(
-            figure.add_subplot(place), mass, name, max(float(m.nan_to_num().max()) for m in around)
-        )
-    _draw_shares(figure.add_subplot(grid[1, 6:]), report)
+    _draw_map(axes["map"], mean_map, size, slots_per_frame)
+    high = max(float(mass.nan_to_num().max()) for mass in around)
+    for name, mass in zip(("before", "itself"), around, strict=True):
+        _draw_around(axes[name], mass, LogNorm(high / 300, high))
+    axes["before"].set_title("around the place written (box),\nin the frame before")
+    axes["itself"].set_title("around the place written (box),\nin the frame itself")
+    nearby = [axes["before"], axes["itself"]]
+    image = axes["itself"].images[0]
+    figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
+    _draw_shares(axes["shares"], report)
     partial = path.with_suffix(".partial.png")
     figure.savefig(partial, dpi=110)
     plt.close(figure)
@@ -66,66 +75,55 @@ def draw_attention(
 
 
 def _draw_map(axis: Axes, mean_map: Tensor, size: tuple[int, int], slots_per_frame: int) -> None:
-    """Draw the last two frames' columns, and name the diagonals at their ends."""
-    width = size[1]
-    count = len(mean_map)
-    shown = mean_map[:, -count - slots_per_frame :]
-    high = float(shown.flatten().quantile(0.9995))
+    """Draw the frame before and the frame itself, and name their diagonals."""
+    count, width = len(mean_map), size[1]
+    shown = mean_map[:, -count - slots_per_frame :].numpy()
+    high = float(np.quantile(shown, 0.9995))
     axis.imshow(
-        shown.clamp(min=high / 1000),
+        shown.clip(min=high / 1000),
         norm=LogNorm(high / 1000, high),
         cmap="magma",
         aspect="auto",
         interpolation="nearest",
     )
-    for start in (0, slots_per_frame):
-        for row in range(0, count + 1, width):
-            axis.axvline(start + row - 0.5, color="white", linewidth=0.2, alpha=0.4)
     axis.axvline(slots_per_frame - 0.5, color="white", linewidth=1.5)
-    marks = {
-        "previous_frame": 0,
-        "row_above": slots_per_frame - width,
-        "previous_in_row": slots_per_frame - 1,
-    }
-    for row, (kind, offset) in enumerate(marks.items()):
-        at = count * (0.25 + 0.25 * row)
+    # kind, columns from the diagonal of the frame before, and where its name stands (0 to 1)
+    marks = (
+        ("previous_frame", 0, 0.25, (0.2, 0.88)),
+        ("row_above", slots_per_frame - width, 0.3, (0.8, 0.88)),
+        ("previous_in_row", slots_per_frame - 1, 0.45, (0.88, 0.74)),
+        ("two_rows_above", slots_per_frame - 2 * width, 0.8, (0.4, 0.1)),
+    )
+    for kind, offset, share, label_at in marks:
+        row = share * count
         axis.annotate(
             _LABELS[kind],
-            xy=(at + offset, at),
-            xytext=(
-                at + offset + (70 if kind != "row_above" else -230),
-                at - 25 if kind != "row_above" else at + 25,
-            ),
+            xy=(row + offset, row),
+            xytext=label_at,
+            textcoords="axes fraction",
+            horizontalalignment="center",
             color="white",
-            fontsize=9,
+            fontsize=11,
+            in_layout=False,
+            bbox={"facecolor": "black", "alpha": 0.75, "edgecolor": "none"},
             arrowprops={"arrowstyle": "->", "color": "white"},
         )
-    axis.set(
-        xlabel="token looked at: the frame before | the frame itself (raster order)",
-        ylabel="token written",
-    )
+    axis.set_xlabel("token looked at: the frame before | the frame itself, both in raster order")
+    axis.set_ylabel("token written, in raster order")
 
 
-def _draw_around(axis: Axes, mass: Tensor, name: str, high: float) -> None:
+def _draw_around(axis: Axes, mass: Tensor, norm: LogNorm) -> None:
     reach = len(mass) // 2
-    image = axis.imshow(
-        mass,
-        norm=LogNorm(high / 300, high),
-        cmap="magma",
-        extent=(-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5),
-    )
+    edges = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
+    axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
     axis.set_facecolor("#e8e8e8")
-    axis.plot(0, 0, marker="s", markersize=9, markerfacecolor="none", markeredgecolor="cyan")
-    axis.set(
-        title=f"attention around the place written:\n{name}",
-        xlabel="columns away",
-        ylabel="rows away",
-    )
-    axis.figure.colorbar(image, ax=axis, shrink=0.6, label="attention a token")
+    axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
+    axis.set(xlabel="columns away", ylabel="rows away", xticks=range(-reach, reach + 1, 2))
+    axis.set_yticks(range(-reach, reach + 1, 2))
 
 
 def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
-    rows = {"if even": report["shares_if_even"], "all layers": report["shares"]}
+    rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
     rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
     left = [0.0] * len(rows)
     for kind, label in _LABELS.items():

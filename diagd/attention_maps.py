@@ -27,11 +27,11 @@ from diagd.pretrained import load_parts
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Show whom the tokens of a frame attend to: a figure (png) and the numbers (json beside it)."""
+    """Show whom the tokens of a frame attend to: a figure, and the numbers behind it."""
 
     model: str = "doom"  # the bundled model, or a checkpoint folder
     clips: Path | None = (
-        None  # a video, or a folder of videos, with .jsonl actions beside; default: the bundled clip
+        None  # a video or a folder of videos, .jsonl actions beside; default: the bundled clip
     )
     num_clips: int = 8  # of a folder, the first so many by name
     frame: int = 1  # which frame of the sequence, from 0; the clip's last frame + 1 frames are read
@@ -124,18 +124,17 @@ def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
 
 
 def _print(report: dict[str, Any], figure: Path, numbers: Path) -> None:
-    table = Table(title=f"{report['model']}: share of attention, %", box=SIMPLE)
+    table = Table(title=f"{report['model']}: share of attention, all layers", box=SIMPLE)
     table.add_column("")
-    rows = {"all layers": report["shares"], "if even": report["shares_if_even"]}
-    rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
+    for column in ("measured", "if it were even", "times even"):
+        table.add_column(column, justify="right")
     for kind in KINDS:
-        table.add_column(kind.replace("_", " "), justify="right")
-    for name, shares in rows.items():
-        table.add_row(name, *(f"{100 * shares[kind]:.1f}" for kind in KINDS))
+        share, even = report["shares"][kind], report["shares_if_even"][kind]
+        if even:
+            name = kind.replace("_", " ")
+            table.add_row(name, f"{share:.1%}", f"{even:.1%}", f"{share / even:.1f}")
     console = Console()
     console.print(table)
-    lost = ", ".join(f"{100 * m:.1f}% ({k})" for k, m in report["not_written_yet"].items())
-    console.print(
-        f"on tokens that diagonals have not written yet: {lost}".replace("row_lag_", "k=")
-    )
+    lost = ", ".join(f"{mass:.1%} ({k})" for k, mass in report["not_written_yet"].items())
+    console.print(f"on tokens that diagonals have not written yet: {lost}")
     console.print(f"wrote {figure} and {numbers}")

@@ -129,9 +129,10 @@ def measure_attention(
             f"frame {frame} of {height}x{width} takes tokens [{start}, {start + size}) and one "
             f"before, got tokens of shape {tuple(tokens.shape)}"
         )
-    config = model.config
-    layers = config.num_layers if isinstance(model, Transformer) else config.num_hidden_layers
-    heads = config.num_heads if isinstance(model, Transformer) else config.num_attention_heads
+    if isinstance(model, Transformer):
+        layers, heads = model.config.num_layers, model.config.num_heads
+    else:
+        layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
         if chosen is not None and not 0 <= chosen < count:
             raise ValueError(f"{name} must be in [0, {count}), got {chosen}")

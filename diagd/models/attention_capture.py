@@ -46,7 +46,7 @@ def capture_attention(
     hooks: list[Any] = []
     probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
     modules = _attention_modules(model)
-    cache = model.make_cache(len(tokens), length + 1)
+    cache: Any = model.make_cache(len(tokens), length + 1)
 
     def listen_to(layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -79,11 +79,11 @@ def _attention_modules(model: Transformer | HuggingFaceModel) -> list[nn.Module]
             f"{name} must run eager attention, which holds its probabilities: load it with "
             f"attn_implementation='eager', got {config._attn_implementation!r}"
         )
-    found = {
-        int(module.layer_idx): module
-        for module in model.model.modules()
-        if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
-    }
+    found: dict[int, nn.Module] = {}
+    for module in model.model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and type(module).__name__.endswith("Attention"):
+            found[layer] = module
     if sorted(found) != list(range(config.num_hidden_layers)):
         raise ValueError(
             f"{name} has {config.num_hidden_layers} layers, "
