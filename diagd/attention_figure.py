@@ -17,7 +17,7 @@ _LABELS = {
     "previous_frame": "frame before, same place",
     "older_frames": "older frames, same place",
     "neighbours": "around these (1 row, 1 column)",
-    "conditioning": "action",
+    "conditioning": "action or prefix",
     "elsewhere": "everything else",
 }
 _COLORS = {

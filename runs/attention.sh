@@ -6,3 +6,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 clips=${1:-work/doom/heldout}
 diagd attention --clips "$clips" --num-clips 16 --output docs/results/attention.png
+python runs/attention_start.py --out docs/results/attention_start.json

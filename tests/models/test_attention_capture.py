@@ -57,13 +57,10 @@ def test_our_own_probabilities_weigh_the_values_as_the_fused_kernel_does(kind):
 
 @torch.no_grad()
 def test_our_own_layers_tell_what_a_llama_of_the_same_weights_tells():
-    theirs = make("llama", attn_implementation="eager").eval()
     model = tiny_model()
+    eps = model.config.norm_eps
+    theirs = make("llama", attn_implementation="eager", rms_norm_eps=eps)
     theirs.load_state_dict(model.state_dict())
-    theirs.config.rms_norm_eps = model.config.norm_eps
-    for module in theirs.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = model.config.norm_eps
     tokens = random_tokens(1, LENGTH)
     torch.testing.assert_close(
         captured(model, tokens), captured(diagd.HuggingFaceModel(theirs), tokens), **TOLERANCE
@@ -99,8 +96,9 @@ def test_what_cannot_be_told_is_refused():
     with pytest.raises(ValueError, match=r"load it with attn_implementation='eager', got 'sdpa'"):
         captured(fused, random_tokens(1, 5), 0)
     nameless = make("llama", attn_implementation="eager")
-    for layer in nameless.model.layers[1:]:
-        del layer.self_attn.layer_idx
+    for module in nameless.modules():
+        if getattr(module, "layer_idx", 0):
+            delattr(module, "layer_idx")
     wrapped = diagd.HuggingFaceModel(make("llama", attn_implementation="eager"))
     wrapped.model = nameless
     with pytest.raises(ValueError, match=r"has 2 layers, found attention modules of layers \[0\]"):
