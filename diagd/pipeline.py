@@ -204,11 +204,7 @@ class VideoGenerator:
         return DiagonalSchedule(grid, row_lag, frame_lag)
 
     def prompt(self, frames: Tensor, context_actions: Sequence[str] | None) -> Tensor:
-        """Return (1, P) tokens of the context frames with the actions between them.
-
-        Raises:
-            ValueError: frames or actions that do not fit.
-        """
+        """Return (1, P) tokens of the context frames and actions; ValueError if they do not fit."""
         height_px, width_px = self.frame_size_px
         if frames.ndim != 4 or frames.shape[1:] != (height_px, width_px, 3):
             raise ValueError(

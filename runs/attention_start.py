@@ -1,7 +1,7 @@
 """Control for runs/attention.sh: the same numbers before training, with and without aimed heads.
 
-The bundled model's first layers are started looking at neighbours (diagd/models/positional_start.py),
-so part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
+The bundled model's first layers are started looking at neighbours (models/positional_start.py), so
+part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
 model knows no others.
 
 python runs/attention_start.py --out docs/results/attention_start.json
