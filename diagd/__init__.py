@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
     from diagd.hf_generate import custom_generate
     from diagd.models.checkpoints import load_model, save_model
+    from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline import VideoGenerator
 
@@ -22,6 +23,7 @@ __all__ = [
     "DiagonalEngine",
     "DiagonalSchedule",
     "GeneratedTokens",
+    "GuidedModel",
     "HuggingFaceModel",
     "SamplingOptions",
     "TokenGrid",
@@ -35,6 +37,7 @@ _MODULES = {
     "DiagonalEngine": "decoding.engine",
     "DiagonalSchedule": "decoding.schedule",
     "GeneratedTokens": "decoding.generate",
+    "GuidedModel": "models.guidance",
     "HuggingFaceModel": "models.huggingface",
     "SamplingOptions": "decoding.sampling",
     "TokenGrid": "decoding.schedule",

@@ -20,6 +20,7 @@ COMMANDS = {
         "diagd.convert:ConvertOptions",
         "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
     ),
+    "attention": ("diagd.attention_maps:AttentionOptions", "where the model looks when it writes"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
     "tokenize": (
         "diagd.data.tokenizer_training:TokenizeOptions",

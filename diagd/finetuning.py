@@ -24,8 +24,8 @@ from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.flags import FrameLag, RowLag
+from diagd.models.attention import Visible
 from diagd.models.checkpoints import load_model, model_path
-from diagd.models.layers import Visible
 from diagd.recipe import check_fit, frames_held
 from diagd.training_loop import LoopOptions, TrainingRun, read_clips
 

@@ -1,6 +1,11 @@
 """Diagonal decoding inside Hugging Face `generate`.
 
-model.generate(prompt, custom_generate=diagd.custom_generate(schedule), do_sample=False)
+model.generate(
+    prompt,
+    custom_generate=diagd.custom_generate(schedule),
+    max_new_tokens=schedule.grid.num_tokens,
+    do_sample=False,
+)
 """
 
 from collections.abc import Callable
@@ -13,15 +18,18 @@ from transformers.generation.logits_process import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from diagd.decoding.generate import generate_tokens
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
+from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 
-_UNDERSTOOD = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
+_Guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor
+_UNDERSTOOD = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, _Guidance)
 
 
 def custom_generate(
@@ -34,9 +42,10 @@ def custom_generate(
 ) -> Callable[..., Tensor]:
     """Make the callable that `generate(custom_generate=...)` takes.
 
-    `do_sample`, `temperature`, `top_k` and `top_p` are those of the call's generation config; any
-    other logits processor is an error, and so is more than one sequence a prompt. The schedule says
-    how much is generated, so `max_new_tokens` plays no part.
+    `do_sample`, `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are
+    those of the call; any other logits processor is an error, and so is more than one sequence a
+    prompt. The schedule says how much is generated: `max_new_tokens` has to allow it, and keeps
+    transformers from warning of its own limit.
 
     Returns:
         A callable that returns (B, P + T * (n + height * width)) int64, the prompt first.
@@ -52,6 +61,12 @@ def custom_generate(
         foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
         if foreign:
             raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
+        new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
+        if (generation_config.max_new_tokens or new_tokens) < new_tokens:
+            raise ValueError(
+                f"the schedule writes {new_tokens} tokens, "
+                f"got max_new_tokens={generation_config.max_new_tokens}"
+            )
         for name in ("num_beams", "num_return_sequences"):
             if getattr(generation_config, name) not in (None, 1):
                 raise ValueError(f"{name} must be 1, got {getattr(generation_config, name)}")
@@ -62,8 +77,20 @@ def custom_generate(
             sampling = SamplingOptions(
                 1.0 if temperature is None else temperature, top_k or None, top_p, valid_range
             )
+        wrapped = HuggingFaceModel(model)
+        guided = [
+            _guided(wrapped, input_ids, processor)
+            for processor in logits_processor
+            if isinstance(processor, _Guidance)
+        ]
+        length = input_ids.shape[1] + new_tokens
+        if guided and length > guided[0].max_positions:
+            raise ValueError(
+                f"guidance needs prompt and frames in one context of {guided[0].max_positions} "
+                f"tokens, got {length}"
+            )
         out = generate_tokens(
-            HuggingFaceModel(model),
+            guided[0] if guided else wrapped,
             input_ids,
             schedule,
             actions,
@@ -78,3 +105,14 @@ def custom_generate(
         return torch.cat([input_ids, frames.flatten(1)], dim=1)
 
     return decode
+
+
+def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:
+    """Read the processor: its negative prompt stands for the whole prompt."""
+    given = processor.unconditional_context
+    unconditional, mask = given["input_ids"], given["attention_mask"]
+    if mask is not None and not mask.all():
+        raise ValueError("negative prompts must be of one length, got one with masked tokens")
+    if unconditional is None:
+        unconditional = prompt[:, -1:]
+    return GuidedModel(model, unconditional, prompt.shape[1], processor.guidance_scale)

@@ -132,7 +132,7 @@ class VideoGenerator:
         num_grids = self.grids_of(num_frames)
         schedule = self.schedule(num_grids, row_lag, frame_lag, raster)
         action_ids = self.action_ids(actions, num_frames, "generated frame")
-        prompt, context = self._prompt(frames, context_actions)
+        prompt, context = self.prompt(frames, context_actions)
         if self.tokenizer.temporal_compression > 1:
             check_clip(len(frames), num_frames, len(context) + num_grids, self.config)
         out = generate_tokens(
@@ -212,7 +212,7 @@ class VideoGenerator:
             keep_frames=self.habits.keep_frames,
             runner=self.runner,
         )
-        prompt, context = self._prompt(frames, context_actions)
+        prompt, context = self.prompt(frames, context_actions)
         engine.prefill(prompt, len(context))
         return engine
 
@@ -236,7 +236,7 @@ class VideoGenerator:
         ids = action_ids(self.vocabulary, actions, count, what, self.tokenizer.codebook_size)
         return None if ids is None else ids.to(self.model.device)
 
-    def _prompt(
+    def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
     ) -> tuple[Tensor, Tensor]:
         """Return (1, P) tokens of prefix, context frames and actions between; and the grids."""

@@ -145,6 +145,7 @@ class ReferenceStream:
     context_frames: int = 0
     row_start: str = "temporal"
     sample_fn: SampleFn = greedy
+    row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
@@ -236,6 +237,8 @@ class ReferenceStream:
 
     def stand_in(self, frame: int, row: int, row_lag: int, frame_lag: int) -> Tensor:
         """Return the (B,) ids fed in place of the unknown predecessor of (frame, row, 0)."""
+        if self.row_ends is not None:
+            return self.prompt.new_full((len(self.prompt),), self.row_ends[row - 1])
         if row > 0:
             places = {
                 "predecessor": (frame - 1, row - 1, self.width - 1),

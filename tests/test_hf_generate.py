@@ -20,7 +20,7 @@ def prompt():
 
 def generate(llama, prompt, custom, **flags):
     """Call the model's own `generate`, which warns of its own limit unless it is told one."""
-    flags = {"do_sample": False, "max_new_tokens": 7, **flags}
+    flags = {"do_sample": False, "max_new_tokens": GRID.num_tokens, **flags}
     return llama.generate(prompt, custom_generate=custom, **flags)
 
 
@@ -51,7 +51,7 @@ def test_diagonals_write_what_generate_tokens_writes(row_start, llama, prompt):
         sampling=diagd.SamplingOptions(valid_range=valid),
     )
     custom = diagd.custom_generate(schedule, actions, row_start=row_start, valid_range=valid)
-    sequence = generate(llama, prompt, custom)
+    sequence = generate(llama, prompt, custom, max_new_tokens=2 * (2 + 15))
     assert sequence.shape == (2, 4 + 2 * (2 + 15))
     assert torch.equal(sequence[:, :4], prompt)
     frames = sequence[:, 4:].unflatten(1, (2, 17))
@@ -87,9 +87,40 @@ def test_the_generation_config_says_how_to_sample(flags, sampling, llama, prompt
     assert torch.equal(sequence[:, 4:], out.tokens.flatten(1))
 
 
+@pytest.mark.parametrize("negative_length", [None, 1, 6])
+def test_guidance_flags_write_what_generate_writes_with_them(negative_length, llama, prompt):
+    flags = {"guidance_scale": 2.0, "max_new_tokens": 30, "do_sample": False}
+    if negative_length is not None:
+        shape = (2, negative_length)
+        generator = torch.Generator().manual_seed(5)
+        flags["negative_prompt_ids"] = torch.randint(NUM_VISUAL, shape, generator=generator)
+        flags["negative_prompt_attention_mask"] = torch.ones(shape, dtype=torch.int64)
+    plain = llama.generate(prompt, eos_token_id=None, **flags)
+    schedule = diagd.DiagonalSchedule.raster(GRID)
+    ours = llama.generate(prompt, custom_generate=diagd.custom_generate(schedule), **flags)
+    assert torch.equal(ours, plain)
+    assert not torch.equal(ours, generate(llama, prompt, diagd.custom_generate(schedule)))
+
+
+def test_without_a_limit_transformers_warns_and_nothing_else_changes(llama, prompt):
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    with pytest.warns(UserWarning, match="We recommend setting `max_new_tokens`"):
+        unlimited = llama.generate(prompt, custom_generate=custom, do_sample=False)
+    assert torch.equal(unlimited, generate(llama, prompt, custom))
+
+
+NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dtype=torch.int64)}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"max_new_tokens": 29}, "the schedule writes 30 tokens, got max_new_tokens=29"),
+        (NEGATIVE, "guidance needs prompt and frames in one context of 24 tokens, got 34"),
+        (
+            {**NEGATIVE, "negative_prompt_attention_mask": torch.eye(2, 140)},
+            "negative prompts must be of one length, got one with masked tokens",
+        ),
         ({"repetition_penalty": 1.5}, r"knows no logits processors, got \['RepetitionPenaltyLog"),
         ({"do_sample": True, "min_p": 0.1}, r"knows no logits processors, got \['MinPLogitsWarper"),
         ({"num_beams": 2}, r"num_beams must be 1, got 2"),

@@ -6,6 +6,7 @@ of the families' shapes; frames come from files written here.
 
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_wham_dreams_the_pixels_that_its_own_code_dreams(name, clip, tmp_path):
     world = VideoGenerator.from_pretrained(FIXTURES / name, backend="eager")
     held = world.habits.context_frames
     recording = ClipFile("clip", tmp_path / "clip.npz", WHAMActions(), "leaving").read()
+    assert recording.actions is not None
     video = world.generate(
         recording.frames[:held],
         recording.actions[held:],
@@ -310,7 +312,8 @@ def test_recordings_that_do_not_fit_are_refused(changes, message, command, tmp_p
     actions[:, 12:] = changes.get("bins", 5)
     images = np.zeros((num_frames, 3, 30, 40), np.uint8)
     names = changes.get("keys", ("images", "actions"))
-    np.savez(tmp_path / "clip.npz", **dict(zip(names, (images, actions), strict=True)))
+    arrays: dict[str, Any] = dict(zip(names, (images, actions), strict=True))
+    np.savez(tmp_path / "clip.npz", **arrays)
     outcome = command(
         *("generate", "--model", FIXTURES / "wham_tiny", "--prompt", tmp_path / "clip.npz"),
         *("--frames", 2, "--output", tmp_path / "dream.mp4"),

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from diagd.teacher_forced import schedule_nll, view_nll
 from tests.decoding.cases import MODELS, Case, cases, model_of
 from tests.decoding.test_teacher_forcing import logits_of_reference, truth_of
 
-CLOSE = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
+CLOSE: Any = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
 
 
 def arguments_of(case: Case) -> dict:
@@ -68,7 +70,7 @@ def test_another_rule_can_be_asked_for():
     case = Case(num_frames=1, context_frames=1, prefix_length=0)
     _, sequence = truth_of(case)
     view = teacher_view(case.schedule, SequenceLayout(case.grid, 0, 1))
-    model = model_of("own")
+    model: Any = model_of("own")
     found = view_nll(model, sequence, view, lambda q, r: q == r)
     alone = [
         model.logits(sequence[:, view.sources[lane], None], positions=view.positions[lane, None])

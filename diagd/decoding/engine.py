@@ -162,7 +162,8 @@ class DiagonalEngine:
     ) -> Generator[Tensor, None, None]:
         grid, base = schedule.grid, self.num_used
         layout = self._layout(grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
-        plan = make_plan(schedule, layout, self.row_start, self.pad)
+        known = self.ranges.row_ends is not None
+        plan = make_plan(schedule, layout, self.row_start, self.pad, known)
         lanes = self._place(plan, actions)
         frame = 0
         for step in range(plan.num_steps):
@@ -187,6 +188,9 @@ class DiagonalEngine:
         self.fed_at[base:end] = plan.fed_at.to(self.fed_at.device)
         frames = self.tokens[:, base:end].view(len(self.tokens), -1, layout.slots_per_frame)
         frames[:, :, : layout.num_action_tokens] = actions
+        if self.ranges.row_ends is not None:  # separators are known before they are written
+            width = layout.grid.width
+            frames[:, :, layout.num_action_tokens + width - 1 :: width] = self.ranges.row_ends
         lanes = plan.lanes.clone()
         lanes[:4] = torch.where(lanes[:4] == SCRATCH, self.max_slots, lanes[:4] + base)
         lanes[Lanes._fields.index("frames")] += self.num_generated

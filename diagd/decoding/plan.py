@@ -75,22 +75,24 @@ def make_plan(
     layout: SequenceLayout,
     row_start: RowStart = "temporal",
     pad: bool = True,
+    known_row_ends: bool = False,
 ) -> DecodePlan:
     """Turn a schedule into tensors.
 
     Args:
         row_start: which token id stands in for an unknown predecessor.
         pad: let steps have few different widths (see `DecodePlan.lanes`).
+        known_row_ends: rows end in a separator; nothing has to stand in for what is known.
 
     Raises:
         ValueError: an unknown row start.
     """
     check_row_start(row_start)
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.num_steps)]
-    fed_at = torch.full((layout.num_slots,), schedule.num_steps, dtype=torch.int64)
-    for step, position, source, target in feeds(schedule, layout, row_start):
+    fed_at = [0] * layout.num_slots
+    for step, position, source, target in feeds(schedule, layout, row_start, known_row_ends):
         if source == position >= 0:
-            fed_at[position] = step
+            fed_at[position] = max(step, fed_at[position])  # a stand-in may be the token itself
         if step < schedule.num_steps:
             output = SCRATCH if target is None else layout.slot_of(*target)
             steps[step].append((position, position, source, output, step, *(target or (0, 0, 0))))
@@ -106,7 +108,7 @@ def make_plan(
         columns += lanes + [(position, SCRATCH, source, SCRATCH, *rest)] * padding
         starts.append(len(columns))
     packed = torch.tensor(columns, dtype=torch.int64).T.contiguous()
-    return DecodePlan(schedule, layout, packed, tuple(starts), tuple(ends), fed_at)
+    return DecodePlan(schedule, layout, packed, tuple(starts), tuple(ends), torch.tensor(fed_at))
 
 
 def check_row_start(row_start: str) -> None:
@@ -118,7 +120,10 @@ def check_row_start(row_start: str) -> None:
 
 
 def feeds(
-    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart
+    schedule: DiagonalSchedule,
+    layout: SequenceLayout,
+    row_start: RowStart,
+    known_row_ends: bool = False,
 ) -> Iterator[tuple[int, int, int, tuple[int, int, int] | None]]:
     """Yield (step, position, source slot, place written or None) of every lane, in no order.
 
@@ -138,7 +143,9 @@ def feeds(
                 on_time = successor is not None and schedule.step_of(*successor) == step + 1
                 yield step + 1, slot, slot, successor if on_time else None
                 if successor is not None and not on_time:
-                    source = _stand_in(schedule, layout, row_start, *successor)
+                    source = slot
+                    if not known_row_ends:
+                        source = _stand_in(schedule, layout, row_start, *successor)
                     yield schedule.step_of(*successor), slot, source, successor
 
 

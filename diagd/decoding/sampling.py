@@ -57,6 +57,14 @@ class ValidRanges:
     high: int
     by_place: Tensor | None
 
+    @property
+    def row_ends(self) -> Tensor | None:
+        """The (height,) ids that end the rows where each has a single valid one, a separator."""
+        if self.by_place is None:
+            return None
+        low, high = self.by_place[:, -1].unbind(-1)
+        return low if bool((high - low == 1).all()) else None
+
     @classmethod
     def resolve(
         cls,

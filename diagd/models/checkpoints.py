@@ -8,6 +8,7 @@ names the file.
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def is_ours(folder: Path, config: Path | None = None) -> bool:
 
 
 def save_model(
-    model: Transformer, folder: str | Path, weights: dict[str, Tensor] | None = None
+    model: Transformer, folder: str | Path, weights: Mapping[str, Tensor] | None = None
 ) -> None:
     """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
 

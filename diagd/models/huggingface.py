@@ -1,8 +1,8 @@
 """Put any causal language model of transformers behind the protocol of our own decoder.
 
-The stock caches append, or write at a running index. `SlotCache` writes where the step says and
-returns a prefix of the buffer, and a 4-D mask says who sees whom, so a model that takes position
-ids can be fed out of order. Its weights and code stay untouched.
+A `SlotCache` takes keys and values where the step says, and a 4-D mask says who sees whom, so a
+model that takes position ids can be fed out of order. Its weights and code stay untouched. Whether
+it goes by all three is not believed but tried, once, on six tokens.
 """
 
 import inspect
@@ -10,78 +10,13 @@ import inspect
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+from diagd.models.slot_cache import SlotCache
 
 _NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep")
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
-
-
-class SlotCacheLayer(CacheLayerMixin):
-    """Keys and values of one layer, each (B, heads, num_slots, D), written by slot."""
-
-    is_compileable = True
-
-    def __init__(self, batch_size: int, num_slots: int) -> None:
-        super().__init__()
-        self.batch_size, self.num_slots = batch_size, num_slots
-        self.slots: Tensor | None = None
-        self.num_visible = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate zeroed buffers for the heads and sizes seen in (B, heads, L, D) states."""
-        self.keys, self.values = (
-            states.new_zeros(self.batch_size, states.shape[1], self.num_slots, states.shape[3])
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, L, D) states at the step's slots; return the visible prefix."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        assert self.slots is not None
-        self.keys.index_copy_(2, self.slots, key_states)
-        self.values.index_copy_(2, self.slots, value_states)
-        return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys attention sees, and the offset of the first."""
-        return self.num_visible, 0
-
-    def get_seq_length(self) -> int:
-        """Return how many keys attention sees; transformers' word for it."""
-        return self.num_visible
-
-    def get_max_length(self) -> int:
-        """Return num_slots."""
-        return self.num_slots
-
-
-class SlotCache(Cache):
-    """Cache of a transformers model, written by slot in any order; the last slot is scratch."""
-
-    def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
-        """Make empty layers; each allocates its buffers at the first step, once, full size."""
-        self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]
-        super().__init__(layers=list(self.slot_layers))
-
-    def begin_step(self, slots: Tensor, num_visible: int) -> None:
-        """Say where the coming step writes, (L,) int64, and how many slots it reads.
-
-        transformers passes neither to `update`, so the layers have to be told beforehand.
-        """
-        for layer in self.slot_layers:
-            layer.slots, layer.num_visible = slots, num_visible
-
-    @property
-    def bytes(self) -> int:
-        """Memory the buffers hold; 0 before the first step."""
-        buffers = [b for layer in self.slot_layers for b in (layer.keys, layer.values)]
-        return sum(buffer.nbytes for buffer in buffers if buffer is not None)
+_PROBE_TOKENS = 6
+_PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
 
 class HuggingFaceModel:
@@ -89,14 +24,16 @@ class HuggingFaceModel:
 
     Raises:
         ValueError: The model is no causal language model, takes no position ids (ALiBi models),
-            limits attention to a window, or runs an attention that ignores a 4-D mask.
+            carries a state from token to token, limits attention to a window, ignores the 4-D mask,
+            or cannot write image tokens with its forward.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Wrap the model and put it in evaluation mode, without which dropout would be active."""
         _check_model(model)
         self.model = model.eval()
-        self.config = model.config
+        self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
+        _check_order_does_not_matter(self)
 
     @property
     def device(self) -> torch.device:
@@ -151,22 +88,23 @@ class HuggingFaceModel:
 
         Args:
             tokens: (B, L) int64.
-            positions: (L,) int64 in [0, max_positions).
+            positions: (L,) int64 in [0, max_positions); (B, L) where batch rows differ.
             slots: (L,) int64, cache slot of every lane; written before attention.
             visible: (L, M) bool, True = the lane may attend; the first M cache slots are read.
+                (B, L, M) where batch rows differ.
             cache: From `make_cache`, changed in place.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
 
         Returns:
             Logits (B, lanes kept, vocab_size) in the model's dtype.
         """
-        cache.begin_step(slots, visible.shape[1])
+        cache.begin_step(slots, visible.shape[-1])
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
         out = self.model(
             input_ids=tokens,
-            attention_mask=mask[None, None],
-            position_ids=positions[None],
+            attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]),
+            position_ids=positions.reshape(-1, tokens.shape[1]),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
@@ -198,9 +136,15 @@ def _refuse_context(context: Tensor | None) -> None:
 def _check_model(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"expected a transformers causal LM, got {type(model).__name__}")
-    name, config = type(model).__name__, model.config
-    if config.is_encoder_decoder or not model.can_generate():
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    if model.config.is_encoder_decoder or not model.can_generate():
         raise ValueError(f"expected a transformers causal LM, got {name}")
+    if model._is_stateful:
+        raise ValueError(
+            f"{name} cannot be fed out of order: it carries a state from token to token"
+        )
+    if hasattr(model, "prepare_embeddings_for_image_generation"):
+        raise ValueError(f"{name} cannot be used: it writes images with a head beside its forward")
     parameters = inspect.signature(model.forward).parameters
     missing = [argument for argument in _NEEDED_ARGUMENTS if argument not in parameters]
     if missing or getattr(config, "alibi", False):
@@ -219,4 +163,29 @@ def _check_model(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} must run {' or '.join(_MASKED_ATTENTION)} attention, "
             f"which honours a 4-D mask, got {config._attn_implementation!r}"
+        )
+
+
+@torch.no_grad()
+def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
+    """Feed a few tokens backwards through the cache; they must come out as in one plain pass."""
+    name, half = type(model.model).__name__, _PROBE_TOKENS // 2
+    ids = torch.linspace(0, model.num_embeddings - 1, _PROBE_TOKENS, device=model.device)
+    tokens = ids.long()[None]
+    expected = model.logits(tokens)
+    banned = (expected <= torch.finfo(model.dtype).min).any(1).sum().item()
+    if banned:
+        raise ValueError(f"{name} cannot be used: its forward bans {banned} ids (image tokens)")
+    positions = torch.arange(_PROBE_TOKENS, device=model.device).view(2, half).flip(1)
+    cache, logits = model.make_cache(1, _PROBE_TOKENS), torch.empty_like(expected)
+    for lanes in positions:
+        slots = _PROBE_TOKENS - 1 - lanes
+        visible = torch.arange(_PROBE_TOKENS - 1, -1, -1, device=model.device) <= lanes[:, None]
+        logits[:, lanes] = model.forward(tokens[:, lanes], lanes, slots, visible, cache)
+    spread = (expected - expected.mean(1, keepdim=True)).float().norm()
+    error = (logits - expected).float().norm()
+    if error > max(_PROBE_TOLERANCE, torch.finfo(model.dtype).eps ** 0.5) * spread:
+        raise ValueError(
+            f"{name} cannot be fed out of order: it ignores the mask, the positions or the slots "
+            f"that it is given (its logits are {error / spread:.0%} off)"
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diagd.data.actions import read_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
-from diagd.models.checkpoints import model_folder
+from diagd.models.checkpoints import model_path
 from diagd.pipeline import VideoGenerator
 
 HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
@@ -122,7 +122,7 @@ def _remember(folder: Path, options: MakeOptions) -> None:
 
 def _prompt_paths(options: MakeOptions) -> list[Path]:
     if options.clips is None:
-        return [model_folder(options.model) / "prompt.mp4"]
+        return [model_path(options.model) / "prompt.mp4"]
     if not options.clips.is_dir():
         raise FileNotFoundError(f"folder of prompt clips not found: {options.clips}")
     paths = sorted(options.clips.glob("*.mp4"))

@@ -102,6 +102,24 @@ def test_every_place_keeps_to_its_own_range_of_ids(case, temperature):
     assert (tokens < low + size).all()
     seeds = [case.seed + b for b in range(case.batch_size)]
     reference = case.reference(reference_sampler(seeds, temperature, valid_range=valid_range))
+    if (size[:, -1] == 1).all():
+        reference.row_ends = low[:, -1].tolist()
+    expected = reference.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    assert torch.equal(tokens, expected)
+
+
+@given(case=cases(), model=st.sampled_from(MODELS))
+@engine_settings
+def test_separators_that_end_rows_stand_at_their_place_before_they_are_written(case, model):
+    valid_range = torch.tensor([2, NUM_VISUAL]).repeat(case.height, case.width, 1)
+    valid_range[:, -1] = torch.tensor([1, 2])
+    sampling = diagd.SamplingOptions(valid_range=valid_range)
+    tokens = generate(model_of(model), case, sampling=sampling, seed=case.seed)
+    assert (tokens[..., -1] == 1).all()
+    reference = case.reference(
+        reference_sampler([0] * case.batch_size, 0.0, None, None, valid_range)
+    )
+    reference.row_ends = [1] * case.height
     expected = reference.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
     assert torch.equal(tokens, expected)
 

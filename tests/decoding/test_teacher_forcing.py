@@ -1,6 +1,7 @@
 """One forward over the view of a schedule sees what decoding sees step by step."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tests.decoding.cases import (
 )
 from tests.models.tiny import KINDS, tiny_model
 
-CLOSE = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
+CLOSE: Any = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
 SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
     "k=1": (1, 7),
     "k=2": (2, 9),

@@ -5,13 +5,23 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
     FalconConfig,
     FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    JanusConfig,
+    JanusForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen3Config,
@@ -20,7 +30,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+import diagd
 from diagd.models.huggingface import HuggingFaceModel
+from tests import oracles
+from tests.models.architectures import ARCHITECTURES, architecture
 from tests.models.feeding import feed, scrambled_steps, visible_under
 from tests.models.tiny import random_tokens
 
@@ -70,6 +83,46 @@ def test_scrambled_feeding_equals_one_pass_under_the_same_rule(name):
     logits = feed(HuggingFaceModel(theirs), tokens, steps)
     expected = theirs(tokens, attention_mask=mask[None, None]).logits
     torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_raster_order_writes_what_generate_writes(name):
+    model, prompt = architecture(name), random_tokens(2, 4, vocab_size=40)
+    plain = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=30,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    raster = diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5))
+    out = diagd.generate_tokens(HuggingFaceModel(model), prompt, raster, context_frames=0)
+    assert torch.equal(out.tokens.flatten(1), plain[:, 4:])
+
+
+@pytest.mark.parametrize(("row_lag", "frame_lag"), [(1, 3), (2, 4), (3, 11)])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_diagonals_write_what_the_cache_free_reference_writes(name, row_lag, frame_lag):
+    model, prompt = architecture(name), random_tokens(2, 4 + 15, vocab_size=40)
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), row_lag, frame_lag)
+    expected = oracles.diagonal_reference(
+        oracles.llama_logits(model), prompt, 2, 3, 5, row_lag, frame_lag, context_frames=1
+    )
+    out = diagd.generate_tokens(HuggingFaceModel(model), prompt, schedule)
+    assert torch.equal(out.tokens, expected)
+
+
+@torch.no_grad()
+def test_batch_rows_may_see_and_stand_differently():
+    model, tokens = HuggingFaceModel(make("gpt2")), random_tokens(2, 4)
+    slots, tril = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
+    positions = torch.stack([slots, slots + 3])
+    visible = torch.stack([tril, tril & (slots != 1) | torch.eye(4, dtype=torch.bool)])
+    both = model.forward(tokens, positions, slots, visible, model.make_cache(2, 5))
+    for row in range(2):
+        cache = model.make_cache(1, 5)
+        alone = model.forward(tokens[row : row + 1], positions[row], slots, visible[row], cache)
+        torch.testing.assert_close(both[row : row + 1], alone, **TOLERANCE)
 
 
 @pytest.mark.parametrize("keep", [1, torch.tensor([1, 3])])
@@ -122,6 +175,8 @@ def unsupported_models():
     falcon = FalconConfig(
         vocab_size=50, hidden_size=24, num_hidden_layers=1, num_attention_heads=4, alibi=True
     )
+    mamba = MambaConfig(vocab_size=50, hidden_size=24, num_hidden_layers=1)
+    janus = JanusConfig(text_config=LlamaConfig(**SIZES))
     t5 = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with torch.device("meta"):
         return {
@@ -133,6 +188,15 @@ def unsupported_models():
             ),
             r"FalconForCausalLM cannot be .* takes no position_ids \(it uses ALiBi\)": (
                 FalconForCausalLM(falcon)
+            ),
+            "MambaForCausalLM cannot be .* carries a state from token to token": (
+                MambaForCausalLM(mamba)
+            ),
+            "JambaForCausalLM cannot be .* carries a state from token to token": (
+                JambaForCausalLM(JambaConfig(**{**SIZES, "head_dim": None}))
+            ),
+            "JanusForCond.* cannot be used: it writes images with a head beside its forward": (
+                JanusForConditionalGeneration(janus)
             ),
             "needs full attention in every layer, got .* with sliding_window=8": (
                 MistralForCausalLM(sliding)
@@ -153,3 +217,49 @@ def test_an_attention_that_ignores_the_mask_is_refused():
         ValueError, match=r"must run eager or sdpa attention, .* got 'flash_attention_"
     ):
         HuggingFaceModel(model)
+
+
+def test_a_model_that_brings_a_mask_of_its_own_is_found_out():
+    """GPT-Neo lays its causal mask over the slots, whatever stands there."""
+    config = GPTNeoConfig(
+        vocab_size=50,
+        hidden_size=24,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global"], 2]],
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPTNeoForCausalLM(config)
+    with pytest.raises(
+        ValueError,
+        match=r"GPTNeoForCausalLM cannot be .* ignores the mask, the positions or .* \d\d% off",
+    ):
+        HuggingFaceModel(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_rounding_is_not_taken_for_another_order(name, dtype):
+    model = HuggingFaceModel(make(name, initializer_range=0.4).to(dtype))
+    assert model.dtype == dtype
+
+
+def test_a_model_that_cannot_write_its_image_tokens_is_refused():
+    pixels = {
+        "base_channels": 32,
+        "embed_dim": 4,
+        "num_embeddings": 8,
+        "latent_channels": 4,
+        "resolution": 16,
+        "channel_multiplier": [1, 1],
+        "num_res_blocks": 1,
+    }
+    image_ids = {f"IMGIMG{letter}Z": 20 + n for n, letter in enumerate("ABCDEFGH")}
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    config = ChameleonConfig(**sizes, vq_config=pixels, vocabulary_map={"<image>": 3, **image_ids})
+    with pytest.raises(ValueError, match=r"forward bans 8 ids \(image tokens\)"):
+        HuggingFaceModel(ChameleonForConditionalGeneration(config))

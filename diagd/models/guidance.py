@@ -1,0 +1,137 @@
+"""Classifier-free guidance: two prompts, one forward pass, one token for both.
+
+logits = unconditional + scale * (conditional - unconditional)
+
+Every batch row is run twice, side by side: once after the prompt that the engine feeds, once after
+another one. What is generated is fed to both. To the engine the pair is one model, so schedules,
+sampling and streams stay what they are.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.slot_cache import SlotCache
+
+
+class GuidedModel:
+    """A model steered away from what it would write after an unconditional prompt.
+
+    The two prompts need not be of one length: the unconditional rows have slots ahead of the
+    engine's for all but the last of their tokens, which is fed when the engine feeds its own last
+    prompt token. Slots are positions here, as the engine has it.
+
+    Args:
+        model: what runs the pairs.
+        unconditional: (1, U) or (B, U) int64, read in place of the prompt's first tokens: an empty
+            or a negative prompt with the model's own image start.
+        prompt_length: tokens of the engine's prompt that it stands for, at least 1: the text before
+            the context frames. Both see what comes after.
+        scale: 1 is the model as it is, more follows the prompt more closely.
+
+    Raises:
+        ValueError: An argument out of its range.
+    """
+
+    def __init__(
+        self,
+        model: HuggingFaceModel,
+        unconditional: Tensor,
+        prompt_length: int,
+        scale: float,
+    ) -> None:
+        if unconditional.ndim != 2 or not unconditional.numel():
+            raise ValueError(
+                "unconditional must be of shape (1 or batch, at least 1), "
+                f"got {tuple(unconditional.shape)}"
+            )
+        if unconditional.dtype != torch.int64 or not (
+            0 <= int(unconditional.min()) <= int(unconditional.max()) < model.num_embeddings
+        ):
+            raise ValueError(
+                f"unconditional must be int64 ids in [0, {model.num_embeddings}), "
+                f"got {unconditional.dtype} {unconditional.min()}..{unconditional.max()}"
+            )
+        if prompt_length < 1:
+            raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
+        self.model, self.scale, self.prompt_length = model, scale, prompt_length
+        self.unconditional = unconditional.to(model.device)
+        self.num_ahead = unconditional.shape[1] - 1  # slots before the engine's
+        self.shift = unconditional.shape[1] - prompt_length  # of the unconditional positions
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.model.vocab_size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Ids that may be fed: [0, num_embeddings)."""
+        return self.model.num_embeddings
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence that both rows can hold."""
+        return self.model.max_positions - max(0, self.shift)
+
+    @torch.no_grad()
+    def make_cache(
+        self, batch_size: int, num_slots: int, context: Tensor | None = None
+    ) -> SlotCache:
+        """Make a cache for batch_size pairs, the unconditional prompt but its last token in it.
+
+        Raises:
+            ValueError: A context is given, or a batch that the unconditional prompts do not fit.
+        """
+        given, ahead = len(self.unconditional), self.num_ahead
+        if given not in (1, batch_size):
+            raise ValueError(f"expected 1 or {batch_size} unconditional prompts, got {given}")
+        cache = self.model.make_cache(2 * batch_size, ahead + num_slots, context)
+        if ahead:
+            rows = self.unconditional[:, :-1].expand(batch_size, -1).repeat(2, 1)
+            slots = torch.arange(ahead, device=self.device)
+            self.model.forward(rows, slots, slots, slots <= slots[:, None], cache, 1)
+        return cache
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        cache: SlotCache,
+        logits_to_keep: int | Tensor = 0,
+    ) -> Tensor:
+        """Run one decoding step of all pairs; see `HuggingFaceModel.forward`.
+
+        Lanes of the prompt mean nothing to the unconditional rows, which never see them again.
+
+        Returns:
+            Guided logits (B, lanes kept, vocab_size), float32.
+        """
+        ahead, last = self.num_ahead, self.prompt_length - 1
+        theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)
+        shifted = (positions + self.shift).clamp(min=0)
+        shared = torch.arange(visible.shape[1], device=visible.device) >= last
+        pair_visible = torch.stack(
+            [
+                functional.pad(visible, (ahead, 0), value=False),
+                functional.pad(visible & shared, (ahead, 0), value=True),
+            ]
+        )
+        logits = self.model.forward(
+            torch.cat([tokens, theirs]),
+            torch.stack([positions, shifted]).repeat_interleave(len(tokens), 0),
+            slots + ahead,
+            pair_visible.repeat_interleave(len(tokens), 0),
+            cache,
+            logits_to_keep,
+        )
+        conditional, unconditional = logits.float().chunk(2)
+        return unconditional + self.scale * (conditional - unconditional)

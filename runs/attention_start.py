@@ -1,0 +1,50 @@
+"""Control for runs/attention.sh: the same numbers before training, with and without aimed heads.
+
+The bundled model's first layers are started looking at neighbours (models/positional_start.py), so
+part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
+model knows no others.
+
+python runs/attention_start.py --out docs/results/attention_start.json
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+from diagd.frame_attention import measure_attention
+from diagd.models.checkpoints import load_model
+from diagd.models.positional_start import aim_heads
+from diagd.models.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure untrained models of the bundled model's shape."""
+
+    out: Path
+    model: str = "doom"
+    clips: int = 4
+
+
+def main(options: Options) -> None:
+    """Write the shares of both starts, all layers and by layer."""
+    config = load_model(options.model).config
+    size = config.grid_height, config.grid_width
+    length = 2 * config.tokens_per_frame + config.num_action_tokens
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.image_vocab_size, (options.clips, length), generator=generator)
+    report = {}
+    for name, start in (("random", lambda model: model), ("aimed heads", aim_heads)):
+        model = start(Transformer.random(config)).eval()
+        found = measure_attention(model, tokens, *size, num_action_tokens=config.num_action_tokens)
+        numbers = found.report()
+        layers = [layer["shares"] for layer in numbers["layers"]]
+        report[name] = {"shares": numbers["shares"], "layers": layers}
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,174 @@
+import pytest
+import torch
+
+import diagd
+from diagd.models.guidance import GuidedModel
+from tests import oracles
+from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SEPARATOR, architecture
+from tests.models.tiny import random_tokens
+
+GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
+SCALE = 2.5
+PROMPT_LENGTH = 4
+
+
+def prompt_of(batch_size=1, context_frames=0, seed=1):
+    return random_tokens(batch_size, PROMPT_LENGTH + 15 * context_frames, seed=seed, vocab_size=40)
+
+
+def unconditional_of(length, batch_size=1):
+    return random_tokens(batch_size, length, seed=2, vocab_size=40)
+
+
+def guided(name, unconditional, scale=SCALE):
+    return GuidedModel(
+        diagd.HuggingFaceModel(architecture(name)), unconditional, PROMPT_LENGTH, scale
+    )
+
+
+def guided_logits(name, unconditional):
+    """Both prompts whole, each in a forward of its own, without a cache."""
+    full, length = oracles.llama_logits(architecture(name)), unconditional.shape[1]
+
+    def logits_fn(tokens, positions, visible):
+        rest = positions >= PROMPT_LENGTH
+        own = torch.arange(length)
+        num_rest = int(rest.sum())
+        theirs = torch.ones(length + num_rest, length + num_rest, dtype=torch.bool).tril()
+        theirs[length:, :length] = True
+        theirs[length:, length:] = visible[rest][:, rest]
+        other = full(
+            torch.cat([unconditional.expand(len(tokens), -1), tokens[:, rest]], 1),
+            torch.cat([own, positions[rest] + length - PROMPT_LENGTH]),
+            theirs,
+        )
+        logits = full(tokens, positions, visible)
+        other = other[:, length - 1 :]  # from the last token of the prompts on
+        start = int((~rest).sum()) - 1
+        logits[:, start:] = other + SCALE * (logits[:, start:] - other)
+        return logits
+
+    return logits_fn
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "emu3"])
+def test_guided_diagonals_are_those_of_two_models_without_a_cache(name, length):
+    unconditional, prompt = unconditional_of(length), prompt_of(2)
+    schedule = diagd.DiagonalSchedule(GRID, 2, 4)
+    out = diagd.generate_tokens(guided(name, unconditional), prompt, schedule, context_frames=0)
+    expected = oracles.diagonal_reference(
+        guided_logits(name, unconditional), prompt, 2, 3, 5, row_lag=2, frame_lag=4
+    )
+    assert torch.equal(out.tokens, expected)
+
+
+def test_context_frames_are_seen_after_both_prompts():
+    unconditional, prompt = unconditional_of(6), prompt_of(1, context_frames=1)
+    schedule = diagd.DiagonalSchedule(GRID, 1, 3)
+    out = diagd.generate_tokens(guided("llama", unconditional), prompt, schedule)
+    expected = oracles.diagonal_reference(
+        guided_logits("llama", unconditional), prompt, 2, 3, 5, 1, 3, context_frames=1
+    )
+    assert torch.equal(out.tokens, expected)
+
+
+def test_every_row_may_have_its_own_unconditional_prompt():
+    unconditional, prompt = unconditional_of(3, batch_size=2), prompt_of(2)
+    schedule = diagd.DiagonalSchedule.spatial(GRID)
+    both = diagd.generate_tokens(
+        guided("llama", unconditional), prompt, schedule, context_frames=0
+    ).tokens
+    for row in range(2):
+        model = guided("llama", unconditional[row : row + 1])
+        alone = diagd.generate_tokens(model, prompt[row : row + 1], schedule, context_frames=0)
+        assert torch.equal(both[row : row + 1], alone.tokens)
+    assert not torch.equal(both[0], both[1])
+
+
+def test_a_scale_of_one_is_the_model_as_it_is():
+    prompt, schedule = prompt_of(), diagd.DiagonalSchedule.spatial(GRID)
+    plain = diagd.generate_tokens(
+        diagd.HuggingFaceModel(architecture("llama")), prompt, schedule, context_frames=0
+    )
+    for scale, same in ((1.0, True), (3.0, False)):
+        model = guided("llama", unconditional_of(2), scale)
+        out = diagd.generate_tokens(model, prompt, schedule, context_frames=0)
+        assert torch.equal(out.tokens, plain.tokens) is same
+
+
+def test_a_full_context_forgets_frames_and_no_prompt():
+    """After the prefix and the newest frame are prefilled again, nothing tells it from a start."""
+    schedule = diagd.DiagonalSchedule.spatial(diagd.TokenGrid(1, 3, 5))
+    model, prompt = guided("llama", unconditional_of(6)), prompt_of(1, context_frames=1)
+    engine = diagd.DiagonalEngine(model, 3, 5, max_slots=PROMPT_LENGTH + 30, keep_frames=1)
+    engine.prefill(prompt)
+    first, second = (next(engine.decode(schedule)) for _ in range(2))
+    assert engine.num_dropped_frames == 1
+    again = torch.cat([prompt[:, :PROMPT_LENGTH], first.flatten(1)], dim=1)
+    assert torch.equal(second, diagd.generate_tokens(model, again, schedule).tokens[:, 0])
+
+
+def test_emu3_writes_guided_rows_and_their_pixels():
+    """Emu3's own way: a grid one column wider, whose last column is the separator."""
+    emu3, prompt, negative = architecture("emu3"), prompt_of(), unconditional_of(3)
+    grid = diagd.TokenGrid(1, 3, 5 + 1)
+    valid = torch.tensor([FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL]).repeat(3, 6, 1)
+    valid[:, -1] = torch.tensor([SEPARATOR, SEPARATOR + 1])
+    sampling = diagd.SamplingOptions(valid_range=valid)
+
+    def allowed(_batch, sequence):
+        at_end = (len(sequence) - PROMPT_LENGTH) % 6 == 5
+        return [SEPARATOR] if at_end else list(range(FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL))
+
+    plain = emu3.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=18,
+        do_sample=False,
+        guidance_scale=SCALE,
+        negative_prompt_ids=negative,
+        prefix_allowed_tokens_fn=allowed,
+    )[:, PROMPT_LENGTH:]
+    model = guided("emu3", negative)
+    raster, diagonal = (
+        diagd.generate_tokens(model, prompt, schedule, context_frames=0, sampling=sampling).tokens
+        for schedule in (diagd.DiagonalSchedule.raster(grid), diagd.DiagonalSchedule(grid, 1))
+    )
+    assert torch.equal(raster.flatten(1), plain)
+    assert (diagonal[..., -1] == SEPARATOR).all()
+    ends = torch.zeros(1, 3, dtype=torch.int64)  # end of frame, of image, of text
+    image = torch.cat([diagonal.flatten(1), ends], dim=1)
+    pixels = emu3.decode_image_tokens(image_tokens=image, height=3, width=5)
+    assert pixels.shape == (1, 3, 3 * 2, 5 * 2)
+
+
+def test_both_prompts_count_for_the_context():
+    model = guided("llama", unconditional_of(9))
+    assert (model.vocab_size, model.num_embeddings, model.device.type) == (40, 40, "cpu")
+    assert model.max_positions == 160 - (9 - PROMPT_LENGTH)
+    assert guided("llama", unconditional_of(2)).max_positions == 160
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(3, dtype=torch.int64), 2, 1.0), r"must be of shape .*, got \(3,\)"),
+        ((torch.zeros(1, 0, dtype=torch.int64), 2, 1.0), r"at least 1\), got \(1, 0\)"),
+        ((torch.zeros(1, 2), 2, 1.0), r"must be int64 ids in \[0, 40\), got torch.float32"),
+        ((torch.tensor([[3, 40]]), 2, 1.0), r"must be int64 ids in \[0, 40\), .* 3..40"),
+        ((torch.tensor([[3]]), 0, 1.0), "prompt_length must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    model = diagd.HuggingFaceModel(architecture("llama"))
+    with pytest.raises(ValueError, match=message):
+        GuidedModel(model, *arguments)
+
+
+def test_a_batch_without_its_unconditional_prompts_is_refused():
+    model = guided("llama", unconditional_of(2, batch_size=2))
+    with pytest.raises(ValueError, match="expected 1 or 3 unconditional prompts, got 2"):
+        model.make_cache(3, 8)
+    with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):
+        model.make_cache(2, 8, torch.zeros(1, 3, 8))

@@ -1,0 +1,75 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from diagd.data.video import read_video, write_video
+from tests.worlds import smooth_frames
+
+
+@pytest.fixture
+def attention(command, world, tmp_path, monkeypatch):
+    """Run `diagd attention` on the tiny world, into an empty folder which is also where we are."""
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.chdir(out)
+    return lambda *flags: command("attention", "--model", world, *flags, "--json")
+
+
+def written(tmp_path):
+    return sorted(path.name for path in (tmp_path / "out").iterdir())
+
+
+def test_the_figure_and_the_numbers_are_written(attention, tmp_path):
+    done = attention()
+    assert done.code == 0, done.err
+    assert written(tmp_path) == ["attention.json", "attention.png"]
+    numbers = json.loads((tmp_path / "out" / "attention.json").read_text())
+    document = done.document
+    assert (document.pop("figure"), document.pop("numbers")) == ("attention.png", "attention.json")
+    assert document == numbers
+    assert (numbers["grid"], numbers["frame"], numbers["clips"]) == ("3x5", 1, ["prompt.mp4"])
+    picture = read_video(tmp_path / "out" / "attention.png").frames[0]
+    assert picture.shape[0] > 900
+    assert picture.float().std() > 20
+    assert "times even" in done.out
+
+
+def test_clips_of_a_folder_are_averaged(attention, world, tmp_path):
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    for seed in range(3):
+        write_video(clips / f"{seed}.mp4", smooth_frames(5, 24, 40, seed=seed), fps=8)
+        shutil.copy(world / "prompt.jsonl", clips / f"{seed}.jsonl")
+    flags = ("--frame", 2, "--layer", 1, "--head", 0)
+    both = attention("--clips", clips, "--num-clips", 2, *flags).document
+    assert both["clips"] == ["0.mp4", "1.mp4"]
+    alone = [attention("--clips", clips / f"{n}.mp4", *flags).document for n in range(2)]
+    for kind, share in both["shares"].items():
+        mean = sum(document["shares"][kind] for document in alone) / 2
+        assert share == pytest.approx(mean, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--frame", 0), "frame must be at least 1, got 0"),
+        (("--frame", 5), "prompt.mp4 has 5 frames, expected at least 6"),
+        (("--num-clips", 0), "num_clips must be at least 1, got 0"),
+        (("--layer", 2), r"layer must be in \[0, 2\), got 2"),
+        (("--output", "map.jpg"), "output must end in .png, got map.jpg"),
+        (("--output", "none/map.png"), "output folder does not exist: none"),
+        (("--clips", "none.mp4"), "none.mp4"),
+        (("--clips", "."), r"no .mp4 in \."),
+    ],
+)
+def test_mistakes_are_refused_and_write_nothing(flags, message, attention, tmp_path):
+    attention(*flags).assert_refused(message)
+    assert written(tmp_path) == []
+
+
+def test_a_clip_without_its_actions_is_refused(attention, tmp_path):
+    clip = tmp_path / "clip.mp4"
+    write_video(clip, torch.zeros(3, 24, 40, 3, dtype=torch.uint8), fps=8)
+    attention("--clips", clip).assert_refused("clip.jsonl")
