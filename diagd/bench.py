@@ -8,10 +8,7 @@ run of each (with compilation) is timed apart.
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
 """
 
-import os
-import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -29,6 +26,7 @@ from diagd.flags import DTypeName, device_of, dtype_of
 from diagd.models.checkpoints import load_model, model_folder, read_config
 from diagd.models.config import PRESETS, ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.provenance import cpu_name
 
 SPEED = {
     "ms/step": "{ms_per_step:.2f}",
@@ -117,14 +115,6 @@ def num_parameters(config: ModelConfig) -> int:
     """Count weights."""
     with torch.device("meta"):
         return sum(weight.numel() for weight in Transformer(config).parameters())
-
-
-def cpu_name() -> str:
-    """Return the processor's name and the number of its cores."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def _config(name: str) -> ModelConfig:

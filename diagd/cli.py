@@ -16,6 +16,8 @@ COMMANDS = {
     "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
     "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
     "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
+    "evaluate": ("diagd.evaluate:EvaluateOptions", "compare schedules on recorded clips"),
+    "report": ("diagd.report:ReportOptions", "turn an evaluation into tables, plots and a page"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
     "tokenize": (
         "diagd.data.tokenizer_training:TokenizeOptions",

@@ -1,8 +1,8 @@
 import pytest
 
-from diagd.bench import cpu_name
 from diagd.benchmark import ceilings
 from diagd.models.config import PRESETS, ModelConfig
+from diagd.provenance import cpu_name
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {

@@ -1,0 +1,134 @@
+"""results.jsonl: one line for each run and each clip, appended whole, read back without torch.
+
+A run line says how the lines after it came about: options, commit, device, versions, model files.
+
+    {"kind": "run", "run": 0, "settings": {...}, "models": {...}, "commit": ..., "device": ...}
+    {"kind": "clip", "run": 0, "model": "doom", "method": "k=1", "clip": "clip_7", "seed": ...,
+     "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...}, "video": ...}
+
+A method is a schedule (`raster`, `k=1`, `k=2,d=28/predecessor`) or a baseline: `truth` (features
+only), `reconstruction` (by the tokenizer), `copy` (of the last context frame).
+"""
+
+import base64
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESULTS_FILE = "results.jsonl"
+BASELINES = ("truth", "reconstruction", "copy")
+RASTER = "raster"
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What results.jsonl holds: its run lines and its clip lines, in order."""
+
+    runs: list[Record]
+    clips: list[Record]
+
+    def done(self) -> set[tuple[str, str, str]]:
+        """Return (model, method, clip) of every clip line."""
+        return {key_of(record) for record in self.clips}
+
+
+def key_of(record: Record) -> tuple[str, str, str]:
+    """Return what makes a clip line unique: (model, method, clip)."""
+    return record["model"], record["method"], record["clip"]
+
+
+def video_path(model: str, method: str, clip: str) -> str:
+    """Return where a video lies in the folder of results; any label makes a file name."""
+    parts = (re.sub(r"[^\w.=+-]+", "_", part) for part in (model, method, Path(clip).stem))
+    return "videos/" + "/".join(parts) + ".mp4"
+
+
+def read_results(path: Path) -> Results:
+    """Read a file; a last line that a killed run left unfinished is passed over.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line that is no JSON of ours, or a clip that is there twice.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"results not found: {path}")
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    results = Results([], [])
+    seen: set[tuple[str, str, str]] = set()
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            if record["kind"] == "run":
+                results.runs.append(record)
+                continue
+            key = key_of(record)
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}:{number}: expected a line of diagd evaluate") from None
+        if key in seen:
+            raise ValueError(f"{path}:{number}: {' '.join(key)} is there twice")
+        seen.add(key)
+        results.clips.append(record)
+    return results
+
+
+class ResultsWriter:
+    """Append lines to results.jsonl, one process at a time; a line is there whole or not at all.
+
+    Opening cuts off a line that a killed run left unfinished.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, new or not.
+
+        Raises:
+            ValueError: another process is writing to it.
+        """
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ValueError(f"{path} is being written by another evaluation") from None
+        content = path.read_bytes()
+        os.ftruncate(self._file, content.rfind(b"\n") + 1)
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on the disk."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        while line:
+            line = line[os.write(self._file, line) :]
+        os.fsync(self._file)
+
+    def __enter__(self) -> "ResultsWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+def pack(values: NDArray[np.float32]) -> Record:
+    """Turn an array into JSON, exactly: its shape, and little-endian float32 in base64."""
+    data = np.ascontiguousarray(values, dtype="<f4")
+    return {"shape": list(data.shape), "float32": base64.b64encode(data.tobytes()).decode()}
+
+
+def unpack(packed: Record) -> NDArray[np.float32]:
+    """Undo `pack`."""
+    data = np.frombuffer(base64.b64decode(packed["float32"]), dtype="<f4")
+    return data.reshape(packed["shape"]).astype(np.float32)
