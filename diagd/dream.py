@@ -4,9 +4,6 @@ diagd generate                                       # the bundled model, its pr
 diagd generate --actions "forward*8,left*8" --compare
 """
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.flags import DTypeName, FrameLag, RowLag, device_of, dtype_of
 from diagd.models.checkpoints import model_folder
+from diagd.notes import without_context_warnings
 from diagd.pipeline import DEFAULT_SAMPLING, GeneratedVideo, VideoGenerator
 
 DEFAULT_FPS = 8.75
@@ -116,7 +114,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     with Progress(*columns, console=console, transient=True) as progress:
         for name, (num_frames, raster) in wanted.items():
             task = progress.add_task(f"dreaming {num_frames} frames, {name}")
-            with one_note_instead():
+            with without_context_warnings():  # the table is followed by one note
                 videos[name] = dream(num_frames, raster)
             progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == options.frames]
@@ -124,17 +122,6 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     report = _report(videos)
     _print(console, report, options, sheet)
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}
-
-
-@contextlib.contextmanager
-def one_note_instead() -> Iterator[None]:
-    """Hold back the engine's warning of every full context; the table is followed by one."""
-    logger = logging.getLogger("diagd.engine")
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(logging.NOTSET)
 
 
 def check_writable(output: Path) -> None:

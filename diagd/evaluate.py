@@ -57,6 +57,7 @@ class EvaluateOptions:
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
+    fps: float | None = None  # frame rate of the clips, where the protocol has one
     start: int = 0  # first frame taken of each clip
     temperature: float = DEFAULT_SAMPLING.temperature  # 0 is greedy
     top_k: int | None = DEFAULT_SAMPLING.top_k  # keep the k likeliest tokens
@@ -123,6 +124,7 @@ class EvaluateOptions:
             start=self.start,
             context_frames=self.length("context_frames"),
             num_frames=self.length("frames"),
+            fps=PROTOCOLS[self.protocol].fps if self.fps is None else self.fps,
             sampling=SamplingOptions(self.temperature, *truncation),
             seed=self.seed,
             device=self.device,

@@ -22,8 +22,10 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
-    ("flags", "plots", "recipe"),
+    ("bench", "dream", "evaluate", "hf_generate", "plan_report", "report", "training"),
+    ("reporting",),
+    ("evaluation",),
+    ("flags", "notes", "plots", "provenance", "recipe"),
     ("benchmark", "pipeline"),
     ("backends", "pretrained"),
     ("data", "decoding", "metrics", "models"),
@@ -43,7 +45,9 @@ ORDER = {
         *("workers", "video", "actions", "tokenizers", "tokenizer_init", "token_shards"),
         *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
-    "metrics": ("quality",),
+    "metrics": ("weights", "frechet", "quality", "latents", "lpips", "fvd"),
+    "evaluation": (*("results", "statistics", "protocol", "clips", "measure", "workers", "table"),),
+    "reporting": ("tables", "pictures", "plots", "page", "examples"),
     "kernels": ("compiler",),
     "benchmark": ("ceilings", "steps", "rows"),
 }

@@ -5,14 +5,13 @@ The seam to the datasets: everything else asks these two functions for clips.
 
 import random
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions
-from diagd.data.video import read_video
-
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".avi", ".mov", ".webm")
+from diagd.data.video import read_video, resize
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Clip:
 
     name: str
     frames: Tensor
-    fps: float
+    fps: Fraction
     actions: list[str] | None
 
 
@@ -36,37 +35,50 @@ def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
     """Draw clips of a folder at random; more clips of one seed contain the fewer ones.
 
     Raises:
-        FileNotFoundError: no such folder, or fewer videos in it.
+        FileNotFoundError: no such folder.
+        ValueError: fewer clips in it.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of clips not found: {folder}")
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in VIDEO_SUFFIXES)
+    names = sorted(path.stem for path in folder.glob("*.mp4"))
     if len(names) < num_clips:
-        raise FileNotFoundError(f"{folder} holds {len(names)} videos, expected {num_clips}")
+        raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
     random.Random(seed).shuffle(names)
-    return names[:num_clips]
+    return sorted(names[:num_clips])
 
 
 def read_clip(
-    folder: Path, name: str, codec: ActionCodec | None, start: int, num_frames: int
+    folder: Path,
+    name: str,
+    codec: ActionCodec | None,
+    start: int,
+    num_frames: int,
+    fps: float | None,
+    size_px: tuple[int, int],
 ) -> Clip:
     """Read `num_frames` frames from frame `start` on, with the actions that led to them.
 
+    Args:
+        fps: frame rate that the clip must have; None takes any.
+        size_px: (height_px, width_px) to crop and scale to.
+
     Raises:
         FileNotFoundError: no video, or no action file beside it for a model with actions.
-        ValueError: a clip that is too short, damaged, or has actions the model does not know.
+        ValueError: a clip that is too short, damaged, of another frame rate, or has actions the
+            model does not know.
     """
-    path = folder / name
-    video = read_video(path, start + num_frames)
-    frames = video.frames[start:]
-    if len(frames) < num_frames:
+    path = folder / f"{name}.mp4"
+    video = read_video(path)
+    if len(video.frames) < start + num_frames:
         raise ValueError(
-            f"{path} has {len(video.frames)} frames, expected {start + num_frames} "
-            f"({num_frames} from frame {start})"
+            f"{path}: expected at least {num_frames} frames from frame {start} on, "
+            f"got {len(video.frames) - start}"
         )
+    if fps is not None and abs(float(video.fps) / fps - 1) > 0.01:
+        raise ValueError(f"{path} has {float(video.fps):g} fps, expected {fps:g}")
     actions = None
     if codec is not None:
-        actions = read_actions(path.with_suffix(".jsonl"), codec)[start : start + num_frames]
-        if len(actions) < num_frames:
-            raise ValueError(f"{path.with_suffix('.jsonl')} ends before frame {start + num_frames}")
-    return Clip(path.stem, frames, float(video.fps), actions)
+        actions = read_actions(path.with_suffix(".jsonl"), codec, len(video.frames))
+        actions = actions[start : start + num_frames]
+    frames = resize(video.frames[start : start + num_frames], *size_px)
+    return Clip(name, frames, video.fps, actions)

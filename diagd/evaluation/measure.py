@@ -11,7 +11,6 @@ from torch import Tensor
 
 from diagd.backends import Backend
 from diagd.data.tokenizers import VQTokenizer
-from diagd.data.video import resize
 from diagd.decoding.sampling import SamplingOptions
 from diagd.evaluation.clips import Clip, read_clip
 from diagd.evaluation.protocol import ScheduleSpec, seed_of
@@ -20,6 +19,7 @@ from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
+from diagd.notes import without_context_warnings
 from diagd.pipeline import GeneratedVideo, VideoGenerator
 
 
@@ -47,6 +47,7 @@ class Settings:
         clips: folder of videos.
         start: first frame taken of each clip.
         context_frames, num_frames: frames given, and frames of a clip with those.
+        fps: frame rate of the clips; None takes any.
         sampling: how tokens are drawn. seed: added to each clip's own.
         lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
     """
@@ -56,6 +57,7 @@ class Settings:
     start: int
     context_frames: int
     num_frames: int
+    fps: float | None
     sampling: SamplingOptions
     seed: int
     device: str
@@ -118,10 +120,15 @@ class ClipMeter:
         if self._clip is None or self._clip[0] != (model, name):
             world, settings = self.world(model), self.settings
             clip = read_clip(
-                settings.clips, name, world.vocabulary, settings.start, settings.num_frames
+                settings.clips,
+                name,
+                world.vocabulary,
+                settings.start,
+                settings.num_frames,
+                settings.fps,
+                world.frame_size_px,
             )
-            frames = resize(clip.frames, *world.frame_size_px)
-            self._clip = (model, name), Clip(clip.name, frames, clip.fps, clip.actions)
+            self._clip = (model, name), clip
         return self._clip[1]
 
     def __call__(self, task: Task) -> Outcome:
@@ -156,7 +163,7 @@ class ClipMeter:
             "features": self._features(task.model, clip.frames[given - 1 : given], frames),
             "stats": stats,
             "frame_size_px": list(truth.shape[1:3]),
-            "fps": clip.fps,
+            "fps": float(clip.fps),
             "wall_seconds": wall_seconds,  # with tokenizing and painting
             "worker": os.getpid(),
         }
@@ -166,18 +173,19 @@ class ClipMeter:
         self, model: str, clip: Clip, spec: ScheduleSpec, num_frames: int, seed: int
     ) -> GeneratedVideo:
         given, actions = self.settings.context_frames, clip.actions
-        return self.world(model).generate(
-            clip.frames[:given],
-            actions[given : given + num_frames] if actions is not None else None,
-            num_frames,
-            spec.row_lag or 1,
-            spec.frame_lag,
-            context_actions=actions[1:given] if actions is not None else None,
-            raster=spec.row_lag is None,
-            row_start=spec.row_start,
-            sampling=self.settings.sampling,
-            seed=seed,
-        )
+        with without_context_warnings():
+            return self.world(model).generate(
+                clip.frames[:given],
+                actions[given : given + num_frames] if actions is not None else None,
+                num_frames,
+                spec.row_lag or 1,
+                spec.frame_lag,
+                context_actions=actions[1:given] if actions is not None else None,
+                raster=spec.row_lag is None,
+                row_start=spec.row_start,
+                sampling=self.settings.sampling,
+                seed=seed,
+            )
 
     def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
         """Return each metric, frame by frame."""

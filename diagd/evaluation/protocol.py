@@ -14,7 +14,7 @@ class Protocol:
     """How long clips are and how many (arXiv:2503.14070, section 4.1.2)."""
 
     num_clips: int
-    num_frames: int  # of a clip, the given ones included
+    frames: int  # of a clip, the given ones included
     context_frames: int  # given
     fps: float | None = None  # that clips should have
 

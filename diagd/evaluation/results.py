@@ -47,10 +47,14 @@ def key_of(record: Record) -> tuple[str, str, str]:
     return record["model"], record["method"], record["clip"]
 
 
+def file_name(text: str) -> str:
+    """Make any label, method or clip a file name."""
+    return re.sub(r"[^\w.,=+-]+", "_", text).lstrip(".") or "_"
+
+
 def video_path(model: str, method: str, clip: str) -> str:
-    """Return where a video lies in the folder of results; any label makes a file name."""
-    parts = (re.sub(r"[^\w.=+-]+", "_", part) for part in (model, method, Path(clip).stem))
-    return "videos/" + "/".join(parts) + ".mp4"
+    """Return where a video lies, relative to the folder of results."""
+    return "/".join(("videos", file_name(model), file_name(method), f"{file_name(clip)}.mp4"))
 
 
 def read_results(path: Path) -> Results:

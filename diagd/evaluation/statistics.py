@@ -21,14 +21,18 @@ Groups = dict[tuple[str, str], dict[str, Record]]  # (model, method) -> clip -> 
 
 
 def grouped(results: Results) -> Groups:
-    """Sort clip lines by (model, method): models as they came, schedules before baselines."""
-    models = list(dict.fromkeys(record["model"] for record in results.clips))
-    methods = list(dict.fromkeys(record["method"] for record in results.clips))
-    methods.sort(key=lambda method: (method in BASELINES, method != RASTER))
-    groups: Groups = {(model, method): {} for model in models for method in methods}
-    for record in results.clips:
-        groups[record["model"], record["method"]][record["clip"]] = record
-    return {key: clips for key, clips in groups.items() if clips}
+    """Sort clip lines by (model, method): raster, schedules by falling steps, baselines."""
+    models = dict.fromkeys(label for run in results.runs for label in run["models"])
+    groups: Groups = {}
+    for record in sorted(results.clips, key=_rank):
+        groups.setdefault((record["model"], record["method"]), {})[record["clip"]] = record
+    return {key: groups[key] for model in models for key in groups if key[0] == model}
+
+
+def _rank(record: Record) -> tuple[bool, bool, int, str, str]:
+    method, stats = record["method"], record["stats"]
+    steps = stats["num_steps"] if stats else 0
+    return method in BASELINES, method != RASTER, -steps, method, record["clip"]
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float] | None:

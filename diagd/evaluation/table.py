@@ -8,7 +8,7 @@ from rich.table import Table
 
 from diagd.evaluation.statistics import DISTANCES, QUALITY
 
-DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 2}
+DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 3}
 
 
 def print_summary(rows: list[dict[str, Any]], console: Console) -> None:
