@@ -51,9 +51,8 @@ def main(options: ReportOptions) -> dict[str, Any]:
         Section("Against raster", _PAIRED, difference_table(rows)),
         Section(
             "Speed against quality",
-            figures={
-                "figures/frontier.png": "Each point is a schedule; bars are 95% intervals of the paired difference to raster."
-            },
+            "A point is a schedule; bars are 95% intervals of the paired difference to raster.",
+            figures={"figures/frontier.png": "Speed against quality."},
         ),
         Section(
             "Quality by horizon",

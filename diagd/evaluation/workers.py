@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,10 +83,11 @@ def measure_on_workers(
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
+        actor: Any = _Actor  # Ray makes the instances; its annotation speaks of functions only
         rows = ray.data.from_items(
             [task._asdict() for task in tasks], override_num_blocks=len(tasks)
         ).map(
-            _Actor,
+            actor,
             fn_constructor_args=(settings, max(1, math.ceil(pool.cpus)), with_frames),
             compute=ray.data.ActorPoolStrategy(size=pool.size),
             num_cpus=pool.cpus,
@@ -101,7 +102,7 @@ def measure_on_workers(
         ray.shutdown()
 
 
-def _check_resources(pool: Pool, there: dict[str, float]) -> None:
+def _check_resources(pool: Pool, there: Mapping[str, float]) -> None:
     """Raise now: Ray would wait for what never comes."""
     for kind, share in (("CPU", pool.cpus), ("GPU", pool.gpus)):
         if pool.size * share > there.get(kind, 0):

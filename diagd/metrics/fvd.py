@@ -6,6 +6,7 @@ returns (N, 400). FVD depends on the preprocessing by several percent, so it has
 belongs beside every number, as do the hash of the detector, the number of clips and of frames.
 """
 
+import warnings
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -49,7 +50,9 @@ class VideoFeatures:
             )
         sha256 = short_sha256(detector)
         try:
-            self._detector = torch.jit.load(str(detector), map_location=device).eval()
+            with warnings.catch_warnings():  # TorchScript is deprecated; FVD's reference is one
+                warnings.filterwarnings("ignore", ".*torch.jit.load", DeprecationWarning)
+                self._detector = torch.jit.load(str(detector), map_location=device).eval()
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"{detector} is no TorchScript file: {reason}") from None

@@ -76,7 +76,7 @@ class Lpips:
         """
         weights = read_state_dict(backbone)
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-        kinds = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
+        kinds: dict[tuple[int, ...], str] = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
         network = kinds.get(shapes.get("features.0.weight", ()))
         if network is None:
             raise ValueError(f"{backbone} must hold features.* of torchvision's alexnet or vgg16")

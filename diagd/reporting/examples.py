@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from diagd.evaluation.results import RASTER, Record, file_name
+from diagd.evaluation.results import Record, file_name
 from diagd.evaluation.statistics import Groups
 from diagd.reporting.page import Section
 from diagd.reporting.pictures import read_frames, write_side_by_side, write_strip
@@ -52,4 +52,4 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
 
 
 def _label(record: Record) -> str:
-    return {"truth": "ground truth", RASTER: "raster"}.get(record["method"], record["method"])
+    return "ground truth" if record["method"] == "truth" else record["method"]

@@ -31,7 +31,8 @@ def read_frames(path: Path) -> Frames:
         raise FileNotFoundError(f"video not found: {path}")
     try:
         with av.open(str(path)) as container:
-            return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+            frames = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
+        return np.stack(frames).astype(np.uint8, copy=False)
     except (FFmpegError, IndexError, ValueError) as error:
         raise ValueError(f"{path} cannot be decoded: {error}") from None
 
