@@ -212,8 +212,7 @@ def _check_schedules(options: EvaluateOptions, meter: ClipMeter) -> None:
     world = meter.world(next(iter(options.labelled_models())))
     for method in options.methods():
         if method not in BASELINES:
-            spec = ScheduleSpec.parse(method)
-            world.schedule(2, spec.row_lag or 1, spec.frame_lag)
+            world.schedule(2, **ScheduleSpec.parse(method).lags)
 
 
 def _outcomes(

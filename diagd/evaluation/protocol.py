@@ -3,7 +3,7 @@
 import re
 import zlib
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from diagd.decoding.plan import RowStart
 from diagd.evaluation.results import RASTER
@@ -59,11 +59,18 @@ class ScheduleSpec:
         return cls(row_lag, frame_lag, choices[row_start or "temporal"])
 
     @property
+    def lags(self) -> dict[str, Any]:
+        """What `VideoGenerator.schedule` and `.generate` take."""
+        if self.row_lag is None:
+            return {"raster": True}
+        return {"row_lag": self.row_lag, "frame_lag": self.frame_lag}
+
+    @property
     def name(self) -> str:
         """The one spelling of this schedule."""
         if self.row_lag is None:
             return RASTER
-        lags = f"k={self.row_lag}" + (f",d={self.frame_lag}" if self.frame_lag else "")
+        lags = f"k={self.row_lag}" + ("" if self.frame_lag is None else f",d={self.frame_lag}")
         return lags if self.row_start == "temporal" else f"{lags}/{self.row_start}"
 
 

@@ -45,6 +45,7 @@ NETWORKS = {
         for i in range(n)
     ),
 }
+_MIN_PX = {"alex": 31, "vgg": 16}  # below, a pooling has nothing left
 _PADDING = {11: 2, 5: 2, 3: 1}  # by kernel
 _SHIFT = (-0.030, -0.088, -0.188)  # of pixels in [-1, 1], to what ImageNet classifiers see
 _SCALE = (0.458, 0.448, 0.450)
@@ -114,6 +115,10 @@ class Lpips:
                 f"videos must be uint8 of one shape, got {video.dtype} {tuple(video.shape)} "
                 f"and {reference.dtype} {tuple(reference.shape)}"
             )
+        smallest = _MIN_PX[self.provenance["network"]]
+        if min(video.shape[1:3]) < smallest:
+            size = "x".join(map(str, video.shape[1:3]))
+            raise ValueError(f"LPIPS needs frames of {smallest} px or more, got {size}")
         pairs = zip(video.split(_BATCH), reference.split(_BATCH), strict=True)
         return torch.cat([self._distances(*pair) for pair in pairs]).cpu()
 

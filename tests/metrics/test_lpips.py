@@ -164,6 +164,16 @@ def test_videos_of_other_shapes_are_refused(tmp_path):
         metric(frames, frames[:1])
 
 
+@pytest.mark.parametrize(("network", "smallest"), [("alex", 31), ("vgg", 16)])
+def test_frames_too_small_for_the_network_are_refused(network, smallest, tmp_path):
+    metric = Lpips(*write(tmp_path, network))
+    frames = smooth_frames(1, smallest, smallest + 8)
+    assert metric(frames, frames).item() == 0
+    message = f"LPIPS needs frames of {smallest} px or more, got {smallest - 1}x{smallest + 8}"
+    with pytest.raises(ValueError, match=message):
+        metric(frames[:, 1:], frames[:, 1:])
+
+
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     backbone, heads = write(tmp_path, "alex")
     with pytest.raises(FileNotFoundError, match=r"weights not found: .*absent\.pth"):
