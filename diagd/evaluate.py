@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from diagd.backends import Backend
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
+from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.clips import choose_clips
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
 from diagd.evaluation.protocol import PROTOCOLS, ScheduleSpec
@@ -27,14 +28,13 @@ from diagd.evaluation.results import (
     BASELINES,
     RASTER,
     RESULTS_FILE,
-    Record,
-    Results,
     ResultsWriter,
+    check_same,
     key_of,
     read_results,
     video_path,
 )
-from diagd.evaluation.statistics import summarize, warnings_of
+from diagd.evaluation.statistics import summarize
 from diagd.evaluation.table import print_summary
 from diagd.evaluation.workers import Pool, measure_on_workers
 from diagd.flags import DTypeName, device_of
@@ -167,7 +167,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     path = options.out / RESULTS_FILE
     with ResultsWriter(path) as writer:
         before = read_results(path)
-        _check_same(path, before, run)
+        check_same(path, before, run)
         done = before.done()
         missing = [task for task in tasks if tuple(task) not in done]
         if missing:
@@ -179,32 +179,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     results = read_results(path)
     rows = summarize(results)
     print_summary(rows, console)
-    notes = warnings_of(rows)
+    notes = metric_notes(results, rows)
     for note in notes:
-        console.print(f"warning: {note}")
-    return {"results": str(path), "measured": len(missing), "warnings": notes, "rows": rows}
-
-
-def _check_same(path: Path, before: Results, run: Record) -> None:
-    """Raise ValueError if earlier lines were measured otherwise than this run would."""
-    for earlier in before.runs:
-        for label, sha256 in earlier["models"].items():
-            if run["models"].get(label, sha256) != sha256:
-                raise ValueError(
-                    f"{path}: model {label} has other weights now than when it was measured; "
-                    "give it another label or choose another --out"
-                )
-        if earlier["metrics"] != run["metrics"]:
-            raise ValueError(f"{path} was measured with other metric weights; choose another --out")
-        for name, value in earlier["settings"].items():
-            if name not in _MAY_DIFFER and run["settings"][name] != value:
-                raise ValueError(
-                    f"{path} was measured with {name}={value}, now {run['settings'][name]}; "
-                    "choose another --out"
-                )
-
-
-_MAY_DIFFER = {"models", "clips", "lpips_backbone", "lpips_heads", "fvd_detector"}
+        console.print(note)
+    return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
 
 
 def _check_schedules(options: EvaluateOptions, meter: ClipMeter) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
+from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
-from diagd.evaluation.statistics import grouped, summarize, warnings_of
+from diagd.evaluation.statistics import grouped, summarize
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
 from diagd.reporting.plots import plot_frontier, plot_horizons
@@ -104,45 +105,13 @@ def _lead(results: Results) -> str:
 
 def _reading(results: Results, rows: list[dict[str, Any]]) -> str:
     """Say how to read the table, and what is not in it and why."""
-    metrics = results.runs[-1]["metrics"]
-    settings = results.runs[-1]["settings"]
-    generated = settings["num_frames"] - settings["context_frames"]
     parts = [
         "Means over clips and generated frames; brackets are 95% bootstrap intervals over clips. "
         "FPS, TP (tokens a second) and STEP are medians over clips of decoding alone. NTP is "
         "next-token prediction; DiagD k=K finishes a frame before the next one begins unless a "
         "frame lag d is named."
     ]
-    for name, flag in (("lpips", "--lpips-backbone"), ("fvd", "--fvd-detector")):
-        if metrics[name] is None:
-            parts.append(f"{name.upper()}: not available (n/a), no weights were given ({flag}).")
-        else:
-            words = ", ".join(f"{key} {value}" for key, value in metrics[name].items())
-            parts.append(f"{name.upper()}: {words}.")
-    if fvd := next((row["fvd"] for row in rows if row["fvd"]), None):
-        parts.append(
-            f"FVD compares {fvd['clips']} generated with as many real clips of {generated} frames "
-            f"(the given frames are left out), in {fvd['dimension']} dimensions."
-        )
-    if tfd := next((row["tfd"] for row in rows if row["tfd"]), None):
-        parts.append(
-            "TFD is the tokenizer Frechet distance, not FVD: Frechet distance between real and "
-            f"generated frames ({tfd['samples']} each) in {tfd['dimension']} statistics of our own "
-            "tokenizer's latents (mean, spread and change to the frame before, of each channel). "
-            "It is comparable only between rows that share a tokenizer."
-        )
-    parts += [f"Warning: {warning}." for warning in warnings_of(rows)]
-    dropped = max(
-        (r["stats"]["num_dropped_frames"] for r in results.clips if r["stats"]), default=0
-    )
-    if dropped:
-        parts.append(
-            f"The context of a model was full: up to {dropped} of the oldest frames were forgotten "
-            "on the way, and reading the others again is in the time."
-        )
-    workers = max(run["options"]["workers"] for run in results.runs)
-    if workers > 1:
-        parts.append(f"Speed was measured while {workers} workers shared the machine.")
+    parts += metric_notes(results, rows)
     return "\n\n".join(parts)
 
 

@@ -46,7 +46,9 @@ ORDER = {
         *("sequences", "tokenizer_trainer", "tokenizer_training", "doom"),
     ),
     "metrics": ("weights", "frechet", "quality", "latents", "lpips", "fvd"),
-    "evaluation": (*("results", "statistics", "protocol", "clips", "measure", "workers", "table"),),
+    "evaluation": (
+        *("results", "statistics", "captions", "protocol", "clips", "measure", "workers", "table"),
+    ),
     "reporting": ("tables", "pictures", "plots", "page", "examples"),
     "kernels": ("compiler",),
     "benchmark": ("ceilings", "steps", "rows"),

@@ -7,6 +7,7 @@ import torch
 from diagd.data.video import read_video
 from diagd.evaluation.measure import ClipMeter
 from diagd.evaluation.results import BASELINES, read_results
+from diagd.metrics.weights import short_sha256
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
@@ -144,7 +145,11 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
     flags = "--frames", 12, "--clips", clips, "--fvd-detector", detector, "--schedules", "k=1"
     document = evaluate(*flags).document
     assert document["rows"][0]["fvd"]["clips"] == 2
-    assert any(warning.startswith("FVD of 2 samples in 9 dim") for warning in document["warnings"])
+    notes = " ".join(document["notes"])
+    assert f"FVD: resize crop, detector_sha256 {short_sha256(detector)}." in notes
+    assert "FVD compares 2 generated with as many real clips of 10 frames" in notes
+    assert "Warning: FVD of 2 samples in 9 dimensions" in notes
+    assert "LPIPS: not available" in notes
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 RESULTS_FILE = "results.jsonl"
 BASELINES = ("truth", "reconstruction", "copy")
 RASTER = "raster"
+_MAY_DIFFER = {"models", "clips", "lpips_backbone", "lpips_heads", "fvd_detector"}  # paths
 
 Record = dict[str, Any]
 
@@ -84,6 +85,25 @@ def read_results(path: Path) -> Results:
         seen.add(key)
         results.clips.append(record)
     return results
+
+
+def check_same(path: Path, before: Results, run: Record) -> None:
+    """Raise ValueError if earlier lines were measured otherwise than this run would measure."""
+    for earlier in before.runs:
+        for label, sha256 in earlier["models"].items():
+            if run["models"].get(label, sha256) != sha256:
+                raise ValueError(
+                    f"{path}: model {label} has other weights now than when it was measured; "
+                    "give it another label or choose another --out"
+                )
+        if earlier["metrics"] != run["metrics"]:
+            raise ValueError(f"{path} was measured with other metric weights; choose another --out")
+        for name, value in earlier["settings"].items():
+            if name not in _MAY_DIFFER and run["settings"][name] != value:
+                raise ValueError(
+                    f"{path} was measured with {name}={value}, now {run['settings'][name]}; "
+                    "choose another --out"
+                )
 
 
 class ResultsWriter:

@@ -116,21 +116,3 @@ def _speed(clips: dict[str, Record]) -> dict[str, Any]:
     if not stats:
         return dict.fromkeys(names)
     return {name: float(np.median([line[name] for line in stats])) for name in names}
-
-
-def warnings_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Say which distances rest on too few samples."""
-    found = []
-    for name in DISTANCES:
-        few = [
-            row[name]
-            for row in rows
-            if row[name] and row[name]["samples"] <= row[name]["dimension"]
-        ]
-        if few:
-            samples, dimension = min((d["samples"], d["dimension"]) for d in few)
-            found.append(
-                f"{name.upper()} of {samples} samples in {dimension} dimensions is biased upwards: "
-                f"a covariance needs at least {dimension + 1}"
-            )
-    return found

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import diagd
+from diagd.data.tokenizers import VQTokenizer
 from diagd.evaluation.measure import ClipMeter, Settings, Task
 from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import unpack
@@ -81,6 +82,7 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, mete
     assert record["seed"] == seed_of("clip_1", 5)
     assert record["frame_size_px"] == [HEIGHT_PX, WIDTH_PX]
     assert record["wall_seconds"] >= record["stats"]["seconds"]
+    assert isinstance(generator.tokenizer, VQTokenizer)
     latents = generator.tokenizer.latents(torch.cat([clip.frames[GIVEN - 1 : GIVEN], video.frames]))
     expected = frame_features(latents).detach().numpy()
     np.testing.assert_allclose(unpack(record["features"]["tfd"]), expected, atol=1e-5)

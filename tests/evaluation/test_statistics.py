@@ -3,14 +3,16 @@ import pytest
 from scipy.stats import bootstrap
 
 from diagd.evaluation.results import Results, unpack
-from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize, warnings_of
+from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
 
 
 def test_the_interval_is_scipy_s_percentile_bootstrap():
     values = np.random.default_rng(3).gamma(2.0, size=40)
-    low, high = bootstrap_interval(values)
+    interval = bootstrap_interval(values)
+    assert interval is not None
+    low, high = interval
     expected = bootstrap(
         (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
@@ -71,18 +73,6 @@ def test_distances_compare_with_the_truth_of_the_same_clips():
             "dimension": dimension,
             "clips": 4,
         }
-    assert warnings_of([row]) == []
-
-
-def test_too_few_samples_are_warned_of():
-    features = {"fvd": np.arange(3.0)}
-    lines = [
-        clip_line(method, clip, features=features) for method in ("truth", "copy") for clip in "abc"
-    ]
-    (warning,) = warnings_of(summarize(Results([run_line()], lines)))
-    assert warning == (
-        "FVD of 3 samples in 3 dimensions is biased upwards: a covariance needs at least 4"
-    )
 
 
 def test_a_distance_of_a_single_clip_is_none():

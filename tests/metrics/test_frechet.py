@@ -15,8 +15,8 @@ def by_matrix_root(features, reference):
     """The definition, with SciPy's general matrix square root."""
     means = [values.mean(axis=0) for values in (features, reference)]
     first, second = (np.cov(values, rowvar=False) for values in (features, reference))
-    root = sqrtm(first @ second)
-    return np.square(means[0] - means[1]).sum() + np.trace(first + second - 2 * root.real)
+    root = np.real(sqrtm(first @ second))
+    return np.square(means[0] - means[1]).sum() + np.trace(first + second - 2 * root)
 
 
 @pytest.mark.parametrize(("count", "other"), [(40, 40), (40, 25), (200, 31)])
