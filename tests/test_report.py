@@ -157,7 +157,7 @@ def test_results_without_videos_make_a_page_without_examples(command, tmp_path):
     write_lines(tmp_path / "results.jsonl", run_line(), *lines)
     outcome = command("report", "--results", tmp_path)
     assert (outcome.code, outcome.err) == (0, "")
-    assert "Clip a" not in (tmp_path / "report.html").read_text()
+    assert "Example a" not in (tmp_path / "report.html").read_text()
     assert not (tmp_path / "videos").exists()
 
 

@@ -30,6 +30,8 @@ def metric_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
             "tokenizer's latents (mean, spread and change to the frame before, of each channel). "
             "It is comparable only between rows that share a tokenizer."
         )
+    else:
+        parts.append("TFD: not available (n/a), the tokenizer gives no latents.")
     parts += [f"Warning: {warning}." for warning in warnings_of(rows)]
     dropped = max(
         (r["stats"]["num_dropped_frames"] for r in results.clips if r["stats"]), default=0

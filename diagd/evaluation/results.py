@@ -99,10 +99,10 @@ def check_same(path: Path, before: Results, run: Record) -> None:
         if earlier["metrics"] != run["metrics"]:
             raise ValueError(f"{path} was measured with other metric weights; choose another --out")
         for name, value in earlier["settings"].items():
-            if name not in _MAY_DIFFER and run["settings"][name] != value:
+            now = run["settings"].get(name)
+            if name not in _MAY_DIFFER and now != value:
                 raise ValueError(
-                    f"{path} was measured with {name}={value}, now {run['settings'][name]}; "
-                    "choose another --out"
+                    f"{path} was measured with {name}={value}, now {now}; choose another --out"
                 )
 
 

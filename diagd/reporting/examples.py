@@ -48,7 +48,7 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
     picture = f"figures/{file_name(clip)}.png"
     write_strip(out / picture, strip)
     caption = "Frames after the given ones, the same times in every row."
-    return Section(f"Clip {clip}", figures={picture: caption}, videos=videos)
+    return Section(f"Example {clip}", figures={picture: caption}, videos=videos)
 
 
 def _label(record: Record) -> str:

@@ -26,6 +26,7 @@ def test_weights_and_preprocessing_are_named_or_said_to_be_missing():
     assert notes == [
         "LPIPS: not available (n/a), no weights were given (--lpips-backbone).",
         "FVD: resize crop, detector_sha256 abc.",
+        "TFD: not available (n/a), the tokenizer gives no latents.",
     ]
 
 

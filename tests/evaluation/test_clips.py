@@ -39,7 +39,7 @@ def test_frames_are_fitted_to_the_model_and_actions_left_where_it_takes_none(fol
 def test_clips_that_cannot_be_used_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"clip_1\.mp4: expected at least 5 frames from frame 2"):
         read_clip(folder, "clip_1", CODEC, 2, 5, None, SIZE)
-    with pytest.raises(ValueError, match=r"clip_1\.mp4 has 8 fps, expected 10"):
+    with pytest.raises(ValueError, match=r"clip_1\.mp4.* 8.*10"):
         read_clip(folder, "clip_1", CODEC, 0, 5, 10, SIZE)
     with pytest.raises(ValueError, match="expected a number of clips from 1 to 6, got 7"):
         choose_clips(folder, 7, 0)
