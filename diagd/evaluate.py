@@ -43,6 +43,8 @@ from diagd.models.checkpoints import model_folder
 from diagd.pipeline import DEFAULT_SAMPLING
 from diagd.provenance import fingerprint, provenance
 
+Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
+
 
 @dataclass(frozen=True)
 class EvaluateOptions:
@@ -50,14 +52,13 @@ class EvaluateOptions:
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
     out: Path  # folder for results.jsonl; a run that was killed goes on from here
-    models: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])] = ("doom",)
-    # ^ bundled names or checkpoint folders; label=folder names one in the tables
-    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # or k=1,d=24 or k=1/predecessor
+    models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
+    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # after raster; or k=1,d=24 or k=1/spatial
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
-    fps: float | None = None  # frame rate of the clips, where the protocol has one
+    fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
     temperature: float = DEFAULT_SAMPLING.temperature  # 0 is greedy
     top_k: int | None = DEFAULT_SAMPLING.top_k  # keep the k likeliest tokens

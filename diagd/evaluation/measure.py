@@ -15,6 +15,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.evaluation.clips import Clip, read_clip
 from diagd.evaluation.protocol import ScheduleSpec, seed_of
 from diagd.evaluation.results import Record, pack
+from diagd.flags import DTypeName, dtype_of
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
@@ -61,7 +62,7 @@ class Settings:
     sampling: SamplingOptions
     seed: int
     device: str
-    dtype: str
+    dtype: DTypeName
     backend: Backend
     lpips_backbone: Path | None
     lpips_heads: Path | None
@@ -102,13 +103,12 @@ class ClipMeter:
         if self._world is None or self._world[0] != model:
             self._world = None  # before the next one is loaded: two may not fit
             settings = self.settings
-            dtype = torch.float32 if settings.dtype == "int8" else getattr(torch, settings.dtype)
             self._world = (
                 model,
                 VideoGenerator.from_pretrained(
                     settings.models[model],
                     settings.device,
-                    dtype,
+                    dtype_of(settings.dtype),
                     settings.backend,
                     settings.dtype == "int8",
                 ),

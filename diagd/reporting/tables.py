@@ -93,7 +93,8 @@ def markdown(table: TextTable) -> str:
     lines = [table.header, ["---"] * 2 + ["---:"] * (len(table.header) - 2)]
     for number, cells in enumerate(table.cells):
         lines.append([f"**{c}**" if (number, i) in table.bold else c for i, c in enumerate(cells)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in escaped) + "\n"
 
 
 def as_html(table: TextTable) -> str:

@@ -44,11 +44,11 @@ def test_differences_are_to_raster_with_the_gain_in_speed():
 
 
 def test_a_table_is_written_as_markdown_and_as_html():
-    table = TextTable(["a", "b", "c"], [["x", "<y>", "1.0 [0.5, 2.0]"]], frozenset({(0, 2)}))
+    table = TextTable(["a", "b", "c"], [["x|z", "<y>", "1.0 [0.5, 2.0]"]], frozenset({(0, 2)}))
     assert markdown(table) == (
-        "| a | b | c |\n| --- | --- | ---: |\n| x | <y> | **1.0 [0.5, 2.0]** |\n"
+        "| a | b | c |\n| --- | --- | ---: |\n| x\\|z | <y> | **1.0 [0.5, 2.0]** |\n"
     )
-    cells = "<td>x</td><td>&lt;y&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
+    cells = "<td>x|z</td><td>&lt;y&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
     assert f"<tr class=first>{cells}</tr>" in as_html(table)
 
 
