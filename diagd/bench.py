@@ -8,10 +8,7 @@ run of each (with compilation) is timed apart.
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
 """
 
-import os
-import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -30,6 +27,7 @@ from diagd.models.checkpoints import load_model, model_path, read_config
 from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
+from diagd.provenance import cpu_name
 
 TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
 SPEED = {
@@ -147,14 +145,6 @@ def num_parameters(config: ModelConfig) -> int:
     """Count weights."""
     with torch.device("meta"):
         return sum(weight.numel() for weight in Transformer(config).parameters())
-
-
-def cpu_name() -> str:
-    """Return the processor's name and the number of its cores."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def _config(name: str) -> ModelConfig:

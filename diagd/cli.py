@@ -21,6 +21,8 @@ COMMANDS = {
         "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
     ),
     "attention": ("diagd.attention_maps:AttentionOptions", "where the model looks when it writes"),
+    "evaluate": ("diagd.evaluate:EvaluateOptions", "compare schedules on recorded clips"),
+    "report": ("diagd.report:ReportOptions", "turn an evaluation into tables, plots and a page"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
     "tokenize": (
         "diagd.data.tokenizer_training:TokenizeOptions",

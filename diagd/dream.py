@@ -6,9 +6,6 @@ diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p --prompt clip.mp4
 """
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +22,7 @@ from diagd.dream_inputs import read_coming, read_start, read_text
 from diagd.dream_report import check_writable, print_runs, report_runs, write_dream
 from diagd.flags import DTypeName, FrameLag, device_of, dtype_of
 from diagd.models.checkpoints import model_path
+from diagd.notes import without_context_warnings
 from diagd.pipeline import GeneratedVideo, VideoGenerator
 from diagd.pretrained import Habits
 
@@ -151,7 +149,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     with Progress(*columns, console=console, transient=True) as progress:
         for name, (count, raster) in wanted.items():
             task = progress.add_task(f"dreaming {count} frames, {name}")
-            with one_note_instead():
+            with without_context_warnings():  # the table is followed by one note
                 videos[name] = dream(count, raster)
             progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == num_frames]
@@ -162,14 +160,3 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")
     console.print(f"wrote {options.output} and {sheet}")
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}
-
-
-@contextlib.contextmanager
-def one_note_instead() -> Iterator[None]:
-    """Hold back the engine's warning of every full context; the table is followed by one."""
-    logger = logging.getLogger("diagd.engine")
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(logging.NOTSET)

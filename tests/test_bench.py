@@ -1,9 +1,9 @@
 import pytest
 
-from diagd.bench import cpu_name
 from diagd.benchmark import ceilings
 from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
+from diagd.provenance import cpu_name
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {

@@ -1,0 +1,42 @@
+"""Clips by name: which ones of a folder to evaluate on, and each fitted to a model.
+
+What lies in the folder is `data.clips`' business: videos, videos with action files, WHAM's npz.
+"""
+
+from pathlib import Path
+
+from diagd.data.actions import ActionCodec
+from diagd.data.clips import Clip, find_clips, sample_clips
+
+
+def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
+    """Draw clips of a folder at random; more clips of one seed contain the fewer ones.
+
+    Raises:
+        FileNotFoundError: no such folder, or no clips in it.
+        ValueError: fewer clips in it.
+    """
+    return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
+
+
+def read_clip(
+    folder: Path,
+    name: str,
+    codec: ActionCodec | None,
+    start: int,
+    num_frames: int,
+    fps: float | None,
+    size_px: tuple[int, int],
+) -> Clip:
+    """Read `num_frames` frames from frame `start` on, with the actions that led to them.
+
+    Args:
+        codec: of the model's actions; None leaves actions unread.
+        fps: frame rate to read at (see `ClipFile.read`).
+        size_px: (height_px, width_px) to crop and scale to.
+
+    Raises:
+        FileNotFoundError, ValueError: a clip that cannot be read so (named).
+    """
+    files = {clip.name: clip for clip in find_clips(folder, codec=codec)}
+    return files[name].read(num_frames, start, fps, size_px)

@@ -1,0 +1,206 @@
+"""One clip under one method: generate or imitate, compare with the truth, return a clip line."""
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.backends import Backend
+from diagd.data.tokenizers import VQTokenizer
+from diagd.decoding.sampling import SamplingOptions
+from diagd.evaluation.clips import Clip, read_clip
+from diagd.evaluation.protocol import ScheduleSpec, seed_of
+from diagd.evaluation.results import Record, pack
+from diagd.flags import DTypeName, dtype_of
+from diagd.metrics.fvd import Preprocessing, VideoFeatures
+from diagd.metrics.latents import frame_features
+from diagd.metrics.lpips import Lpips
+from diagd.metrics.quality import psnr, ssim
+from diagd.notes import without_context_warnings
+from diagd.pipeline import GeneratedVideo, VideoGenerator
+
+
+class Task(NamedTuple):
+    """One line to measure: a model by its label, a schedule or baseline, a clip."""
+
+    model: str
+    method: str
+    clip: str
+
+
+class Outcome(NamedTuple):
+    """A clip line, and the frames (T, H_px, W_px, 3) uint8 it is about."""
+
+    record: Record
+    frames: Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a number depends on; every process that measures gets the same.
+
+    Attributes:
+        models: label -> bundled name or checkpoint folder.
+        clips: folder of videos.
+        start: first frame taken of each clip.
+        context_frames, num_frames: frames given, and frames of a clip with those.
+        fps: frame rate of the clips; None takes any.
+        sampling: how tokens are drawn. seed: added to each clip's own.
+        lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
+    """
+
+    models: dict[str, str]
+    clips: Path
+    start: int
+    context_frames: int
+    num_frames: int
+    fps: float | None
+    sampling: SamplingOptions
+    seed: int
+    device: str
+    dtype: DTypeName
+    backend: Backend
+    lpips_backbone: Path | None
+    lpips_heads: Path | None
+    fvd_detector: Path | None
+    fvd_resize: Preprocessing
+
+
+class ClipMeter:
+    """Measures tasks one after the other; keeps the last model and the last clip."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Load the metrics' networks.
+
+        Raises:
+            FileNotFoundError, ValueError: a weight file is missing or not what it should be.
+        """
+        self.settings = settings
+        device = torch.device(settings.device)
+        self._lpips = self._fvd = None
+        if settings.lpips_backbone is not None:
+            self._lpips = Lpips(settings.lpips_backbone, settings.lpips_heads, device)
+        if settings.fvd_detector is not None:
+            self._fvd = VideoFeatures(settings.fvd_detector, settings.fvd_resize, device)
+        self._world: tuple[str, VideoGenerator] | None = None
+        self._clip: tuple[tuple[str, str], Clip] | None = None
+        self._warm: set[tuple[str, str]] = set()
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Return which weight files the metrics come from; None where there are none."""
+        return {
+            "lpips": self._lpips.provenance if self._lpips else None,
+            "fvd": self._fvd.provenance if self._fvd else None,
+        }
+
+    def world(self, model: str) -> VideoGenerator:
+        """Return the world model of a label, loaded once in a row of tasks."""
+        if self._world is None or self._world[0] != model:
+            self._world = None  # before the next one is loaded: two may not fit
+            settings = self.settings
+            self._world = (
+                model,
+                VideoGenerator.from_pretrained(
+                    settings.models[model],
+                    settings.device,
+                    dtype_of(settings.dtype),
+                    settings.backend,
+                    settings.dtype == "int8",
+                ),
+            )
+        return self._world[1]
+
+    def clip(self, model: str, name: str) -> Clip:
+        """Return a clip at the size of the model's frames."""
+        if self._clip is None or self._clip[0] != (model, name):
+            world, settings = self.world(model), self.settings
+            clip = read_clip(
+                settings.clips,
+                name,
+                world.vocabulary,
+                settings.start,
+                settings.num_frames,
+                settings.fps,
+                world.frame_size_px,
+            )
+            self._clip = (model, name), clip
+        return self._clip[1]
+
+    def __call__(self, task: Task) -> Outcome:
+        """Measure."""
+        clip = self.clip(task.model, task.clip)
+        given = self.settings.context_frames
+        truth = clip.frames[given:]
+        started = time.perf_counter()
+        stats = None
+        seed = seed_of(clip.name, self.settings.seed)
+        if task.method == "truth":
+            frames = truth
+        elif task.method == "copy":
+            frames = clip.frames[given - 1 : given].expand_as(truth).contiguous()
+        elif task.method == "reconstruction":
+            tokenizer = self.world(task.model).tokenizer
+            frames = tokenizer.decode(tokenizer.encode(clip.frames))[given:].cpu()
+        else:
+            spec = ScheduleSpec.parse(task.method)
+            if (task.model, task.method) not in self._warm:
+                self._generate(task.model, clip, spec, 1, seed)  # compiles, allocates
+                self._warm.add((task.model, task.method))
+                started = time.perf_counter()
+            video = self._generate(task.model, clip, spec, len(truth), seed)
+            frames, stats = video.frames, asdict(video.stats)
+        wall_seconds = time.perf_counter() - started
+        record = {
+            "kind": "clip",
+            **task._asdict(),
+            "seed": seed,
+            "quality": self._quality(frames, truth) if task.method != "truth" else {},
+            "features": self._features(task.model, clip.frames[given - 1 : given], frames),
+            "stats": stats,
+            "frame_size_px": list(truth.shape[1:3]),
+            "fps": float(clip.fps),
+            "wall_seconds": wall_seconds,  # with tokenizing and painting
+            "worker": os.getpid(),
+        }
+        return Outcome(record, frames)
+
+    def _generate(
+        self, model: str, clip: Clip, spec: ScheduleSpec, num_frames: int, seed: int
+    ) -> GeneratedVideo:
+        given, actions = self.settings.context_frames, clip.actions
+        with without_context_warnings():
+            return self.world(model).generate(
+                clip.frames[:given],
+                actions[given : given + num_frames] if actions is not None else None,
+                num_frames,
+                context_actions=actions[1:given] if actions is not None else None,
+                **spec.lags,
+                row_start=spec.row_start,
+                sampling=self.settings.sampling,
+                seed=seed,
+            )
+
+    def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
+        """Return each metric, frame by frame."""
+        quality = {"psnr": psnr(frames, truth).tolist(), "ssim": ssim(frames, truth).tolist()}
+        if self._lpips is not None:
+            quality["lpips"] = self._lpips(frames, truth).tolist()
+        return quality
+
+    def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
+        """Describe the clip for the Frechet distances."""
+        features = {}
+        if self._fvd is not None:
+            features["fvd"] = pack(self._fvd(frames).numpy())
+        tokenizer = self.world(model).tokenizer
+        if isinstance(tokenizer, VQTokenizer):
+            with torch.inference_mode():
+                pixels = torch.cat([before, frames]).to(tokenizer.codebook.device)
+                parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
+                features["tfd"] = pack(frame_features(torch.cat(parts)).cpu().numpy())
+        return features

@@ -1,0 +1,158 @@
+"""results.jsonl: one line for each run and each clip, appended whole, read back without torch.
+
+A run line says how the lines after it came about: options, commit, device, versions, model files.
+
+    {"kind": "run", "run": 0, "settings": {...}, "models": {...}, "commit": ..., "device": ...}
+    {"kind": "clip", "run": 0, "model": "doom", "method": "k=1", "clip": "clip_7", "seed": ...,
+     "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...}, "video": ...}
+
+A method is a schedule (`raster`, `k=1`, `k=2,d=28/predecessor`) or a baseline: `truth` (features
+only), `reconstruction` (by the tokenizer), `copy` (of the last context frame).
+"""
+
+import base64
+import fcntl
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESULTS_FILE = "results.jsonl"
+BASELINES = ("truth", "reconstruction", "copy")
+RASTER = "raster"
+_MAY_DIFFER = {"models", "clips", "lpips_backbone", "lpips_heads", "fvd_detector"}  # paths
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """What results.jsonl holds: its run lines and its clip lines, in order."""
+
+    runs: list[Record]
+    clips: list[Record]
+
+    def done(self) -> set[tuple[str, str, str]]:
+        """Return (model, method, clip) of every clip line."""
+        return {key_of(record) for record in self.clips}
+
+
+def key_of(record: Record) -> tuple[str, str, str]:
+    """Return what makes a clip line unique: (model, method, clip)."""
+    return record["model"], record["method"], record["clip"]
+
+
+def file_name(text: str) -> str:
+    """Make any label, method or clip a file name."""
+    return re.sub(r"[^\w.,=+-]+", "_", text).lstrip(".") or "_"
+
+
+def video_path(model: str, method: str, clip: str) -> str:
+    """Return where a video lies, relative to the folder of results."""
+    return "/".join(("videos", file_name(model), file_name(method), f"{file_name(clip)}.mp4"))
+
+
+def read_results(path: Path) -> Results:
+    """Read a file; a last line that a killed run left unfinished is passed over.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a line that is no JSON of ours, or a clip that is there twice.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"results not found: {path}")
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    results = Results([], [])
+    seen: set[tuple[str, str, str]] = set()
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            if record["kind"] == "run":
+                results.runs.append(record)
+                continue
+            key = key_of(record)
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}:{number}: expected a line of diagd evaluate") from None
+        if key in seen:
+            raise ValueError(f"{path}:{number}: {' '.join(key)} is there twice")
+        seen.add(key)
+        results.clips.append(record)
+    return results
+
+
+def check_same(path: Path, before: Results, run: Record) -> None:
+    """Raise ValueError if earlier lines were measured otherwise than this run would measure."""
+    for earlier in before.runs:
+        for label, sha256 in earlier["models"].items():
+            if run["models"].get(label, sha256) != sha256:
+                raise ValueError(
+                    f"{path}: model {label} has other weights now than when it was measured; "
+                    "give it another label or choose another --out"
+                )
+        if earlier["metrics"] != run["metrics"]:
+            raise ValueError(f"{path} was measured with other metric weights; choose another --out")
+        for name, value in earlier["settings"].items():
+            now = run["settings"].get(name)
+            if name not in _MAY_DIFFER and now != value:
+                raise ValueError(
+                    f"{path} was measured with {name}={value}, now {now}; choose another --out"
+                )
+
+
+class ResultsWriter:
+    """Append lines to results.jsonl, one process at a time; a line is there whole or not at all.
+
+    Opening cuts off a line that a killed run left unfinished.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, new or not.
+
+        Raises:
+            ValueError: another process is writing to it.
+        """
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ValueError(f"{path} is being written by another evaluation") from None
+        content = path.read_bytes()
+        os.ftruncate(self._file, content.rfind(b"\n") + 1)
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on the disk."""
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        while line:
+            line = line[os.write(self._file, line) :]
+        os.fsync(self._file)
+
+    def __enter__(self) -> "ResultsWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+
+def pack(values: NDArray[np.float32]) -> Record:
+    """Turn an array into JSON, exactly: its shape, and little-endian float32 in base64."""
+    data = np.ascontiguousarray(values, dtype="<f4")
+    return {"shape": list(data.shape), "float32": base64.b64encode(data.tobytes()).decode()}
+
+
+def unpack(packed: Record) -> NDArray[np.float32]:
+    """Undo `pack`."""
+    data = np.frombuffer(base64.b64decode(packed["float32"]), dtype="<f4")
+    return data.reshape(packed["shape"]).astype(np.float32)

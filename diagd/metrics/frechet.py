@@ -1,0 +1,58 @@
+"""Frechet distance between two sets of feature vectors, each taken for a Gaussian.
+
+    |m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1^(1/2) C2 C1^(1/2))^(1/2))
+
+The matrix under the last root is symmetric, so its root is a sum over eigenvalues: no general
+matrix square root, and no imaginary parts to drop (Dowson and Landau 1982; Heusel et al. 2017,
+arXiv:1706.08500). Covariances divide by N - 1. NumPy only, in float64.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Features = NDArray[np.floating[Any]]
+
+
+def frechet_distance(features: Features, reference: Features) -> float:
+    """Compare two samples of vectors.
+
+    Args:
+        features, reference: (N, D) and (M, D), at least two vectors each. With fewer than D + 1
+            vectors a covariance is singular, and the distance is larger than that of more vectors.
+
+    Returns:
+        The squared Frechet distance, 0 or more.
+
+    Raises:
+        ValueError: fewer than two vectors, or vectors of different or no dimension.
+    """
+    for values in (features, reference):
+        if values.ndim != 2 or len(values) < 2 or not values.shape[1]:
+            raise ValueError(
+                f"features must be (N, D) with N of 2 or more, got {tuple(values.shape)}"
+            )
+    if features.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"features and reference must have one dimension, got {features.shape[1]} "
+            f"and {reference.shape[1]}"
+        )
+    (mean, covariance), (other_mean, other) = _moments(features), _moments(reference)
+    values, vectors = np.linalg.eigh(covariance)
+    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
+    cross = np.linalg.eigvalsh(root @ other @ root)
+    distance = (
+        np.square(mean - other_mean).sum()
+        + np.trace(covariance)
+        + np.trace(other)
+        - 2 * np.sqrt(cross.clip(min=0)).sum()
+    )
+    return max(0.0, float(distance))  # equal samples differ by rounding
+
+
+def _moments(features: Features) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean (D,) and covariance (D, D)."""
+    values = features.astype(np.float64)
+    centred = values - values.mean(axis=0)
+    return values.mean(axis=0), centred.T @ centred / (len(values) - 1)

@@ -1,0 +1,135 @@
+"""Turn an evaluation into one HTML page and Markdown: tables, plots, strips of frames, videos.
+
+Needs no model and no torch. Everything on the page is computed from results.jsonl, whose run lines
+(options, commit, device, seed, hashes of weights) are printed at its end.
+
+    diagd report --results work/study --out docs/results/study
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
+from diagd.evaluation.statistics import grouped, summarize
+from diagd.reporting.examples import example_sections
+from diagd.reporting.page import Section, as_markdown, as_page
+from diagd.reporting.plots import plot_frontier, plot_horizons
+from diagd.reporting.tables import difference_table, main_table
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write report.html and report.md with their pictures from an evaluation's results."""
+
+    results: Path  # folder that diagd evaluate wrote
+    out: Path | None = None  # folder to write; default: the same one
+    title: str = "Diagonal decoding: quality and speed"
+    examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
+
+    def __post_init__(self) -> None:
+        if self.examples < 0:
+            raise ValueError(f"examples must be at least 0, got {self.examples}")
+
+
+def main(options: ReportOptions) -> dict[str, Any]:
+    """Write the files and return their names with the rows of the table."""
+    results = read_results(options.results / RESULTS_FILE)
+    if not results.clips:
+        raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
+    out = options.out or options.results
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    rows, groups = summarize(results), grouped(results)
+    plot_frontier(rows, out / "figures" / "frontier.png")
+    plot_horizons(groups, out / "figures" / "horizons.png")
+    sections = [
+        Section("Quality and speed", _reading(results, rows), main_table(rows)),
+        Section("Against raster", _PAIRED, difference_table(rows)),
+        Section(
+            "Speed against quality",
+            "A point is a schedule; bars are 95% intervals of the paired difference to raster.",
+            figures={"figures/frontier.png": "Speed against quality."},
+        ),
+        Section(
+            "Quality by horizon",
+            figures={
+                "figures/horizons.png": "Mean over clips, frame by frame after the given ones."
+            },
+        ),
+        *example_sections(options.results, out, groups, options.examples),
+        Section(
+            "Where these numbers come from",
+            _origin(results),
+            code="\n".join(map(_command, results.runs)),
+        ),
+    ]
+    lead = _lead(results)
+    for name, text in (
+        ("report.html", as_page(options.title, lead, sections)),
+        ("report.md", as_markdown(options.title, lead, sections)),
+    ):
+        temporary = out / f".{name}.partial"
+        temporary.write_text(text)
+        os.replace(temporary, out / name)
+    Console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
+    return {"page": str(out / "report.html"), "markdown": str(out / "report.md"), "rows": rows}
+
+
+_PAIRED = (
+    "Mean paired difference over the same clips with the same seeds, with its 95% interval: an "
+    "interval that holds 0 shows no difference at this number of clips. Speedup is in frames a "
+    "second of decoding, beside how many times fewer steps there are."
+)
+
+
+def _lead(results: Results) -> str:
+    settings = results.runs[-1]["settings"]
+    generated = settings["num_frames"] - settings["context_frames"]
+    clips = len({record["clip"] for record in results.clips})
+    sampling = settings["sampling"]
+    drawn = "greedy decoding"
+    if sampling["temperature"]:
+        cuts = (f"top-{n[-1]} {sampling[n]}" for n in ("top_k", "top_p") if sampling[n] is not None)
+        drawn = ", ".join([f"sampling at temperature {sampling['temperature']:g}", *cuts])
+    return (
+        f"{clips} clips of {settings['num_frames']} frames: {settings['context_frames']} given, "
+        f"{generated} generated under the recorded actions; {drawn}, seed {settings['seed']}, "
+        f"batch size 1, {settings['dtype']} on {results.runs[-1]['device']}."
+    )
+
+
+def _reading(results: Results, rows: list[dict[str, Any]]) -> str:
+    """Say how to read the table, and what is not in it and why."""
+    parts = [
+        "Means over clips and generated frames; brackets are 95% bootstrap intervals over clips. "
+        "FPS, TP (tokens a second) and STEP are medians over clips of decoding alone. NTP is "
+        "next-token prediction; DiagD k=K finishes a frame before the next one begins unless a "
+        "frame lag d is named."
+    ]
+    parts += metric_notes(results, rows)
+    return "\n\n".join(parts)
+
+
+def _origin(results: Results) -> str:
+    """Name commit, machine and weights of every run that added lines."""
+    parts = []
+    for run in results.runs:
+        count = sum(record["run"] == run["run"] for record in results.clips)
+        weights = ", ".join(f"{label} ({sha256})" for label, sha256 in run["models"].items())
+        parts.append(
+            f"Run {run['run']}: {count} lines; commit {run['commit'] or 'unknown'}; "
+            f"{run['device']}, {run['threads']} threads; torch {run['torch']}, Python "
+            f"{run['python']}; seed {run['settings']['seed']}; models with SHA-256 of their "
+            f"files: {weights}."
+        )
+    return "\n\n".join(parts)
+
+
+def _command(run: Record) -> str:
+    """Return all options of a run as JSON."""
+    return json.dumps({"run": run["run"], "options": run["options"]}, indent=1)

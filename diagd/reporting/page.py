@@ -1,0 +1,95 @@
+"""The text of a report: one Markdown file and one HTML page from the same parts, no scripts."""
+
+import html
+from dataclasses import dataclass, field
+
+from diagd.reporting.tables import TextTable, as_html, markdown
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
+  --page: #ffffff; --tint: #f3f4f6; --accent: #0b6e4f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e7e9; --soft: #9aa1ab; --line: #3a3f47;
+  --page: #16181b; --tint: #22262b; --accent: #5fd3a5; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 76rem; margin: 2rem auto 4rem; padding: 0 1.25rem; }
+h1 { font-size: 1.6rem; margin-bottom: .25rem; } h2 { margin-top: 2.5rem; font-size: 1.2rem; }
+p.lead, figcaption, .note { color: var(--soft); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+thead th { border-bottom: 2px solid var(--ink); } tr.first td { border-top: 1px solid var(--line); }
+td { vertical-align: top; } small { color: var(--soft); font-weight: 400; }
+td.best { font-weight: 700; color: var(--accent); }
+figure { margin: 1rem 0 2rem; } img, video { max-width: 100%; border-radius: 4px; }
+img { background: #fff; }
+pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 0; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with text, a table and pictures (path -> caption), each where there is one."""
+
+    title: str
+    text: str = ""
+    table: TextTable | None = None
+    figures: dict[str, str] = field(default_factory=dict)
+    videos: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+
+
+def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
+    """Write the report as Markdown."""
+    parts = [f"# {title}", lead]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        if section.text:
+            parts.append(section.text)
+        if section.table:
+            parts.append(markdown(section.table).rstrip())
+        parts += [f"![{caption}]({path})" for path, caption in section.figures.items()]
+        if section.videos:
+            parts.append(
+                "\n".join(f"- [{caption}]({path})" for path, caption in section.videos.items())
+            )
+        if section.code:
+            parts.append(f"```json\n{section.code}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def as_page(title: str, lead: str, sections: list[Section]) -> str:
+    """Write the report as one HTML page; pictures and videos are named by relative paths."""
+    parts = [f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>"]
+    for section in sections:
+        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        if section.text:
+            parts += [
+                f"<p class=note>{html.escape(line)}</p>" for line in section.text.split("\n\n")
+            ]
+        if section.table:
+            parts.append(f"<div class=scroll>{as_html(section.table)}</div>")
+        for path, caption in section.figures.items():
+            source, words = html.escape(path, quote=True), html.escape(caption)
+            parts.append(
+                f'<figure><img src="{source}" alt="{words}" loading=lazy>'
+                f"<figcaption>{words}</figcaption></figure>"
+            )
+        for path, caption in section.videos.items():
+            parts.append(
+                f'<figure><video src="{html.escape(path, quote=True)}" controls loop muted '
+                f"playsinline preload=metadata></video>"
+                f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+            )
+        if section.code:
+            parts.append(
+                f"<details><summary>JSON</summary><pre>{html.escape(section.code)}</pre></details>"
+            )
+        parts.append("</section>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )

@@ -1,0 +1,38 @@
+import numpy as np
+
+from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.results import Results
+from diagd.evaluation.statistics import summarize
+from tests.evaluation.lines import clip_line, run_line
+
+
+def notes_of(lines, **changes):
+    results = Results([run_line() | changes], lines)
+    return metric_notes(results, summarize(results))
+
+
+def test_too_few_samples_are_warned_of():
+    features = {"fvd": np.arange(3.0)}
+    lines = [clip_line(m, clip, features=features) for m in ("truth", "copy") for clip in "abc"]
+    warning = "FVD of 3 samples in 3 dimensions is biased upwards: a covariance needs at least 4"
+    assert f"Warning: {warning}." in notes_of(lines)
+    lines += [clip_line(m, "d", features=features) for m in ("truth", "copy")]
+    assert not [note for note in notes_of(lines) if note.startswith("Warning")]
+
+
+def test_weights_and_preprocessing_are_named_or_said_to_be_missing():
+    metrics = {"lpips": None, "fvd": {"resize": "crop", "detector_sha256": "abc"}}
+    notes = notes_of([clip_line("raster", "a", (20.0,), steps=45)], metrics=metrics)
+    assert notes == [
+        "LPIPS: not available (n/a), no weights were given (--lpips-backbone).",
+        "FVD: resize crop, detector_sha256 abc.",
+        "TFD: not available (n/a), the tokenizer gives no latents.",
+    ]
+
+
+def test_forgotten_frames_and_shared_machines_are_told():
+    line = clip_line("raster", "a", (20.0,), steps=45)
+    line["stats"]["num_dropped_frames"] = 4
+    notes = " ".join(notes_of([line], options={"workers": 3}))
+    assert "up to 4 of the oldest frames were forgotten" in notes
+    assert "while 3 workers shared the machine" in notes

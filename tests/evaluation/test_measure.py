@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+import torch
+
+import diagd
+from diagd.data.tokenizers import VQTokenizer
+from diagd.evaluation.measure import ClipMeter, Settings, Task
+from diagd.evaluation.protocol import seed_of
+from diagd.evaluation.results import unpack
+from diagd.metrics.latents import frame_features
+from diagd.metrics.quality import psnr, ssim
+from tests.evaluation.lines import write_clips
+from tests.metrics.detectors import write_detector
+from tests.metrics.test_lpips import random_heads, random_weights
+from tests.worlds import HEIGHT_PX, WIDTH_PX, write_world
+
+GIVEN, FRAMES, START = 2, 5, 1
+
+
+def settings_of(world, clips, **changes):
+    values = {
+        "models": {"tiny": str(world)},
+        "clips": clips,
+        "start": START,
+        "context_frames": GIVEN,
+        "num_frames": FRAMES,
+        "fps": None,
+        "sampling": diagd.SamplingOptions(1.0, top_p=0.9),
+        "seed": 5,
+        "device": "cpu",
+        "dtype": "float32",
+        "backend": "eager",
+        "lpips_backbone": None,
+        "lpips_heads": None,
+        "fvd_detector": None,
+        "fvd_resize": "crop",
+    }
+    return Settings(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return write_clips(tmp_path_factory.mktemp("data") / "clips", count=2)
+
+
+@pytest.fixture(scope="module")
+def meter(world, clips):
+    return ClipMeter(settings_of(world, clips))
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "steps"),
+    [
+        ("raster", {"raster": True}, 45),
+        ("k=2", {"row_lag": 2}, 27),
+        ("k=2,d=4", {"row_lag": 2, "frame_lag": 4}, 17),
+        ("k=1/predecessor", {"row_lag": 1, "row_start": "predecessor"}, 21),
+    ],
+)
+def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, meter, world):
+    outcome = meter(Task("tiny", method, "clip_1"))
+    clip = meter.clip("tiny", "clip_1")
+    truth = clip.frames[GIVEN:]
+    generator = diagd.VideoGenerator.from_pretrained(world, backend="eager")
+    video = generator.generate(
+        clip.frames[:GIVEN],
+        clip.actions[GIVEN:],
+        FRAMES - GIVEN,
+        context_actions=clip.actions[1:GIVEN],
+        sampling=diagd.SamplingOptions(1.0, top_p=0.9),
+        seed=seed_of("clip_1", 5),
+        **flags,
+    )
+    assert torch.equal(outcome.frames, video.frames)
+    record = outcome.record
+    assert record["quality"] == {
+        "psnr": psnr(video.frames, truth).tolist(),
+        "ssim": ssim(video.frames, truth).tolist(),
+    }
+    assert record["stats"]["num_steps"] == steps
+    assert (record["model"], record["method"], record["clip"]) == ("tiny", method, "clip_1")
+    assert record["seed"] == seed_of("clip_1", 5)
+    assert record["frame_size_px"] == [HEIGHT_PX, WIDTH_PX]
+    assert record["wall_seconds"] >= record["stats"]["seconds"]
+    assert isinstance(generator.tokenizer, VQTokenizer)
+    latents = generator.tokenizer.latents(torch.cat([clip.frames[GIVEN - 1 : GIVEN], video.frames]))
+    expected = frame_features(latents).detach().numpy()
+    np.testing.assert_allclose(unpack(record["features"]["tfd"]), expected, atol=1e-5)
+
+
+def test_baselines_are_the_truth_its_reconstruction_and_a_standing_picture(meter):
+    clip = meter.clip("tiny", "clip_0")
+    tokenizer = meter.world("tiny").tokenizer
+    frames = {
+        "truth": clip.frames[GIVEN:],
+        "reconstruction": tokenizer.decode(tokenizer.encode(clip.frames))[GIVEN:],
+        "copy": clip.frames[GIVEN - 1 : GIVEN].repeat(FRAMES - GIVEN, 1, 1, 1),
+    }
+    for method, expected in frames.items():
+        outcome = meter(Task("tiny", method, "clip_0"))
+        assert torch.equal(outcome.frames, expected), method
+        assert outcome.record["stats"] is None
+        quality = outcome.record["quality"]
+        if method == "truth":
+            assert quality == {}
+        else:
+            assert quality["psnr"] == psnr(expected, frames["truth"]).tolist()
+
+
+def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
+    clips = write_clips(tmp_path / "clips", count=1, num_frames=12)
+    torch.save(random_weights("vgg"), tmp_path / "vgg16.pth")
+    torch.save(random_heads("vgg"), tmp_path / "heads.pth")
+    meter = ClipMeter(
+        settings_of(
+            world,
+            clips,
+            start=0,
+            num_frames=12,
+            lpips_backbone=tmp_path / "vgg16.pth",
+            lpips_heads=tmp_path / "heads.pth",
+            fvd_detector=write_detector(tmp_path / "i3d.pt"),
+            fvd_resize="stretch",
+        )
+    )
+    truth, copy = (meter(Task("tiny", method, "clip_0")).record for method in ("truth", "copy"))
+    assert len(copy["quality"]["lpips"]) == 10
+    assert min(copy["quality"]["lpips"]) > 0
+    first, last = (unpack(record["features"]["fvd"]) for record in (truth, copy))
+    assert first.shape == last.shape == (9,)
+    assert not np.allclose(first, last)
+    assert meter.provenance["fvd"]["resize"] == "stretch"
+    assert meter.provenance["lpips"]["network"] == "vgg"
+
+
+def test_without_weights_there_is_no_provenance(meter):
+    assert meter.provenance == {"lpips": None, "fvd": None}
+
+
+def test_a_model_without_actions_needs_no_action_files(tmp_path):
+    world = write_world(tmp_path / "silent", num_action_tokens=0)
+    clips = write_clips(tmp_path / "clips", count=1)
+    (clips / "clip_0.jsonl").unlink()
+    record = ClipMeter(settings_of(world, clips))(Task("tiny", "k=1", "clip_0")).record
+    assert record["stats"]["num_steps"] == 21
+    assert len(record["quality"]["psnr"]) == FRAMES - GIVEN

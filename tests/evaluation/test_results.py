@@ -1,0 +1,86 @@
+import json
+
+import numpy as np
+import pytest
+
+from diagd.evaluation.results import ResultsWriter, pack, read_results, unpack, video_path
+from tests.evaluation.lines import clip_line, run_line, write_lines
+
+
+def test_lines_come_back_as_runs_and_clips(tmp_path):
+    lines = run_line(), clip_line("raster", "a", (20.0, 21.0)), run_line(run=1)
+    results = read_results(write_lines(tmp_path / "results.jsonl", *lines))
+    assert results.runs == [lines[0], lines[2]]
+    assert results.clips == [lines[1]]
+    assert results.done() == {("tiny", "raster", "a")}
+
+
+def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_writer(tmp_path):
+    path = write_lines(tmp_path / "results.jsonl", run_line(), clip_line("raster", "a"))
+    whole = path.read_bytes()
+    torn = json.dumps(clip_line("raster", "b")).encode()
+    for cut in (1, len(torn) // 2, len(torn)):
+        path.write_bytes(whole + torn[:cut])
+        assert read_results(path).done() == {("tiny", "raster", "a")}
+    with ResultsWriter(path) as writer:
+        assert path.read_bytes() == whole
+        writer.append(clip_line("raster", "c"))
+    assert [record["clip"] for record in read_results(path).clips] == ["a", "c"]
+
+
+def test_a_new_file_and_one_torn_in_its_first_line_start_empty(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"kind": "ru')
+    with ResultsWriter(path):
+        assert read_results(path).runs == read_results(path).clips == []
+    with ResultsWriter(tmp_path / "new.jsonl"):
+        assert (tmp_path / "new.jsonl").read_bytes() == b""
+
+
+def test_one_process_writes_at_a_time(tmp_path):
+    path = tmp_path / "results.jsonl"
+    with ResultsWriter(path), pytest.raises(ValueError, match=r"written by another evaluation"):
+        ResultsWriter(path)
+    with ResultsWriter(path) as writer:  # free again
+        writer.append(run_line())
+    assert len(read_results(path).runs) == 1
+
+
+def test_no_number_that_json_does_not_know_is_written(tmp_path):
+    with (
+        ResultsWriter(tmp_path / "results.jsonl") as writer,
+        pytest.raises(ValueError, match="JSON"),
+    ):
+        writer.append({"kind": "run", "psnr": float("nan")})
+    assert (tmp_path / "results.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3", "no JSON", '{"kind": "clip", "model": "tiny"}'])
+def test_a_strange_line_is_named(line, tmp_path):
+    path = write_lines(tmp_path / "results.jsonl", run_line())
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl:2: expected a line of diagd evaluate"):
+        read_results(path)
+
+
+def test_a_clip_that_is_there_twice_is_named(tmp_path):
+    path = write_lines(tmp_path / "r.jsonl", *[clip_line("k=1", "a")] * 2)
+    with pytest.raises(ValueError, match=r"r\.jsonl:2: tiny k=1 a is there twice"):
+        read_results(path)
+
+
+def test_no_file_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="results not found"):
+        read_results(tmp_path / "results.jsonl")
+
+
+def test_arrays_survive_packing_bit_by_bit():
+    values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    packed = json.loads(json.dumps(pack(values)))
+    assert np.array_equal(unpack(packed), values)
+
+
+def test_any_name_makes_a_path_inside_the_folder():
+    assert video_path("doom", "k=1,d=24", "clip_7") == "videos/doom/k=1,d=24/clip_7.mp4"
+    strange = video_path("../up/ft model", "k=1/predecessor", "a/b")
+    assert strange == "videos/_up_ft_model/k=1_predecessor/a_b.mp4"

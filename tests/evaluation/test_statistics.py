@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from scipy.stats import bootstrap
+
+from diagd.evaluation.results import Results, unpack
+from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize
+from diagd.metrics.frechet import frechet_distance
+from tests.evaluation.lines import clip_line, run_line
+
+
+def test_the_interval_is_scipy_s_percentile_bootstrap():
+    values = np.random.default_rng(3).gamma(2.0, size=40)
+    interval = bootstrap_interval(values)
+    assert interval is not None
+    low, high = interval
+    expected = bootstrap(
+        (values,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    # two draws of 10,000 resamples; the spread of such an edge is about 1% of the interval
+    width = expected.high - expected.low
+    assert [low, high] == pytest.approx([expected.low, expected.high], abs=0.05 * width)
+    assert bootstrap_interval(values) == [low, high]
+    assert bootstrap_interval(values[:1]) is None
+
+
+def test_rows_hold_means_and_paired_differences_to_raster_of_the_same_clips():
+    raster = {"a": (20.0, 18.0), "b": (30.0, 26.0), "c": (24.0, 24.0)}
+    ours = {"c": (23.0, 24.0), "a": (19.0, 18.0)}  # b is not there yet, and the order is another
+    lines = [clip_line("raster", clip, values, steps=45) for clip, values in raster.items()]
+    lines += [clip_line("k=1", clip, values, steps=21, fps=7.0) for clip, values in ours.items()]
+    rows = summarize(Results([run_line()], lines))
+    assert [row["method"] for row in rows] == ["raster", "k=1"]
+    first, second = rows
+    assert (first["clips"], second["clips"]) == (3, 2)
+    assert first["psnr"]["mean"] == pytest.approx(np.mean(list(raster.values())))
+    assert first["psnr"]["difference"] is None
+    assert second["psnr"]["mean"] == pytest.approx(21.0)
+    assert second["psnr"]["difference"] == pytest.approx(-0.5)
+    assert second["psnr"]["difference_interval"] == [-0.5, -0.5]  # both clips lost half a dB
+    assert first["psnr"]["interval"][0] < 23 < first["psnr"]["interval"][1]
+    assert second["num_steps"] == 21
+    assert second["frames_per_second"] == 7
+    assert (second["ssim"], second["lpips"], second["fvd"], second["tfd"]) == (None,) * 4
+
+
+def test_a_model_without_raster_has_no_differences():
+    lines = [clip_line("k=1", clip, (20.0,), steps=21) for clip in "ab"]
+    lines += [clip_line("raster", clip, (20.0,), steps=45, model="other") for clip in "ab"]
+    rows = summarize(Results([run_line("tiny", "other")], lines))
+    assert rows[0]["psnr"]["difference"] is rows[0]["psnr"]["difference_interval"] is None
+
+
+def test_distances_compare_with_the_truth_of_the_same_clips():
+    generator = np.random.default_rng(0)
+
+    def line(method, clip):
+        features = generator.normal(size=(6, 2)), generator.normal(size=3)
+        return clip_line(method, clip, features=dict(zip(("tfd", "fvd"), features, strict=True)))
+
+    truth = {clip: line("truth", clip) for clip in "abcde"}
+    ours = {clip: line("k=1", clip) for clip in "dcba"}
+    results = Results([run_line()], [*truth.values(), *ours.values()])
+    (row,) = summarize(results)
+
+    def stacked(lines, name):
+        return np.concatenate([np.atleast_2d(unpack(lines[c]["features"][name])) for c in "abcd"])
+
+    for name, samples, dimension in (("tfd", 24, 2), ("fvd", 4, 3)):
+        expected = frechet_distance(stacked(ours, name), stacked(truth, name))
+        assert row[name] == {
+            "value": pytest.approx(expected, rel=1e-9),
+            "samples": samples,
+            "dimension": dimension,
+            "clips": 4,
+        }
+
+
+def test_a_distance_of_a_single_clip_is_none():
+    lines = [clip_line(m, "a", features={"fvd": np.arange(3.0)}) for m in ("truth", "copy")]
+    (row,) = summarize(Results([run_line()], lines))
+    assert row["fvd"]["value"] is None
+
+
+def test_groups_are_sorted_models_as_named_schedules_by_steps_baselines_last():
+    lines = [
+        clip_line("copy", "b"),
+        clip_line("k=1", "b", steps=21, model="second"),
+        clip_line("k=2", "b", steps=30),
+        clip_line("k=1", "b", steps=21),
+        clip_line("k=1", "a", steps=21),
+        clip_line("k=5,d=15", "b", steps=45),  # as many steps as raster
+        clip_line("raster", "b", steps=45),
+    ]
+    groups = grouped(Results([run_line("tiny", "second")], lines))
+    assert list(groups) == [
+        *[("tiny", method) for method in ("raster", "k=5,d=15", "k=2", "k=1", "copy")],
+        ("second", "k=1"),
+    ]
+    assert list(groups["tiny", "k=1"]) == ["a", "b"]
