@@ -1,7 +1,7 @@
 """Draw results with matplotlib."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
     plt.close(figure)
 
 
-def plot_profiles(path: Path, axis_name: str, profiles: dict[str, Sequence[float]]) -> None:
+def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[float]]) -> None:
     """Draw the gap of schedules over frames, rows or columns."""
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, values in profiles.items():

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -228,7 +229,7 @@ class TrainingRun:
             shutil.rmtree(partial, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self.accelerator.save_state(str(partial))
-        weights = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
+        weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
