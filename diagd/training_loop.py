@@ -128,8 +128,10 @@ class TrainingRun:
 
     def resume(self) -> None:
         """Go on from the checkpoint, refusing one of another run; cut the log back to it."""
-        if self.previous.exists() and not self.checkpoint.exists():
+        is_main = self.accelerator.is_main_process
+        if is_main and self.previous.exists() and not self.checkpoint.exists():
             os.replace(self.previous, self.checkpoint)  # killed between two renames
+        self.accelerator.wait_for_everyone()
         state_file, log = self.checkpoint / "run.json", self.options.out / "log.jsonl"
         if state_file.is_file():
             state = json.loads(state_file.read_text())
@@ -141,7 +143,7 @@ class TrainingRun:
                 )
             self.accelerator.load_state(str(self.checkpoint))
             self.step = step
-        if log.is_file() and self.accelerator.is_main_process:
+        if log.is_file() and is_main:
             lines = [x for x in log.read_text().splitlines(keepends=True) if x.endswith("}\n")]
             log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
 

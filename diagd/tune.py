@@ -26,7 +26,7 @@ from diagd.data.sequences import windows
 from diagd.data.token_shards import TokenClips, read_shards
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.flags import DTypeName, device_of, dtype_of
+from diagd.flags import device_of
 from diagd.models.checkpoints import load_model
 from diagd.models.transformer import Transformer
 from diagd.plots import plot_frontier, plot_profiles
@@ -53,18 +53,14 @@ class TuneOptions:
     context_frames: int = 1  # of them, frames that are given
     seed: int = 0  # of the place of a window in its clip
     device: str = "cpu"
-    dtype: DTypeName = "float32"  # of the weights; logits are float32
     out: Path | None = None  # folder for tune.json and plots
 
     def __post_init__(self) -> None:
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must be 0 or more, got {self.tolerance}")
-        if self.clips < 1:
-            raise ValueError(f"clips must be at least 1, got {self.clips}")
-        if self.context_frames < 1:
-            raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
-        if self.dtype == "int8":
-            raise ValueError("dtype must be float32, bfloat16 or float16, got int8")
+        for name in ("clips", "context_frames"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.row_start:
             raise ValueError("row_start must name at least one policy")
         for row_start in self.row_start:
@@ -92,8 +88,8 @@ def main(options: TuneOptions) -> dict[str, Any]:
     """Measure, print the table, write the files, and name the choice."""
     device = device_of(options.device)
     clips = read_shards(options.tokens)
-    model = _load(options.model, clips, options.dtype, device)
-    yardstick = _load(options.baseline, clips, options.dtype, device) if options.baseline else None
+    model = _load(options.model, clips, device)
+    yardstick = _load(options.baseline, clips, device) if options.baseline else None
     held = frames_held(model.config)
     frames = min(held, clips.tokens.shape[1]) if options.frames is None else options.frames
     if not options.context_frames < frames <= held:
@@ -103,11 +99,12 @@ def main(options: TuneOptions) -> dict[str, Any]:
         )
     grid = TokenGrid(frames - options.context_frames, *clips.tokens.shape[2:])
     candidates = list_candidates(options, grid)
-    windowed = windows(clips, options.clips, frames, options.seed)
-    nll = _measure(model, candidates, *windowed, options.context_frames)
+    cut = [ids.split(1) for ids in windows(clips, options.clips, frames, options.seed)]
+    single = list(zip(*cut, strict=True))
+    nll = _measure(model, candidates, single, options.context_frames)
     raster = nll[0]
     if yardstick is not None:
-        (raster,) = _measure(yardstick, candidates[:1], *windowed, options.context_frames)
+        (raster,) = _measure(yardstick, candidates[:1], single, options.context_frames)
     rows = [_row(*measured, raster) for measured in zip(candidates, nll, strict=True)]
     for row in rows:
         row["frontier"] = not any(
@@ -163,29 +160,25 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Candidate]:
     return found
 
 
-def _load(name: str, clips: TokenClips, dtype: DTypeName, device: torch.device) -> Transformer:
-    model = load_model(name, device=device, dtype=dtype_of(dtype)).eval()
+def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
+    model = load_model(name, device=device).eval()
     check_fit(name, model.config, clips)
     return model
 
 
 def _measure(
-    model: Transformer,
-    candidates: list[Candidate],
-    tokens: Tensor,
-    actions: Tensor,
-    context_frames: int,
+    model: Transformer, candidates: list[Candidate], clips: list[tuple[Tensor, Tensor]], given: int
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
     costs: list[Tensor] = []
     with Progress() as progress:
-        task = progress.add_task("judging", total=len(candidates) * len(tokens))
+        task = progress.add_task("judging", total=len(candidates) * len(clips))
         for candidate in candidates:
             schedule, row_start = candidate.schedule, candidate.row_start or "temporal"
-            for clip in zip(tokens.split(1), actions.split(1), strict=True):
-                costs.append(schedule_nll(model, *clip, schedule, row_start, context_frames))
+            for clip in clips:
+                costs.append(schedule_nll(model, *clip, schedule, row_start, given))
                 progress.advance(task)
-    return torch.cat(costs).unflatten(0, (len(candidates), len(tokens))).double().cpu()
+    return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 
 def _row(candidate: Candidate, cost: Tensor, raster: Tensor) -> dict[str, Any]:
@@ -212,11 +205,8 @@ def _row(candidate: Candidate, cost: Tensor, raster: Tensor) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], options: TuneOptions) -> None:
     console, rows = Console(), document["rows"]
-    table = Table(
-        box=SIMPLE,
-        padding=(0, 1, 0, 0),
-        title=f"{options.model}: steps against likelihood ({options.clips} clips)",
-    )
+    title = f"{options.model}: steps against likelihood ({options.clips} clips)"
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title)
     for header in ("schedule", "row start", "steps", "speedup", "nats", "gap", "error", "best"):
         left = header in ("schedule", "row start")
         table.add_column(header, justify="left" if left else "right", no_wrap=True)
@@ -243,10 +233,9 @@ def _print(document: dict[str, Any], options: TuneOptions) -> None:
 
 def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
     """Pick, for each pair of lags, the row start that costs least."""
-    best: dict[str, dict[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["gap"], reverse=True):
-        best[row["name"]] = row
-    return {row["name"]: row[f"gap_by_{axis}"] for row in rows if best[row["name"]] is row}
+    ordered = sorted(rows, key=lambda row: row["gap"], reverse=True)
+    best = {row["name"]: row for row in ordered}
+    return {name: best[name][f"gap_by_{axis}"] for name in dict.fromkeys(r["name"] for r in rows)}
 
 
 def _write(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:

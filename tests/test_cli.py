@@ -169,7 +169,8 @@ def test_an_unknown_dtype_lists_the_known_ones(command):
 )
 def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, COMMANDS[name][0].partition(":")[0], raising=False)
+    for loaded in (COMMANDS[name][0].partition(":")[0], "diagd.training_loop"):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
     outcome = command(name, "--out", tmp_path / "out", *flags)
     outcome.assert_refused(rf"needs (accelerate|ViZDoom): pip install 'diagd\[{extra}\]'")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -9,11 +9,12 @@ import diagd
 from diagd import teacher_forced
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.teacher_forcing import teacher_view
+from diagd.models.transformer import Transformer
 from diagd.teacher_forced import schedule_nll, view_nll
 from tests.decoding.cases import MODELS, Case, cases, model_of
 from tests.decoding.test_teacher_forcing import logits_of_reference, truth_of
 
-CLOSE: Any = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
+assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)  # float32 sums, reordered
 
 
 def arguments_of(case: Case) -> dict:
@@ -55,14 +56,14 @@ def expected_nll(case: Case) -> torch.Tensor:
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_it_is_what_the_cache_free_reference_would_pay(name, case):
     found = schedule_nll(model_of(name), **arguments_of(case))
-    torch.testing.assert_close(found, expected_nll(case), **CLOSE)
+    assert_close(found, expected_nll(case))
 
 
 def test_feeding_a_few_lanes_at_a_time_changes_nothing(monkeypatch):
     case = Case(row_lag=1, frame_lag=3, num_action_tokens=1)
     monkeypatch.setattr(teacher_forced, "LANES", 4)
     found = schedule_nll(model_of("own"), **arguments_of(case))
-    torch.testing.assert_close(found, expected_nll(case), **CLOSE)
+    assert_close(found, expected_nll(case))
 
 
 def test_another_rule_can_be_asked_for():
@@ -70,7 +71,8 @@ def test_another_rule_can_be_asked_for():
     case = Case(num_frames=1, context_frames=1, prefix_length=0)
     _, sequence = truth_of(case)
     view = teacher_view(case.schedule, SequenceLayout(case.grid, 0, 1))
-    model: Any = model_of("own")
+    model = model_of("own")
+    assert isinstance(model, Transformer)
     found = view_nll(model, sequence, view, lambda q, r: q == r)
     alone = [
         model.logits(sequence[:, view.sources[lane], None], positions=view.positions[lane, None])
@@ -80,7 +82,7 @@ def test_another_rule_can_be_asked_for():
     expected = functional.cross_entropy(
         torch.cat(alone, 1).movedim(-1, 1), targets, reduction="none"
     )
-    torch.testing.assert_close(found, expected, **CLOSE)
+    assert_close(found, expected)
 
 
 def test_shapes_that_do_not_fit_are_refused():

@@ -123,7 +123,7 @@ def test_a_folder_gets_the_numbers_and_the_plots(data, tmp_path, capfd):
         ({"tolerance": -1.0}, r"tolerance must be 0 or more, got -1.0"),
         ({"tolerance": float("nan")}, r"tolerance must be 0 or more, got nan"),
         ({"context_frames": 0}, r"context_frames must be at least 1, got 0"),
-        ({"dtype": "int8"}, r"dtype must be float32, bfloat16 or float16, got int8"),
+        ({"clips": 0}, r"clips must be at least 1, got 0"),
         ({"row_start": ()}, r"row_start must name at least one policy"),
         ({"row_start": ("raster",)}, r"row_start must be one of .*, got 'raster'"),
     ],

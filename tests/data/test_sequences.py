@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from diagd.data.sequences import draw_batch, sequences
+from diagd.data.sequences import draw_batch, sequences, windows
 from diagd.data.token_shards import TokenClips
 from tests.worlds import SHARD_CODES, SHARD_NAMES, clips_of
 
@@ -34,10 +35,10 @@ def test_a_batch_is_a_function_of_its_seed_alone():
 
 def test_batches_reach_the_last_frame_and_no_further():
     clips = clips_of(num_clips=1, num_frames=4)
-    windows = {tuple(row) for row in draw_batch(clips, 3, 50, 0).tolist()}
+    found = {tuple(row) for row in draw_batch(clips, 3, 50, 0).tolist()}
     times = torch.tensor([[0, 1, 2], [1, 2, 3]])
     expected = sequences(clips, torch.zeros(2, dtype=torch.int64), times).tolist()
-    assert windows == {tuple(row) for row in expected}
+    assert found == {tuple(row) for row in expected}
 
 
 def test_a_frame_that_repeats_stands_under_no_action():
@@ -59,3 +60,32 @@ def test_frames_are_held_as_often_as_asked():
     frames = torch.nn.functional.pad(batch, (1, 0)).unflatten(1, (4, -1))[..., 1:]
     share = (frames[:, 1:] == frames[:, :-1]).all(-1).float().mean().item()
     assert 0.25 < share < 0.35
+
+
+def test_windows_are_stretches_of_the_first_clips_at_places_that_the_seed_names():
+    clips = clips_of()
+    tokens, actions = windows(clips, 3, 4, seed=1)
+    starts = []
+    for clip in range(3):
+        starts += [
+            start for start in range(3) if torch.equal(tokens[clip], clips.tokens[clip][start:][:4])
+        ]
+        own = clips.actions[clip][starts[-1] :][:4] + SHARD_CODES
+        assert torch.equal(actions[clip, :, 0], own.long())
+    assert len(starts) == 3
+    places = {tuple(windows(clips, 4, 2, seed)[0].flatten().tolist()) for seed in range(9)}
+    assert len(places) > 5
+    assert torch.equal(windows(clips, 3, 4, seed=1)[0], tokens)
+
+
+@pytest.mark.parametrize(
+    ("size", "frames", "message"),
+    [
+        (5, 2, r"clips must be in \[1, 4\], got 5"),
+        (0, 2, r"clips must be in \[1, 4\], got 0"),
+        (2, 7, r"frames must be in \[1, 6\], got 7"),
+    ],
+)
+def test_windows_that_are_not_there_are_refused(size, frames, message):
+    with pytest.raises(ValueError, match=message):
+        windows(clips_of(), size, frames)

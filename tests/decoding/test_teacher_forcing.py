@@ -1,7 +1,7 @@
 """One forward over the view of a schedule sees what decoding sees step by step."""
 
 import dataclasses
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tests.decoding.cases import (
 )
 from tests.models.tiny import KINDS, tiny_model
 
-CLOSE: Any = {"atol": 2e-5, "rtol": 1e-5}  # float32, sums in another order
+assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)  # float32 sums, reordered
 SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
     "k=1": (1, 7),
     "k=2": (2, 9),
@@ -108,9 +108,7 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
 def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames)
-    torch.testing.assert_close(
-        logits_of_view(model_of("own"), view_of(case), sequence), expected, **CLOSE
-    )
+    assert_close(logits_of_view(model_of("own"), view_of(case), sequence), expected)
 
 
 @pytest.mark.parametrize("row_start", ROW_STARTS)
@@ -129,10 +127,8 @@ def test_one_forward_gives_the_logits_of_the_engine(
     )
     frames, sequence = truth_of(case)
     model = model_of("own")
-    torch.testing.assert_close(
-        logits_of_view(model, view_of(case), sequence),
-        logits_of_engine(model, case, frames),
-        **CLOSE,
+    assert_close(
+        logits_of_view(model, view_of(case), sequence), logits_of_engine(model, case, frames)
     )
 
 
