@@ -22,6 +22,27 @@ def _mc_ar(hidden_size: int, intermediate_size: int, num_heads: int) -> ModelCon
     )
 
 
+def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 14 // 5,
+        num_layers=num_layers,
+        num_heads=hidden_size // 64,
+        num_kv_heads=hidden_size // 64,
+        head_dim=64,
+        vocab_size=1030,
+        image_vocab_size=1024,
+        max_positions=8 * 337 - 1,
+        grid_height=14,
+        grid_width=24,
+        num_action_tokens=1,
+        bias=True,
+        position="rope3d",
+        rope_theta=100.0,
+        rope_step=math.pi,
+    )
+
+
 def _cosmos(
     hidden_size: int, num_layers: int, yarn_factor: float, text: bool = False
 ) -> ModelConfig:
@@ -72,24 +93,8 @@ def _wham(hidden_size: int, num_layers: int, num_heads: int, norm_affine: bool) 
 
 
 PRESETS: dict[str, ModelConfig] = {
-    "mc-ar-doom": ModelConfig(  # the bundled world model
-        hidden_size=320,
-        intermediate_size=896,
-        num_layers=6,
-        num_heads=5,
-        num_kv_heads=5,
-        head_dim=64,
-        vocab_size=1030,
-        image_vocab_size=1024,
-        max_positions=8 * 337 - 1,
-        grid_height=14,
-        grid_width=24,
-        num_action_tokens=1,
-        bias=True,
-        position="rope3d",
-        rope_theta=100.0,
-        rope_step=math.pi,
-    ),
+    "mc-ar-doom": _doom(hidden_size=320, num_layers=6),  # the bundled world model
+    "mc-ar-doom-small": _doom(hidden_size=192, num_layers=4),  # beside it, to compare sizes
     "mc-ar-42m": ModelConfig(
         hidden_size=512,
         intermediate_size=2048,
