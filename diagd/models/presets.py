@@ -25,7 +25,7 @@ def _mc_ar(hidden_size: int, intermediate_size: int, num_heads: int) -> ModelCon
 def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
     return ModelConfig(
         hidden_size=hidden_size,
-        intermediate_size=hidden_size * 14 // 5,
+        intermediate_size=hidden_size * 14 // 5 // 64 * 64,
         num_layers=num_layers,
         num_heads=hidden_size // 64,
         num_kv_heads=hidden_size // 64,
