@@ -69,7 +69,7 @@ ORDER = {
     ),
     "reporting": ("tables", "pictures", "plots", "page", "examples"),
     "kernels": ("compiler",),
-    "benchmark": ("ceilings", "steps", "rows"),
+    "benchmark": ("attention_variants", "ceilings", "steps", "rows"),
     "web": (
         *("study_pairs", "study_results", "study_trials", "study_store", "study_guard"),
         *("study_page", "study_chart", "study_server", "study_making", "study"),

@@ -337,7 +337,10 @@ def test_bf16_trains_float32_weights(options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "cosmos-4b"}, r"model must be one of mc-ar-doom, mc-ar-doom-small, .*got 'cosmos-4b'"),
+        (
+            {"model": "cosmos-4b"},
+            r"model must be one of mc-ar-doom, mc-ar-doom-small, .*got 'cosmos-4b'",
+        ),
         ({"steps": 0}, r"steps must be at least 1, got 0"),
         ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
         ({"log_every": 0}, r"log_every must be at least 1, got 0"),
