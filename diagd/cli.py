@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 COMMANDS = {
     "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
+    "play": ("diagd.web.play:PlayOptions", "walk through a generated world in the browser"),
     "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
     "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
@@ -51,6 +52,7 @@ def _run(name: str, flags: list[str]) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
+        extra |= {"fastapi": "web", "uvicorn": "web", "websockets": "web", "PIL": "web"}
         if error.name not in extra:
             raise
         raise ValueError(

@@ -22,7 +22,7 @@ VAGUE_NAMES = {"utils", "util", "common", "base", "core", "helpers", "types", "m
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("bench", "dream", "hf_generate", "plan_report", "training"),
+    ("bench", "dream", "hf_generate", "plan_report", "training", "web"),
     ("flags", "plots", "recipe"),
     ("benchmark", "pipeline"),
     ("backends", "pretrained"),
@@ -45,6 +45,10 @@ ORDER = {
     ),
     "metrics": ("quality",),
     "kernels": ("compiler",),
+    "web": (
+        *("clip_decoder", "guard", "keys", "pictures", "session", "saved"),
+        *("scenes", "uploads", "messages", "player", "hall", "server", "play"),
+    ),
     "benchmark": ("ceilings", "steps", "rows"),
 }
 
