@@ -5,7 +5,7 @@ const SLOW_MS = 60; // a step takes so long while the dream is paused
 
 export class TokenGrid {
   constructor(canvas, caption) {
-    Object.assign(this, { canvas, caption, paused: false, header: null });
+    Object.assign(this, { canvas, caption, paused: false, header: null, colours: [] });
     this.still = matchMedia("(prefers-reduced-motion: reduce)");
     this.small = new OffscreenCanvas(1, 1);
   }
