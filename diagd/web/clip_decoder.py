@@ -22,6 +22,10 @@ from av.error import FFmpegError
 
 CPU_SECONDS = 20
 MEMORY_BYTES = 3 * 2**30  # of address space, libraries included
+DOT = (  # a PNG of one pixel
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x00\x00\x00\x00:~\x9bU"
+    b"\x00\x00\x00\nIDATx\x9cc`\x00\x00\x00\x02\x00\x01H\xaf\xa4q\x00\x00\x00\x00IEND\xaeB`\x82"
+)
 SIGNATURES = (  # bytes at an offset -> FFmpeg's name of the container
     (0, b"\x89PNG\r\n\x1a\n", "png_pipe"),
     (0, b"\xff\xd8\xff", "jpeg_pipe"),
@@ -90,6 +94,7 @@ def main() -> None:
     """Decode stdin to stdout, or say on stderr why not."""
     limits = [int(argument) for argument in sys.argv[1:]]
     data = sys.stdin.buffer.read()
+    decode(DOT, 1, 1, 2**16)  # PyAV imports some of its modules only now
     lock_up()
     try:
         frames = decode(data, *limits)

@@ -35,7 +35,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }
 SPARE = (
     *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
-    *(f"Key{letter}" for letter in "ZXCVBNMGHFTYUJKLIQE"),  # not P, R, O: the page's own
+    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
 )
 LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
 

@@ -221,15 +221,17 @@ def _player(hall: Hall, name: str) -> Player:
 
 async def _body(request: Request, limit: int) -> bytes:
     """Read a request's body, at most `limit` bytes and not for ever."""
-    data = bytearray()
+    data, close = bytearray(), {"connection": "close"}  # nobody reads the rest
     try:
         async with asyncio.timeout(MAX_SECONDS_OF_UPLOAD):
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > limit:
-                    raise HTTPException(413, f"a file may have {limit // 2**20} MB, not more")
+                    raise HTTPException(
+                        413, f"a file may have {limit // 2**20} MB, not more", close
+                    )
     except TimeoutError:
-        raise HTTPException(408, "the upload took too long") from None
+        raise HTTPException(408, "the upload took too long", close) from None
     return bytes(data)
 
 

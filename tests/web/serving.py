@@ -16,7 +16,7 @@ from diagd.web.hall import Hall
 from diagd.web.messages import unpack
 from diagd.web.play import PlayOptions, listen, make_hall, make_server
 
-PATIENCE = 20.0  # seconds; the machines of tests are slow at times
+PATIENCE = 10.0  # seconds; the machines of tests are slow at times
 
 
 @dataclass(frozen=True)
