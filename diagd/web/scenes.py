@@ -44,10 +44,6 @@ def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> lis
             _scene(f"{scenes[0].name}, frame {number}", frame[None], (), scenes[0].fps)
             for number, frame in enumerate(scenes[0].start.frames, start=1)
         ]
-    if not scenes:
-        raise FileNotFoundError(
-            f"no start scene: expected {prompt} or clips in {folder / 'scenes'}"
-        )
     return scenes
 
 

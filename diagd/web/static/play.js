@@ -9,6 +9,7 @@ const $ = (id) => document.getElementById(id);
 const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
+globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
 const state = { scene: 0, dream: 0, paused: false, recording: false, inputs: 0, connected: 0 };
 let about = null; // what the server said when it let us in
 let controls = null;
@@ -68,7 +69,7 @@ async function drawFrame(header, blob) {
   state.replaying = done < total;
   requestAnimationFrame(() => {
     readings.drawn(header);
-    document.body.dataset.frames = readings.total; // for whoever drives this page by a script
+    document.body.dataset.frames = readings.total;
     showReadings(header);
   });
 }
