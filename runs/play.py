@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,8 @@ def measure(page: Page, url: str, name: str, order: int | str, options: Options)
         part: sum(frame[part] for frame in frames) / len(frames)
         for part in ("decode_ms", "picture_ms", "encode_ms", "send_ms")
     }
-    whole = sorted(
-        frame["decode_ms"] + frame["picture_ms"] + frame["encode_ms"] for frame in frames
-    )
+    in_turn = ("decode_ms", "picture_ms", "encode_ms")
+    whole = sorted(sum(frame[part] for part in in_turn) for frame in frames)
     return {
         "order": order,
         "steps": frames[-1]["steps"],
@@ -196,8 +196,8 @@ def report(document: dict[str, Any]) -> str:
         "Key to picture is from the key event to the screen refresh after the frame that used it "
         "was drawn; a frame takes decoding, painting and encoding.",
         "",
-        "| order | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 | p99 "
-        "| presses | encode + send |",
+        "| order | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 "
+        "| p99 | presses | encode + send |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["orders"]:
@@ -242,7 +242,7 @@ def _until(page: Page, condition: Any, seconds: float = 120.0) -> None:
         page.wait_for_timeout(20)
 
 
-def _quantile(values: list[float], share: float) -> float:
+def _quantile(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 

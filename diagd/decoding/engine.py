@@ -65,7 +65,8 @@ class DiagonalEngine:
         context: Tensor | None = None,
     ) -> None:
         check_row_start(row_start)
-        self.model, self.row_start, self.runner = model, row_start, runner
+        self.model, self.row_start = model, row_start
+        self.runner: RunnerName = runner
         self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
         limit = model.max_positions
         self.max_slots = limit if max_slots is None else min(max_slots, limit)

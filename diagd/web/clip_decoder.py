@@ -52,7 +52,7 @@ def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.
     """
     frames: deque[np.ndarray] = deque(maxlen=keep)
     try:
-        with av.open(io.BytesIO(data), format=container_of(data)) as container:
+        with av.open(io.BytesIO(data), "r", format=container_of(data)) as container:
             if not container.streams.video:
                 raise ValueError("the file holds no picture")
             stream = container.streams.video[0]

@@ -128,9 +128,11 @@ def test_a_key_changes_the_picture(visit, shared, dreamer):
     def last_picture(replace):
         dream = load(document, dreamer)
         session = Session(dreamer, dream.start)
-        for moment in dream.moments:
-            tokens = session.advance(replace.get(moment.action, moment.action), moment.controls)
-        return from_jpeg(to_jpeg(dreamer.tokenizer.decode(tokens)[0])).numpy().astype(float)
+        frames = [
+            session.advance(replace.get(moment.action, moment.action), moment.controls)
+            for moment in dream.moments
+        ]
+        return from_jpeg(to_jpeg(dreamer.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
 
     right, wrong = (abs(last_picture(r) - shown).mean() for r in ({}, {"forward": "none"}))
     assert right < 1  # one JPEG, two decoders

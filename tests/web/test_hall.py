@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
+from fractions import Fraction
 
 import pytest
 
+from diagd.pipeline import VideoGenerator
 from diagd.web.hall import CRASHED, Hall
 from diagd.web.messages import Adjust, Begin, Seen
 from diagd.web.player import Frame, Note
@@ -15,13 +18,16 @@ from diagd.web.session import Controls, Start
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
-    Scene(name, Start(smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), 0), b"", 8)
+    Scene(name, Start(smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), 0), b"", Fraction(8))
     for seed, name in enumerate(("first", "second"))
 ]
 
 
 @contextlib.asynccontextmanager
-async def hall_of(dreamer, max_sessions=4, idle_seconds=60.0):
+async def hall_of(
+    dreamer: VideoGenerator, max_sessions: int = 4, idle_seconds: float = 60.0
+) -> AsyncIterator[Hall]:
+    """A hall that serves turns."""
     hall = Hall(dreamer, SCENES, max_sessions, idle_seconds)
     turns = asyncio.create_task(hall.run())
     try:
@@ -32,7 +38,9 @@ async def hall_of(dreamer, max_sessions=4, idle_seconds=60.0):
 
 
 def enter(hall):
+    """Let a player in who begins with the first scene."""
     player = hall.join()
+    assert player is not None
     hall.begin(player, SavedDream(SCENES[0].start, ()))
     return player
 
@@ -119,10 +127,12 @@ def test_a_crash_ends_one_session_with_a_message(dreamer, monkeypatch, caplog):
 def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(dreamer):
     async def scenario():
         async with hall_of(dreamer) as hall:
-            player = hall.join()
+            player = enter(hall)
             start = Start(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
             hall.begin(player, SavedDream(start, ()))
-            return await asyncio.wait_for(player.outbox.get(), 20)
+            while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
+                pass
+            return item
 
     note = asyncio.run(scenario())
     assert note.document["message"].startswith("The dream ended: prompt and one frame take")
@@ -164,10 +174,12 @@ def test_a_dream_begins_from_a_scene_or_from_where_it_began(dreamer):
             player = enter(hall)
             hall.take(player, Begin(1, 5))
             hall.take(player, Begin(None, 6))
+            assert player.wish is not None
             start = player.wish.start
             assert (start.frames is SCENES[1].start.frames, start.seed) == (True, 6)
             await play(hall, player, 2)
             hall.take(player, Begin(None, 7))
+            assert player.wish is not None
             assert player.wish.start.frames is SCENES[1].start.frames
             with pytest.raises(ValueError, match=r"scene must be in \[0, 2\), got 2"):
                 hall.take(player, Begin(2, 0))

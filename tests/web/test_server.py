@@ -34,7 +34,7 @@ def close_code(page):
         while True:
             page.receive()
     except ConnectionClosed as closed:
-        return closed.rcvd.code
+        return closed.rcvd and closed.rcvd.code
 
 
 def test_a_page_is_welcomed_with_what_it_needs(page):
