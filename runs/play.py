@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from diagd.bench import cpu_name
 from diagd.web.play import PlayOptions, listen, make_hall, make_server
 
 ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
-WARM_UP_FRAMES = 10
+WARM_UP_FRAMES = 5
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
 # what is held, and for how many seconds, in the film; a list clicks a button
@@ -128,6 +129,7 @@ def measure(page: Page, url: str, name: str, order: int | str, options: Options)
     }
     in_turn = ("decode_ms", "picture_ms", "encode_ms")
     whole = sorted(sum(frame[part] for part in in_turn) for frame in frames)
+    print(f"{name}: {len(frames)} frames, {seconds:.0f} s", file=sys.stderr)
     return {
         "order": order,
         "steps": frames[-1]["steps"],

@@ -126,8 +126,9 @@ def create_app(hall: Hall, model: str, context_frames: int, hosts: Collection[st
         await socket.accept()
         player = hall.join()
         if player is None:
-            places = f"all {hall.max_sessions} places are" if hall.max_sessions > 1 else "it is"
-            text = f"Somebody else is dreaming: {places} taken. This page tries again by itself."
+            count = hall.max_sessions
+            places = f"all {count} places are" if count > 1 else "the only place is"
+            text = f"Others are dreaming: {places} taken. This page tries again by itself."
             await socket.send_json({"type": "refused", "message": text})
             await socket.close(TRY_LATER)
             return

@@ -350,6 +350,12 @@ def test_a_full_server_says_so_and_lets_the_next_one_in_later(served, page):
         assert third.frames(1)
 
 
+def test_a_server_for_one_says_that_its_only_place_is_taken(serve):
+    served = serve(max_sessions=1)
+    with served.page(), served.page() as second:
+        assert "the only place is taken" in second.welcome["message"]
+
+
 def test_an_idle_session_ends_with_a_message(serve):
     served = serve(idle_seconds=0.4)
     with served.page() as page:

@@ -100,10 +100,10 @@ function tick() {
 }
 
 function setState(name, message) {
-  const words = { live: "live", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
+  const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
   $("state").textContent = words[name];
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
-  document.body.dataset.state = name;
+  for (const part of document.querySelectorAll(".pads, .bar, .starts, .card")) part.inert = name !== "live";
   $("curtain").hidden = name === "live";
   $("curtain-text").textContent = message;
   $("spinner").hidden = name === "ended";
@@ -264,7 +264,7 @@ const shortcuts = {
 };
 addEventListener("keydown", (event) => {
   const act = shortcuts[event.code];
-  if (!act || !about || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!act || !$("curtain").hidden || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("input:not([type=range]), select") || keyboard.byKey?.has(event.code)) return;
   act();
 });
@@ -274,7 +274,7 @@ $("restart").onclick = restart;
 $("record").onclick = () => setRecording(!state.recording);
 $("save").onclick = () => download("session.json", "dream.json");
 $("dice").onclick = () => begin(null, newSeed());
-$("again").onclick = () => { setState("lost", "Connecting"); connection.open(); stage.canvas.focus(); };
+$("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
 $("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
 $("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
 $("paced").onchange = (event) => { adjust({ paced: event.target.value === "on" }); event.target.blur(); };
@@ -295,4 +295,5 @@ document.addEventListener("visibilitychange", () => { if (document.hidden && abo
 
 const spinner = $("spinner");
 for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+setState("new", "Connecting");
 tick();
