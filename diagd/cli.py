@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 COMMANDS = {
     "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
-    "play": ("diagd.web.play:PlayOptions", "walk through a generated world in the browser"),
     "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
+    "play": ("diagd.web.play:PlayOptions", "walk through a generated world in the browser"),
     "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
     "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
     "tokenize": (
