@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 COMMANDS = {
     "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
     "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
+    "play": ("diagd.web.play:PlayOptions", "walk through a generated world in the browser"),
     "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
     "convert": (
         "diagd.convert:ConvertOptions",
@@ -64,7 +65,8 @@ def _run(name: str, flags: list[str]) -> dict[str, Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
-        extra |= dict.fromkeys(("fastapi", "uvicorn", "starlette", "pydantic"), "web")
+        web = "fastapi", "uvicorn", "starlette", "pydantic", "websockets", "PIL"
+        extra |= dict.fromkeys(web, "web")
         if error.name not in extra:
             raise
         raise ValueError(

@@ -71,6 +71,8 @@ ORDER = {
     "kernels": ("compiler",),
     "benchmark": ("attention_variants", "ceilings", "steps", "rows"),
     "web": (
+        *("clip_decoder", "guard", "keys", "pictures", "session", "saved", "scenes", "uploads"),
+        *("messages", "player", "hall", "server", "play"),
         *("study_pairs", "study_results", "study_trials", "study_store", "study_guard"),
         *("study_page", "study_chart", "study_server", "study_making", "study"),
     ),

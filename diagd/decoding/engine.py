@@ -66,7 +66,7 @@ class DiagonalEngine:
     ) -> None:
         check_row_start(row_start)
         self.model, self.row_start = model, row_start
-        self.sampling = sampling or SamplingOptions()
+        self.runner: RunnerName = runner
         self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
         limit = model.max_positions
         self.max_slots = limit if max_slots is None else min(max_slots, limit)
@@ -76,15 +76,12 @@ class DiagonalEngine:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         device = model.device
         self.seeds = torch.tensor(check_seeds(seed, batch_size), device=device)
-        self.ranges = ValidRanges.resolve(
-            self.sampling.valid_range, height, width, model.vocab_size, device
-        )
         self.sample = getattr(model, "sample", sample)  # a model may bring faster kernels for it
         self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
         self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
         self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
         self.pad = runner != "eager"  # others prepare something for every width of a step
-        self.run = torch.inference_mode()(make_runner(runner, self._step, device))
+        self.set_sampling(sampling or SamplingOptions())
         self.num_used = 0  # slots that hold the sequence so far
         self.num_prefix = 0  # of them, slots before the first context frame
         self.num_held = 0  # frames in the sequence
@@ -92,6 +89,13 @@ class DiagonalEngine:
         self.num_dropped_frames = 0
         self.num_steps = 0
         self.stream: Generator[Tensor, None, None] | None = None  # the frames under way
+
+    def set_sampling(self, sampling: SamplingOptions) -> None:
+        """Draw otherwise from the next frame on; what was captured or compiled is made anew."""
+        grid, model = self.frame.grid, self.model
+        where = grid.height, grid.width, model.vocab_size, model.device
+        self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
+        self.run = torch.inference_mode()(make_runner(self.runner, self._step, model.device))
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
         """Start the stream from a prompt, forgetting what was there.

@@ -1,0 +1,101 @@
+"""Who may talk to a local server: its own pages, by its own name. Wraps any ASGI app.
+
+A browser on this machine also shows foreign pages. They may not drive the server (Origin), and no
+foreign name that resolves to this machine may pass for it (Host; DNS rebinding). What is served may
+load nothing from elsewhere (Content-Security-Policy).
+"""
+
+import ipaddress
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob: data:; media-src 'self' blob:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers."""
+
+    def __init__(self, app: Any, allowed_hosts: Collection[str] = ()) -> None:
+        """Wrap an app.
+
+        Args:
+            allowed_hosts: names by which it may be called, besides localhost and IP addresses.
+        """
+        self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request or a socket, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        named = [
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
+        ]
+        hosts = [value for name, value in named if name == "host"]
+        origins = [value for name, value in named if name == "origin"]
+        complaint = check_host(hosts, self.allowed_hosts) or check_origin(origins, hosts)
+        if complaint is None:
+            await self.app(scope, receive, _adding_headers(send))
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008, "reason": complaint})
+        else:
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            send = _adding_headers(send)
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": complaint.encode()})
+
+
+def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
+    """Return what is wrong with the Host headers, or None.
+
+    Addresses are fine: only a name can be made to point elsewhere.
+    """
+    if len(hosts) != 1:
+        return "expected one Host header"
+    try:
+        name = urlsplit(f"//{hosts[0]}").hostname or ""
+    except ValueError:
+        name = ""
+    if name == "localhost" or name in allowed or _is_address(name):
+        return None
+    return f"this server does not answer to the name {name[:80]!r} (see --allow-host)"
+
+
+def check_origin(origins: list[str], hosts: list[str]) -> str | None:
+    """Return what is wrong with the Origin headers, or None; only browsers send any."""
+    own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+    foreign = [origin for origin in origins if origin.lower() not in own]
+    return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _adding_headers(send: Any) -> Any:
+    """Wrap `send` so that every HTTP response carries `HEADERS`."""
+    added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *added]}
+        await send(message)
+
+    return sending

@@ -1,0 +1,58 @@
+// The socket to the server: takes messages apart, comes back by itself when the server does.
+
+const RETRY_MS = [300, 600, 1200, 2400, 5000];
+const FULL = 1013;
+
+export class Connection {
+  /** handlers: welcome(document), frame(header, blob), state(name, message) */
+  constructor(handlers) {
+    this.handlers = handlers;
+    this.failures = 0;
+    this.open();
+  }
+
+  open() {
+    clearTimeout(this.timer);
+    this.lastWords = null;
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    this.socket = new WebSocket(`${scheme}://${location.host}/play`);
+    this.socket.binaryType = "arraybuffer";
+    this.socket.onmessage = (event) => this.#take(event.data);
+    this.socket.onclose = (event) => this.#closed(event);
+  }
+
+  send(message) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+  }
+
+  #take(data) {
+    if (typeof data !== "string") {
+      const length = new DataView(data).getUint32(0);
+      const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+      this.handlers.frame(header, new Blob([new Uint8Array(data, 4 + length)], { type: "image/jpeg" }));
+      return;
+    }
+    const document = JSON.parse(data);
+    if (document.type === "welcome") {
+      this.failures = 0;
+      this.handlers.welcome(document);
+      this.handlers.state("live", "");
+    } else {
+      this.lastWords = document;
+    }
+  }
+
+  #closed(event) {
+    if (this.lastWords?.type === "ended") {
+      this.handlers.state("ended", this.lastWords.message);
+      return;
+    }
+    if (event.code === FULL) {
+      this.handlers.state("waiting", this.lastWords?.message ?? "The server is full. Trying again.");
+      this.timer = setTimeout(() => this.open(), 3000);
+      return;
+    }
+    this.handlers.state("lost", "The connection to the server was lost. Trying again.");
+    this.timer = setTimeout(() => this.open(), RETRY_MS[Math.min(this.failures++, RETRY_MS.length - 1)]);
+  }
+}

@@ -1,0 +1,299 @@
+// The page of `diagd play`: what comes from the server is shown, what is done here is said to it.
+
+import { Connection } from "./connection.js";
+import { Keyboard } from "./keyboard.js";
+import { Readings } from "./readings.js";
+import { TokenGrid } from "./token-grid.js";
+
+const $ = (id) => document.getElementById(id);
+const stage = $("stage").getContext("2d");
+const grid = new TokenGrid($("grid"), $("grid-caption"));
+const readings = new Readings($("bars"));
+globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
+const state = { scene: 0, dream: 0, paused: false, recording: false, inputs: 0, connected: 0 };
+let about = null; // what the server said when it let us in
+let controls = null;
+let drawing = Promise.resolve(); // frames are drawn one after the other
+
+const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
+  state.inputs++;
+  if (isPress) {
+    if (state.paused) setPaused(false);
+    readings.pressed(state.inputs);
+  }
+  connection.send({ type: "act", action, id: state.inputs });
+});
+const connection = new Connection({ welcome, frame: (header, blob) => { drawing = drawing.then(() => drawFrame(header, blob)); }, state: setState });
+
+function welcome(document) {
+  const again = about !== null;
+  about = document;
+  controls ??= { ...document.controls };
+  state.recording = false;
+  readings.forget();
+  grid.use(document.grid);
+  [stage.canvas.height, stage.canvas.width] = document.size_px;
+  stage.canvas.style.aspectRatio = `${document.size_px[1]} / ${document.size_px[0]}`;
+  keyboard.use(document.keyboard);
+  drawOrders();
+  drawScenes();
+  showControls();
+  showRecording(0);
+  setPaused(false);
+  if (!again) return;
+  adjust({});
+  begin(state.scene ?? 0, Number($("seed").value));
+  toast("Connected again. The old dream is gone, so this one starts anew.");
+}
+
+async function drawFrame(header, blob) {
+  const image = await createImageBitmap(blob);
+  stage.drawImage(image, 0, 0, stage.canvas.width, stage.canvas.height);
+  grid.show(image, header);
+  image.close();
+  connection.send({ type: "seen", frame: header.frame });
+  if (header.dream !== state.dream) {
+    state.dream = header.dream;
+    readings.forget();
+  }
+  const [done, total, differing] = header.replay;
+  $("progress").hidden = done === total;
+  $("progress").firstElementChild.style.width = `${(100 * done) / Math.max(total, 1)}%`;
+  $("seed").value = header.seed;
+  $("context").textContent = `frame ${header.length} of this dream; the model remembers ${header.held} of at most ${header.holds}`;
+  showRecording(header.recorded);
+  if (header.begun) return;
+  if (total && done === total && state.replaying) {
+    toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine or version).` : `Replayed ${total} frames, every token as it was.`);
+  }
+  state.replaying = done < total;
+  requestAnimationFrame(() => {
+    readings.drawn(header);
+    document.body.dataset.frames = readings.total;
+    showReadings(header);
+  });
+}
+
+function showReadings(header) {
+  const fps = readings.framesPerSecond, ms = readings.frameMs;
+  $("hud-fps").textContent = `${fps.toFixed(1)} frames/s`;
+  $("fps").textContent = fps.toFixed(1);
+  figure("ms", ms < 100 ? ms.toFixed(1) : ms.toFixed(0), " ms");
+  $("steps").textContent = header.steps;
+  const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
+  if (median !== null) figure("latency", median.toFixed(0), ` ms p50, ${tail.toFixed(0)} p99`);
+  const idle = header.action === about.keyboard.idle;
+  $("hud-action").hidden = idle;
+  if (!idle) $("hud-action").textContent = header.action.replaceAll("_", " ");
+}
+
+function figure(id, number, unit) {
+  const small = document.createElement("small");
+  small.textContent = unit;
+  $(id).replaceChildren(number, small);
+}
+
+function tick() {
+  grid.draw();
+  readings.draw();
+  requestAnimationFrame(tick);
+}
+
+function setState(name, message) {
+  const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
+  $("state").textContent = words[name];
+  $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
+  for (const part of document.querySelectorAll(".pads, .bar, .starts, .card")) part.inert = name !== "live";
+  $("curtain").hidden = name === "live";
+  $("curtain-text").textContent = message;
+  $("spinner").hidden = name === "ended";
+  $("again").hidden = name !== "ended";
+  if (name === "ended") $("again").focus();
+}
+
+function setPaused(paused) {
+  state.paused = paused;
+  $("pause").setAttribute("aria-pressed", paused);
+  $("pause").textContent = paused ? "Go on" : "Pause";
+  grid.pause(paused);
+  readings.forget();
+  connection.send({ type: "pause", paused });
+}
+
+function adjust(changes) {
+  Object.assign(controls, changes);
+  connection.send({ type: "adjust", ...controls });
+  showControls();
+}
+
+function showControls() {
+  for (const button of $("order").children) button.setAttribute("aria-pressed", button.dataset.order === String(controls.order));
+  $("temperature").value = controls.temperature;
+  $("temperature-value").textContent = controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
+  $("top-p").value = controls.top_p;
+  $("top-p").disabled = controls.temperature === 0;
+  $("top-p-value").textContent = controls.top_p.toFixed(2);
+  $("paced").value = controls.paced ? "on" : "";
+}
+
+function drawOrders() {
+  $("order").replaceChildren(...about.orders.map(([order, steps]) => {
+    const button = document.createElement("button");
+    const small = document.createElement("small");
+    small.textContent = `${steps} steps`;
+    button.dataset.order = order;
+    button.append(order === "raster" ? "raster" : `k = ${order}`, small);
+    button.onclick = () => adjust({ order });
+    return button;
+  }));
+}
+
+function drawScenes() {
+  const scenes = about.scenes.map((name, index) => {
+    const button = document.createElement("button");
+    const image = new Image();
+    image.src = `/scenes/${index}.jpg`;
+    image.alt = "";
+    button.append(image);
+    button.title = name;
+    button.setAttribute("aria-label", `Start: ${name}`);
+    button.onclick = () => begin(index, newSeed());
+    return button;
+  });
+  const upload = document.createElement("button");
+  upload.className = "upload";
+  upload.textContent = "your own";
+  upload.onclick = () => $("upload-file").click();
+  $("scenes").replaceChildren(...scenes, upload);
+  showScene();
+}
+
+function showScene() {
+  [...$("scenes").children].forEach((button, index) => button.setAttribute("aria-pressed", index === (state.scene ?? about.scenes.length)));
+}
+
+function begin(scene, seed) {
+  if (scene !== null) state.scene = scene;
+  setPaused(false);
+  showScene();
+  connection.send({ type: "begin", scene, seed });
+}
+
+const newSeed = () => Math.floor(Math.random() * 2 ** 20);
+const restart = () => begin(null, Number($("seed").value));
+
+function setRecording(on) {
+  if (state.recording === on) return;
+  state.recording = on;
+  connection.send({ type: "record", on });
+  if (!on) download("video.mp4", "dream.mp4");
+  showRecording(0);
+}
+
+function showRecording(count) {
+  const seconds = (count / about.fps).toFixed(1);
+  $("record").setAttribute("aria-pressed", state.recording);
+  $("record-text").textContent = state.recording ? "Stop and download" : "Record";
+  $("hud-recording").hidden = !state.recording;
+  $("hud-recording").textContent = `REC ${seconds} s`;
+  if (state.recording && count >= about.max_recorded) {
+    setRecording(false);
+    toast(`A recording holds ${about.max_recorded} frames: it is full.`);
+  }
+}
+
+async function request(path, options) {
+  const answer = await fetch(`/sessions/${about.session}/${path}`, options).catch(() => null);
+  if (answer?.ok) return answer;
+  const problem = await answer?.json().catch(() => null);
+  const detail = typeof problem?.detail === "string" ? problem.detail : "the server does not answer";
+  toast(`That did not work: ${detail}.`, true);
+  return null;
+}
+
+async function download(path, name) {
+  const answer = await request(path);
+  if (!answer) return;
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+async function upload(file) {
+  if (!file) return;
+  if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
+  toast("Looking at the picture");
+  const answer = await request(`start?seed=${newSeed()}`, { method: "POST", body: file });
+  if (!answer) return;
+  state.scene = null;
+  showScene();
+  setPaused(false);
+  toast("The dream begins in your picture.");
+}
+
+async function load(file) {
+  if (!file) return;
+  const answer = await request("replay", { method: "POST", body: file });
+  if (!answer) return;
+  state.scene = null;
+  state.replaying = true;
+  showScene();
+  setPaused(false);
+  toast(`Replaying ${(await answer.json()).frames} frames`);
+}
+
+let toastTimer = 0;
+function toast(text, bad = false) {
+  clearTimeout(toastTimer);
+  $("toast").textContent = text;
+  $("toast").classList.toggle("bad", bad);
+  $("toast").hidden = false;
+  toastTimer = setTimeout(() => { $("toast").hidden = true; }, bad ? 9000 : 5000);
+}
+
+const shortcuts = {
+  KeyP: () => setPaused(!state.paused),
+  KeyR: restart,
+  KeyV: () => setRecording(!state.recording),
+  KeyO: () => {
+    const orders = about.orders.map(([order]) => order);
+    adjust({ order: orders[(orders.indexOf(controls.order) + 1) % orders.length] });
+  },
+};
+addEventListener("keydown", (event) => {
+  const act = shortcuts[event.code];
+  if (!act || !$("curtain").hidden || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.matches("input:not([type=range]), select") || keyboard.byKey?.has(event.code)) return;
+  act();
+});
+
+$("pause").onclick = () => setPaused(!state.paused);
+$("restart").onclick = restart;
+$("record").onclick = () => setRecording(!state.recording);
+$("save").onclick = () => download("session.json", "dream.json");
+$("dice").onclick = () => begin(null, newSeed());
+$("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
+$("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
+$("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
+$("paced").onchange = (event) => { adjust({ paced: event.target.value === "on" }); event.target.blur(); };
+$("seed").onchange = (event) => {
+  const seed = Number(event.target.value);
+  if (!Number.isInteger(seed) || seed < 0 || seed >= about.max_seed) return toast(`A seed is a whole number from 0 to ${about.max_seed - 1}.`, true);
+  event.target.blur();
+  begin(null, seed);
+};
+$("load").onkeydown = (event) => { if (["Enter", "Space"].includes(event.code)) { event.preventDefault(); $("load-file").click(); } };
+for (const [id, take] of [["load-file", load], ["upload-file", upload]]) {
+  $(id).onchange = (event) => { take(event.target.files[0]); event.target.value = ""; };
+}
+for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup", (event) => event.target.blur());
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => { event.preventDefault(); upload(event.dataTransfer.files[0]); });
+document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
+
+const spinner = $("spinner");
+for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
+setState("new", "Connecting");
+tick();

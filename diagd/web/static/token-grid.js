@@ -1,0 +1,86 @@
+// The newest frame as its grid of tokens, filling in the order in which the model wrote it.
+
+const TRAIL = 3; // steps that glow behind the front
+const SLOW_MS = 60; // a step takes so long while the dream is paused
+
+export class TokenGrid {
+  constructor(canvas, caption) {
+    Object.assign(this, { canvas, caption, paused: false, header: null, colours: [] });
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.small = new OffscreenCanvas(1, 1);
+  }
+
+  use([rows, columns]) {
+    Object.assign(this, { rows, columns, colours: [], before: [], header: null });
+    this.small.width = columns;
+    this.small.height = rows;
+    this.canvas.style.aspectRatio = `${columns} / ${rows}`;
+  }
+
+  show(image, header) {
+    const context = this.small.getContext("2d", { willReadFrequently: true });
+    context.imageSmoothingQuality = "high";
+    context.drawImage(image, 0, 0, this.columns, this.rows);
+    const pixels = context.getImageData(0, 0, this.columns, this.rows).data;
+    this.before = this.colours;
+    this.colours = [];
+    for (let place = 0; place < pixels.length; place += 4) {
+      this.colours.push(`rgb(${pixels[place]} ${pixels[place + 1]} ${pixels[place + 2]})`);
+    }
+    this.header = header.begun ? null : header;
+    this.since = performance.now();
+    if (this.header && !this.paused) this.#say(`${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`);
+  }
+
+  pause(paused) {
+    this.paused = paused;
+    this.since = performance.now();
+    if (paused && this.header) this.#say("paused: the last frame being written, slowly");
+  }
+
+  /** Draw what has been written by now; called once a screen refresh. */
+  draw() {
+    if (!this.colours.length) return;
+    const { canvas, rows, columns, header } = this;
+    const width = Math.round(canvas.clientWidth * devicePixelRatio);
+    const height = Math.round(canvas.clientHeight * devicePixelRatio);
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, width, height);
+    const front = this.#front();
+    const accent = getComputedStyle(canvas).getPropertyValue("--accent");
+    const cell = [width / columns, height / rows];
+    const gap = Math.max(1, Math.round(devicePixelRatio * 0.75));
+    for (let row = 0; row < rows; row++) {
+      for (let column = 0; column < columns; column++) {
+        const step = header ? (header.order === "raster" ? row * columns + column : row * header.order + column) : 0;
+        const place = row * columns + column;
+        const left = Math.round(column * cell[0]), top = Math.round(row * cell[1]);
+        const box = [left, top, Math.round((column + 1) * cell[0]) - left - gap, Math.round((row + 1) * cell[1]) - top - gap];
+        const written = step <= front;
+        context.globalAlpha = written ? 1 : 0.22;
+        context.fillStyle = (written ? this.colours : this.before)[place] ?? "gray";
+        context.fillRect(...box);
+        if (written && front - step < TRAIL && front < Infinity) {
+          context.globalAlpha = 1 - (front - step) / TRAIL;
+          context.fillStyle = accent;
+          context.fillRect(...box);
+        }
+      }
+    }
+    context.globalAlpha = 1;
+  }
+
+  #front() {
+    if (!this.header || this.still.matches) return Infinity;
+    const { steps, decode_ms } = this.header;
+    const passed = performance.now() - this.since;
+    if (this.paused) return Math.floor(passed / SLOW_MS) % (steps + 20);
+    const front = Math.floor(passed / (decode_ms / steps));
+    return front >= steps + TRAIL ? Infinity : front;
+  }
+
+  #say(text) {
+    this.caption.textContent = text;
+  }
+}

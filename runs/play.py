@@ -1,0 +1,256 @@
+"""Measure `diagd play` from a scripted browser, and film it for the README.
+
+Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
+from the key event to the screen refresh after the frame that used it was drawn. Every order plays
+on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and Chromium.
+
+    python runs/play.py --out docs/results                      # play.json, play.md
+    python runs/play.py --out docs/results --film docs/play.webp
+"""
+
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from diagd.bench import cpu_name
+from diagd.web.play import PlayOptions, listen, make_hall, make_server
+
+ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
+WARM_UP_FRAMES = 5
+MAX_FILM_BYTES = 3_000_000
+FILM_FPS = 10
+# what is held, and for how many seconds, in the film; a list clicks a button
+FILM = (("KeyW", 2.0), ("KeyD", 1.5), ("KeyW", 1.5), ["raster"], ("KeyW", 3.0), ["k = 1"])
+FILM += (("KeyA", 1.5), ("KeyW", 2.0))
+
+
+@dataclass(frozen=True)
+class Options:
+    """Play by script and write what was measured."""
+
+    out: Path  # folder for play.json and play.md
+    film: Path | None = None  # animated picture (webp or gif) of the page being played
+    frames: int = 500  # measured in each diagonal order
+    raster_frames: int = 100  # measured in raster order, which is slow
+    model: str = "doom"
+    device: str = "cpu"
+    dtype: str = "float32"
+    scene: int = 0  # where the film starts
+    chromium: str = shutil.which("chromium") or "chromium"
+
+
+def main(options: Options) -> None:
+    """Start the server, drive the browser, write the results."""
+    record = PlayOptions(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,  # pyright: ignore[reportArgumentType]
+        open=False,
+        port=0,
+    )
+    hall = make_hall(record)
+    server = make_server(hall, record)
+    with listen(record.host, record.port) as listening, sync_playwright() as driver:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        browser = driver.chromium.launch(executable_path=options.chromium)
+        try:
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            rows = [
+                measure(browser.new_page(), url, name, order, options)
+                for name, order in ORDERS.items()
+            ]
+            if options.film is not None:
+                context = browser.new_context(
+                    viewport={"width": 1120, "height": 640}, color_scheme="dark"
+                )
+                film(context.new_page(), url, options.film, options.scene)
+        finally:
+            browser.close()
+            server.should_exit = True
+            thread.join()
+    document = {
+        "options": {name: str(value) for name, value in asdict(options).items()},
+        "commit": _git("rev-parse", "HEAD"),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": cpu_name() if options.device == "cpu" else torch.cuda.get_device_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "orders": rows,
+    }
+    write(options.out / "play.json", json.dumps(document, indent=1) + "\n")
+    write(options.out / "play.md", report(document))
+    print(json.dumps(document))
+
+
+def measure(page: Page, url: str, name: str, order: int | str, options: Options) -> dict[str, Any]:
+    """Play one order by script; returns times in milliseconds, and shares."""
+    headers: list[dict[str, Any]] = []
+    page.on("websocket", lambda socket: socket.on("framereceived", _collector(headers)))
+    page.goto(url)
+    page.locator("#hud-fps").wait_for()
+    page.get_by_role("button", name=name).click()
+    _until(
+        page, lambda: [h["order"] for h in headers[-WARM_UP_FRAMES:]] == WARM_UP_FRAMES * [order]
+    )
+    page.evaluate("() => { diagd.readings.latencies.length = 0; }")
+    first = len(headers)
+    wanted = options.raster_frames if order == "raster" else options.frames
+    started, keys, turn = time.perf_counter(), ("KeyW", "KeyA", "KeyD"), 0
+    while len(headers) - first < wanted:
+        page.keyboard.down(keys[turn % 3])
+        page.wait_for_timeout(130 + 37 * (turn % 5))  # keys go down anywhere within a frame
+        page.keyboard.up(keys[turn % 3])
+        page.wait_for_timeout(40)
+        turn += 1
+    seconds, frames = time.perf_counter() - started, headers[first:]
+    _until(page, lambda: int(page.get_attribute("body", "data-frames") or 0) >= first + wanted)
+    latencies = page.evaluate("() => diagd.readings.latencies")
+    page.close()
+    parts = {
+        part: sum(frame[part] for frame in frames) / len(frames)
+        for part in ("decode_ms", "picture_ms", "encode_ms", "send_ms")
+    }
+    in_turn = ("decode_ms", "picture_ms", "encode_ms")
+    whole = sorted(sum(frame[part] for part in in_turn) for frame in frames)
+    print(f"{name}: {len(frames)} frames, {seconds:.0f} s", file=sys.stderr)
+    return {
+        "order": order,
+        "steps": frames[-1]["steps"],
+        "frames": len(frames),
+        "presses": len(latencies),
+        "frames_per_second": len(frames) / seconds,
+        "frame_ms": {"p50": _quantile(whole, 0.5), "p99": _quantile(whole, 0.99)},
+        "key_to_picture_ms": {
+            "p50": _quantile(sorted(latencies), 0.5),
+            "p99": _quantile(sorted(latencies), 0.99),
+        },
+        "mean_ms": parts,
+        "encode_and_send_share": (parts["encode_ms"] + parts["send_ms"]) / sum(parts.values()),
+    }
+
+
+def film(page: Page, url: str, path: Path, scene: int) -> None:
+    """Play for a while and keep screenshots as an animated picture of less than 3 MB."""
+    page.goto(url)
+    page.locator("#scenes button").nth(scene).click()
+    page.wait_for_timeout(1500)
+    page.mouse.move(2, 2)
+    shots: list[Image.Image] = []
+    for act in FILM:
+        if isinstance(act, list):
+            page.get_by_role("button", name=act[0]).click()
+            continue
+        key, seconds = act
+        page.keyboard.down(key)
+        for _ in range(int(seconds * FILM_FPS)):
+            due = time.perf_counter() + 1 / FILM_FPS
+            data = page.screenshot(type="jpeg", quality=95)
+            shots.append(Image.open(io.BytesIO(data)).convert("RGB").resize((840, 480)))
+            page.wait_for_timeout(max(0, due - time.perf_counter()) * 1e3)
+        page.keyboard.up(key)
+    for quality in (80, 65, 50, 35):
+        buffer = io.BytesIO()
+        shots[0].save(
+            buffer,
+            path.suffix[1:],
+            save_all=True,
+            append_images=shots[1:],
+            duration=1000 // FILM_FPS,
+            loop=0,
+            quality=quality,
+            method=4,
+        )
+        if buffer.tell() < MAX_FILM_BYTES:
+            break
+    else:
+        raise ValueError(f"the film has {buffer.tell()} bytes, more than {MAX_FILM_BYTES}")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(buffer.getvalue())
+    os.replace(partial, path)
+
+
+def report(document: dict[str, Any]) -> str:
+    """Write the table of docs/results/play.md."""
+    lines = [
+        "# Play",
+        "",
+        f"`diagd play --model {document['options']['model']}` on {document['device']}, "
+        f"{document['threads']} threads, {document['options']['dtype']}, torch "
+        f"{document['torch']}; a headless Chromium on the same machine presses keys "
+        "([runs/play.py](../../runs/play.py)).",
+        "Key to picture is from the key event to the screen refresh after the frame that used it "
+        "was drawn; a frame takes decoding, painting and encoding.",
+        "",
+        "| order | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 "
+        "| p99 | presses | encode + send |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in document["orders"]:
+        name = row["order"] if row["order"] == "raster" else f"row_lag {row['order']}"
+        lines.append(
+            f"| {name} | {row['steps']} | {row['frames']} | {row['frames_per_second']:.1f} "
+            f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
+            f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
+            f"| {row['presses']} | {row['encode_and_send_share']:.1%} |"
+        )
+    lines += [
+        "",
+        "The p99 of a frame is the one before which the context was full: the model forgets the "
+        "older half of its frames and reads the newer half again.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that appears when it is whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _collector(headers: list[dict[str, Any]]) -> Any:
+    def collect(message: str | bytes) -> None:
+        if isinstance(message, bytes):
+            header = json.loads(message[4 : 4 + int.from_bytes(message[:4])])
+            if "begun" not in header:
+                headers.append(header)
+
+    return collect
+
+
+def _until(page: Page, condition: Any, seconds: float = 120.0) -> None:
+    """Wait; what the browser reports comes in only while Playwright is called."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"the page did not get there within {seconds:g} seconds")
+        page.wait_for_timeout(20)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

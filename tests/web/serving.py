@@ -1,0 +1,107 @@
+"""Start `diagd play` in a thread, and talk to it as a page does."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from websockets.sync.client import ClientConnection, connect
+
+from diagd.web.hall import Hall
+from diagd.web.messages import unpack
+from diagd.web.play import PlayOptions, listen, make_hall, make_server
+
+PATIENCE = 10.0  # seconds; the machines of tests are slow at times
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs."""
+
+    hall: Hall
+    server: uvicorn.Server
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @contextlib.contextmanager
+    def page(self, **options: Any) -> Iterator["Page"]:
+        """Open a socket as the page does."""
+        with connect(f"ws://{self.address}/play", max_size=None, **options) as socket:
+            yield Page(socket)
+
+
+class Page:
+    """A page without a browser: sends messages, draws (and acknowledges) frames."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.welcome = self.receive()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.socket.send(json.dumps({"type": kind, **fields}))
+
+    def receive(self) -> Any:
+        """Return the next JSON message, or (header, picture) of the next frame."""
+        message = self.socket.recv(timeout=PATIENCE)
+        return json.loads(message) if isinstance(message, str) else unpack(message)
+
+    def frame(self, seen: bool = True) -> tuple[dict[str, Any], bytes]:
+        """Return the next frame, and say that it has been drawn."""
+        header, picture = self.receive()
+        if seen:
+            self.send("seen", frame=header["frame"])
+        return header, picture
+
+    def frames(self, count: int) -> list[dict[str, Any]]:
+        """Return the headers of the next dreamt frames; the start picture is passed over."""
+        headers: list[dict[str, Any]] = []
+        while len(headers) < count:
+            header, _ = self.frame()
+            headers += [] if "begun" in header else [header]
+        return headers
+
+    def last_words(self) -> str:
+        """Read on until the server says why it closes the socket."""
+        while True:
+            message = self.receive()
+            if isinstance(message, dict):
+                return message["message"]
+
+
+@contextlib.contextmanager
+def serving(model: Path, port: int = 0, **options: Any) -> Iterator[Served]:
+    """Run a server until the block ends."""
+    record = PlayOptions(model=str(model), port=port, open=False, **options)
+    listening = listen(record.host, record.port)
+    hall = make_hall(record)
+    server = make_server(hall, record)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield Served(hall, server, listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listening.close()
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Wait for something that another thread does."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

@@ -1,0 +1,264 @@
+"""The page in a real browser: the system's Chromium, headless. No test of it runs without one."""
+
+import io
+import json
+import re
+import shutil
+from base64 import b64decode
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diagd.data.video import read_video, write_image
+from diagd.web.pictures import from_jpeg, to_jpeg
+from diagd.web.saved import load
+from diagd.web.session import Session
+from tests.web.serving import serving, wait_until
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="NO BROWSER TESTS: no chromium found (apt-get install chromium)"
+)
+PATIENCE_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def shared(world):
+    """One server for the tests that leave it as it was."""
+    with serving(world, max_sessions=3) as served:
+        yield served
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages; whatever the console says that is no note fails the test."""
+    contexts, complaints = [], []
+
+    def visit(served, quiet=True, **options):
+        context = browser.new_context(**options)
+        context.set_default_timeout(PATIENCE_MS)
+        contexts.append(context)
+        page = context.new_page()
+        if quiet:
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on(
+                "console",
+                lambda said: (
+                    complaints.append(said.text) if said.type in ("error", "warning") else None
+                ),
+            )
+        page.goto(served.url)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def drawn(page):
+    """Frames that the page has drawn."""
+    return int(page.get_attribute("body", "data-frames") or 0)
+
+
+def wait_for_frames(page, count):
+    """Wait until so many more frames are drawn."""
+    goal = drawn(page) + count
+    wait_until(lambda: drawn(page) >= goal)
+
+
+def picture(page):
+    """What the canvas shows, as a data URL."""
+    return page.locator("#stage").evaluate("canvas => canvas.toDataURL()")
+
+
+def text(page, selector, pattern):
+    expect(page.locator(selector)).to_have_text(re.compile(pattern), timeout=PATIENCE_MS)
+
+
+def test_the_page_loads_and_the_world_moves(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 3)
+    text(page, "#state", "^live$")
+    text(page, "#steps", "^7$")
+    text(page, "#hud-fps", r"^\d+\.\d frames/s$")
+    expect(page.locator("#curtain")).to_be_hidden()
+    assert page.locator("#scenes img").count() == 5
+
+
+def test_a_key_is_timed_and_shown(visit, shared):
+    page = visit(shared)
+    for key, action in (("KeyA", "left"), ("ArrowRight", "right")):
+        wait_for_frames(page, 2)
+        page.keyboard.down(key)
+        text(page, "#hud-action", f"^{action}$")
+        text(page, "#latency", r"^\d+ ms p50, \d+ p99$")
+        page.keyboard.up(key)
+        expect(page.locator("#hud-action")).to_be_hidden()
+
+
+def test_a_key_changes_the_picture(visit, shared, dreamer):
+    """What is shown is what its actions lead to; without the key it would be something else."""
+    page = visit(shared)
+    wait_for_frames(page, 2)
+    page.keyboard.press("KeyW")  # a key that is let go at once counts, too
+    wait_for_frames(page, 2)
+    page.keyboard.press("KeyP")
+    page.wait_for_timeout(400)
+    shown = np.array(Image.open(io.BytesIO(b64decode(picture(page).partition(",")[2]))))[..., :3]
+    name = list(shared.hall.players)[-1]
+    document = page.request.get(f"{shared.url}/sessions/{name}/session.json").json()
+    actions = [row[0] for row in document["frames"]]
+    assert set(actions) == {"none", "forward"}
+
+    def last_picture(replace):
+        dream = load(document, dreamer)
+        session = Session(dreamer, dream.start)
+        frames = [
+            session.advance(replace.get(moment.action, moment.action), moment.controls)
+            for moment in dream.moments
+        ]
+        return from_jpeg(to_jpeg(dreamer.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
+
+    right, wrong = (abs(last_picture(r) - shown).mean() for r in ({}, {"forward": "none"}))
+    assert right < 1  # one JPEG, two decoders
+    assert wrong > 2
+
+
+def test_switching_the_order_changes_the_steps_shown(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    for name, steps in (("raster", 15), ("k = 4", 13), ("k = 2", 9), ("k = 1", 7)):
+        page.get_by_role("button", name=name).click()
+        text(page, "#steps", f"^{steps}$")
+        expect(page.get_by_role("button", name=name)).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("KeyO")
+    text(page, "#steps", "^15$")
+    text(page, "#grid-caption", "15 steps, .* 1.0 tokens a step")
+
+
+def test_the_whole_page_can_be_driven_by_keys(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    page.locator("#stage").focus()
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("() => document.activeElement.id"))
+    assert {"pause", "restart", "record", "save", "load", "temperature", "top-p", "seed"} <= reached
+    page.locator("#temperature").focus()
+    page.keyboard.press("Home")
+    text(page, "#temperature-value", "0, greedy")
+    wait_for_frames(page, 2)
+    page.locator(".key").first.focus()
+    page.keyboard.down("Enter")
+    text(page, "#hud-action", "forward")
+    page.keyboard.up("Enter")
+
+
+def test_the_page_comes_back_when_the_server_does(visit, world):
+    with serving(world) as served:
+        port = served.port
+        page = visit(served, quiet=False)
+        wait_for_frames(page, 2)
+        page.get_by_role("button", name="k = 2").click()
+        text(page, "#steps", "^9$")
+    text(page, "#curtain-text", "connection to the server was lost")
+    with serving(world, port=port):
+        text(page, "#toast", "Connected again")
+        wait_for_frames(page, 3)
+        text(page, "#steps", "^9$")  # the controls have outlived the server
+        expect(page.locator("#curtain")).to_be_hidden()
+
+
+def test_a_recording_is_a_playable_mp4(visit, shared, tmp_path):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    page.click("#record")
+    text(page, "#hud-recording", r"REC [1-9]\.\d s")
+    with page.expect_download() as download:
+        page.click("#record")
+    assert download.value.suggested_filename == "dream.mp4"
+    download.value.save_as(tmp_path / "dream.mp4")
+    video = read_video(tmp_path / "dream.mp4")
+    assert len(video.frames) >= 8
+    assert video.frames.shape[1:] == (HEIGHT_PX, WIDTH_PX, 3)
+
+
+def test_a_session_is_saved_and_replayed_exactly(visit, shared, tmp_path):
+    page = visit(shared)
+    wait_for_frames(page, 3)
+    page.keyboard.press("KeyA")
+    wait_for_frames(page, 3)
+    with page.expect_download() as download:
+        page.click("#save")
+    download.value.save_as(tmp_path / "dream.json")
+    count = len(json.loads((tmp_path / "dream.json").read_text())["frames"])
+    page.set_input_files("#load-file", tmp_path / "dream.json")
+    text(page, "#toast", f"Replayed {count} frames, every token as it was")
+
+
+def test_a_picture_of_one_s_own_and_one_that_is_none(visit, shared, tmp_path):
+    write_image(tmp_path / "view.png", smooth_frames(1, 60, 90, seed=9)[0])
+    (tmp_path / "fake.png").write_text("no picture")
+    page = visit(shared, quiet=False)
+    wait_for_frames(page, 1)
+    page.set_input_files("#upload-file", tmp_path / "view.png")
+    text(page, "#toast", "begins in your picture")
+    expect(page.locator("#scenes .upload")).to_have_attribute("aria-pressed", "true")
+    page.set_input_files("#upload-file", tmp_path / "fake.png")
+    text(page, "#toast", "That did not work: expected a PNG, JPEG, WebP or BMP image")
+    wait_for_frames(page, 2)
+
+
+def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
+    with serving(world, max_sessions=2) as served:
+        pages = [visit(served), visit(served)]
+        for page in pages:
+            wait_for_frames(page, 3)
+        pages[0].get_by_role("button", name="k = 2").click()
+        text(pages[0], "#steps", "^9$")
+        text(pages[1], "#steps", "^7$")
+        third = visit(served)
+        text(third, "#curtain-text", "all 2 places are taken")
+        pages[0].close()
+        wait_for_frames(third, 2)  # its turn has come
+        expect(third.locator("#curtain")).to_be_hidden()
+
+
+def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    player = list(shared.hall.players.values())[-1]
+    wait_until(lambda: player.session is not None)
+    loop = shared.server.servers[0].get_loop()
+    loop.call_soon_threadsafe(shared.hall.end, player, "The dream is over.")
+    text(page, "#curtain-text", "The dream is over.")
+    page.click("#again")
+    wait_for_frames(page, 2)
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1440])
+def test_nothing_sticks_out_at_any_width(width, visit, shared):
+    page = visit(shared, viewport={"width": width, "height": 800}, has_touch=width < 500)
+    wait_for_frames(page, 1)
+    assert page.locator("html").evaluate("page => page.scrollWidth") <= width
+    if width < 500:
+        box = page.locator(".key").first.bounding_box()
+        assert min(box["width"], box["height"]) >= 48  # a thumb
+        page.locator(".key.left").dispatch_event("pointerdown", {"pointerId": 1})
+        text(page, "#hud-action", "left")

@@ -1,0 +1,39 @@
+import pytest
+
+from diagd.web.guard import check_host, check_origin
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8421", "127.0.0.1:8421", "[::1]:8421", "192.168.1.4", "box:1"]
+)
+def test_own_names_and_addresses_are_let_in(host):
+    assert check_host([host], {"box"}) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example:80", "", "[", "localhost@evil.example", "127.0.0.1.a"],
+)
+def test_foreign_names_are_not(host):
+    assert "does not answer to the name" in (check_host([host], {"box"}) or "")
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"]])
+def test_there_is_one_host(hosts):
+    assert check_host(hosts, ()) == "expected one Host header"
+
+
+def test_origins_are_the_server_s_own_or_absent():
+    hosts = ["localhost:8421"]
+    assert check_origin([], hosts) is None
+    assert check_origin(["http://localhost:8421"], hosts) is None
+    assert check_origin(["https://LOCALHOST:8421"], hosts) is None
+    for origin in (
+        "null",
+        "",
+        "http://localhost",
+        "http://localhost:84210",
+        "http://127.0.0.1:8421",
+    ):
+        assert "may not use this server" in (check_origin([origin], hosts) or "")
+    assert check_origin(["http://localhost:8421", "http://evil.example"], hosts)
