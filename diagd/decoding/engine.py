@@ -91,6 +91,7 @@ class DiagonalEngine:
         self.num_generated = 0  # frames since the stream began
         self.num_dropped_frames = 0
         self.num_steps = 0
+        self.num_fed = 0  # lanes of these steps, padding included
         self.stream: Generator[Tensor, None, None] | None = None  # the frames under way
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
@@ -109,7 +110,7 @@ class DiagonalEngine:
         check_prompt(prompt, layout, len(self.tokens), self.max_slots, limit)
         self.num_prefix = prompt.shape[1] - layout.context_slots
         self.num_held = context_frames
-        self.num_generated = self.num_dropped_frames = self.num_steps = 0
+        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self._prefill(prompt.to(self.tokens.device))
 
     def decode(
@@ -160,22 +161,27 @@ class DiagonalEngine:
     def _decode_fitting(
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
-        grid, base = schedule.grid, self.num_used
-        layout = self._layout(grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
+        base = self.num_used
+        layout = self._layout(schedule.grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
         plan = make_plan(schedule, layout, self.row_start, self.pad)
         lanes = self._place(plan, actions)
         frame = 0
         for step in range(plan.num_steps):
             self.run(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
             self.num_steps += 1
+            self.num_fed += plan.starts[step + 1] - plan.starts[step]
             if step == plan.frame_done(frame):
-                first = base + layout.slot_of(frame, 0, 0)
                 frame += 1
-                self.num_used = base + frame * layout.slots_per_frame
-                self.num_held += 1
-                self.num_generated += 1
-                visual = self.tokens[:, first : first + grid.tokens_per_frame]
-                yield visual.reshape(-1, grid.height, grid.width).clone()
+                yield self._finish(base + frame * layout.slots_per_frame)
+
+    def _finish(self, num_used: int) -> Tensor:
+        """Count a frame that is whole, and return its tokens."""
+        self.num_used = num_used
+        self.num_held += 1
+        self.num_generated += 1
+        grid = self.frame.grid
+        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
+        return visual.reshape(-1, grid.height, grid.width).clone()
 
     @torch.inference_mode()
     def _place(self, plan: DecodePlan, actions: Tensor) -> Tensor:
@@ -199,10 +205,12 @@ class DiagonalEngine:
         logits = self.model.forward(
             self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
         )
-        drawn = self.sample(
+        self.tokens.index_copy_(1, lane.outputs, self._draw(logits, lane))
+
+    def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        return self.sample(
             logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
         )
-        self.tokens.index_copy_(1, lane.outputs, drawn)
 
     @torch.inference_mode()
     def _prefill(self, sequence: Tensor) -> None:
