@@ -6,7 +6,7 @@ video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,8 @@ from diagd.backends import Backend, prepare
 from diagd.data.actions import ActionCodec
 from diagd.data.tokenizers import VideoTokenizer
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import GenerationStats, generate_tokens
+from diagd.decoding.exact import ExactOptions
+from diagd.decoding.generate import GenerationStats, generate_tokens, make_engine
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
@@ -90,8 +91,7 @@ class VideoGenerator:
     @property
     def frame_size_px(self) -> tuple[int, int]:
         """Height and width of a frame in pixels."""
-        scale = self.tokenizer.compression
-        return self.height * scale, self.width * scale
+        return self.height * self.tokenizer.compression, self.width * self.tokenizer.compression
 
     def generate(
         self,
@@ -106,6 +106,7 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
+        exact: bool | ExactOptions = False,
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
@@ -115,6 +116,7 @@ class VideoGenerator:
             frame_lag: steps between frames; None finishes a frame before the next begins.
             context_actions: the m - 1 actions between the context frames.
             raster: next-token prediction instead of diagonals.
+            exact: raster's tokens in fewer passes (see `ExactEngine`).
             sampling: `DEFAULT_SAMPLING` by default; visual ids only in any case.
 
         Raises:
@@ -133,6 +135,7 @@ class VideoGenerator:
             sampling=self._visual(sampling),
             seed=seed,
             runner=self.runner,
+            exact=exact,
         )
         tokens = out.tokens[0]
         return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
@@ -147,6 +150,7 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
+        exact: bool | ExactOptions = False,
     ) -> Iterator[Tensor]:
         """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
 
@@ -158,11 +162,11 @@ class VideoGenerator:
             row_start=row_start,
             sampling=sampling,
             seed=seed,
+            exact=exact,
         )
         schedule = self.schedule(1, row_lag)
         for action in actions:
-            ids = self.action_ids([action], 1, "generated frame")
-            for tokens in engine.decode(schedule, ids):
+            for tokens in engine.decode(schedule, self.action_ids([action], 1, "generated frame")):
                 yield self.tokenizer.decode(tokens)[0].cpu()
 
     def start(
@@ -173,13 +177,15 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
+        exact: bool | ExactOptions = False,
     ) -> DiagonalEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
         Each frame may have a schedule of its own: `engine.decode(world.schedule(1, row_lag),
         world.action_ids([action], 1, "frame"))` yields its tokens.
         """
-        engine = DiagonalEngine(
+        engine = make_engine(
+            exact,
             self.model,
             self.height,
             self.width,
@@ -214,8 +220,7 @@ class VideoGenerator:
         ids = self.action_ids(context_actions, len(frames) - 1, "context frame after the first")
         if ids is None:
             return visual.flatten()[None]
-        first = ids.new_zeros(1, ids.shape[-1])  # stands before the first frame, and is cut off
-        between = torch.cat([first, ids[0]])
+        between = torch.cat([ids.new_zeros(1, ids.shape[-1]), ids[0]])  # the first is cut off
         return torch.cat([between, visual], dim=1).flatten()[None, ids.shape[-1] :]
 
     def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
@@ -239,9 +244,7 @@ class VideoGenerator:
         sampling = sampling or DEFAULT_SAMPLING
         if sampling.valid_range is not None:
             return sampling
-        return SamplingOptions(
-            sampling.temperature, sampling.top_k, sampling.top_p, (0, self.tokenizer.codebook_size)
-        )
+        return replace(sampling, valid_range=(0, self.tokenizer.codebook_size))
 
 
 DEFAULT_SAMPLING = SamplingOptions(temperature=1.0, top_p=0.9)

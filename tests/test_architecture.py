@@ -33,7 +33,7 @@ LAYERS = (
 ORDER = {
     "decoding": (
         *("schedule", "layout", "visibility", "plan", "sampling", "inputs"),
-        *("runner", "engine", "frontier", "rules", "exact", "costs", "generate"),
+        *("runner", "engine", "costs", "frontier", "rules", "exact", "generate"),
     ),
     "models": (
         *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from diagd.decoding.inputs import check_actions, check_grid, check_prompt, check_room, check_seeds
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import (
-    SCRATCH,
-    DecodePlan,
-    Lanes,
-    RowStart,
-    check_row_start,
-    make_plan,
-)
+from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes, RowStart, check_row_start, make_plan
 from diagd.decoding.runner import CausalModel, RunnerName, make_runner
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -90,8 +83,8 @@ class DiagonalEngine:
         self.num_held = 0  # frames in the sequence
         self.num_generated = 0  # frames since the stream began
         self.num_dropped_frames = 0
-        self.num_steps = 0
-        self.num_fed = 0  # lanes of these steps, padding included
+        self.num_steps: int = 0
+        self.num_fed: int = 0  # lanes of these steps
         self.stream: Generator[Tensor, None, None] | None = None  # the frames under way
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
@@ -162,7 +155,9 @@ class DiagonalEngine:
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
         base = self.num_used
-        layout = self._layout(schedule.grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
+        layout = self._layout(
+            schedule.grid.num_frames, min(self.num_held, 2), base > 0
+        )  # stand-ins reach 2
         plan = make_plan(schedule, layout, self.row_start, self.pad)
         lanes = self._place(plan, actions)
         frame = 0
@@ -175,7 +170,6 @@ class DiagonalEngine:
                 yield self._finish(base + frame * layout.slots_per_frame)
 
     def _finish(self, num_used: int) -> Tensor:
-        """Count a frame that is whole, and return its tokens."""
         self.num_used = num_used
         self.num_held += 1
         self.num_generated += 1

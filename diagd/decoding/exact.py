@@ -1,47 +1,65 @@
 """Decode the raster video, token for token, in fewer passes.
 
-The noise of a draw is bound to its place, so the raster sample is the fixed point of "guess, feed all
-guesses causally, draw again". A pass feeds guesses at the front and drafts ahead of it
-(`diagd.decoding.frontier`); a draw replaces the guess it was to confirm. What stands before the first
-change is final, for it was drawn after final tokens only: at least one token a pass (Jacobi decoding,
-arXiv:2305.10427, with shared noise). Keys and values of final tokens stay, the others are overwritten.
+The noise of a draw is bound to its place, so the raster sample is the fixed point of "guess, feed
+all guesses causally, draw again". A pass feeds guesses at the front and drafts ahead of it (see
+`diagd.decoding.frontier`); a draw replaces the guess it was to confirm. What stands before the
+first change is final, for it was drawn after final tokens only: at least one token a pass (Jacobi
+decoding, arXiv:2305.10427, with noise bound to the place). Keys and values of final tokens stay,
+the others are overwritten.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diagd.decoding.costs import best_num_lanes, measure_costs
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.frontier import Frontier
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import Lanes
+from diagd.decoding.rules import Rule, couple, keep_within
+from diagd.decoding.sampling import gumbel_noise, truncated_logits
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER
 
 
 @dataclass(frozen=True)
 class ExactOptions:
-    """How exact decoding spends its passes; what it writes does not depend on these.
+    """How exact decoding spends its passes, and how guesses are confirmed.
+
+    With the rule `coupled` and tolerance 1, the default, what is written depends on none of these.
 
     Attributes:
-        num_lanes: most lanes of a pass.
-        draft: draft ahead of the front along diagonals, with the schedule's row_lag; otherwise all
-            lanes are at the front, one after the other (plain Jacobi decoding).
+        num_lanes: most lanes of a pass; None measures what a pass costs here, and chooses.
+        draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
+            nothing: all lanes are at the front, one after the other (plain Jacobi decoding).
         draft_width: columns by which the drafts of a row advance in a pass.
+        rule: what becomes of a guess (see `diagd.decoding.rules`).
+        tolerance: factor by which a guess may be less likely than the draw it replaces, at least 1;
+            1 is exact.
     """
 
-    num_lanes: int = 32
-    draft: bool = True
+    num_lanes: int | None = None
+    draft_lag: int = 3
     draft_width: int = 2
+    rule: Rule = "coupled"
+    tolerance: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("num_lanes", "draft_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("num_lanes", 1), ("draft_lag", 0), ("draft_width", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
+        if not 1 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
+        if self.rule != "coupled" and (self.draft_lag or self.tolerance != 1):
+            raise ValueError(f"rule {self.rule} needs draft_lag 0 and tolerance 1")
 
 
 @dataclass(frozen=True)
@@ -65,21 +83,30 @@ class Pass:
 class ExactEngine(DiagonalEngine):
     """A stream of frames, each equal to what the raster schedule writes with the same seed.
 
-    Used as a `DiagonalEngine`; its schedules say how many frames to write and, with their row_lag,
-    how drafts are made. Frames overlap wherever their actions are known. Batch rows share their
-    lanes, so a pass advances all to the front of the slowest.
+    Used as a `DiagonalEngine`; of its schedules only the number of frames matters. Frames overlap
+    wherever their actions are known. Batch rows share their lanes, so the slowest sets the pace.
 
     Equal means bit for bit where the model gives a lane the same logits whoever shares its pass, as
     the native kernels do. Elsewhere rounding may turn a tie.
 
     Args:
         options: how passes are spent.
-        (others): as in `DiagonalEngine`; row_start is not used.
+        (others): as in `DiagonalEngine`, with any row_start, for nothing stands in here.
+
+    Raises:
+        ValueError: a speculative rule with temperature 0, where there is nothing to speculate on.
     """
 
     def __init__(self, *args: Any, options: ExactOptions | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = options or ExactOptions()
+        if self.options.rule != "coupled" and self.sampling.temperature == 0:
+            raise ValueError(f"rule {self.options.rule} needs a temperature above 0, got 0")
+        self.num_lanes = self.options.num_lanes or 0  # 0: measured before the first pass
+        self.drafted: Tensor | None = None  # (B, slots, V) what guesses were drawn from
+        if self.options.rule != "coupled":
+            shape = *self.tokens.shape, self.ranges.high - self.ranges.low
+            self.drafted = torch.zeros(shape, device=self.tokens.device)
         self.passes: list[Pass] = []  # since the prefill
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
@@ -90,14 +117,13 @@ class ExactEngine(DiagonalEngine):
     def _decode_fitting(
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
-        base, height, width = self.num_used, schedule.grid.height, schedule.grid.width
+        base, options = self.num_used, self.options
         layout = self._layout(schedule.grid.num_frames, min(self.num_held, 1), base > 0)
-        options = self.options
-        row_lag = schedule.row_lag if options.draft else 0
-        frontier = Frontier(
-            layout, len(self.tokens), options.num_lanes, row_lag, options.draft_width
-        )
         self._guess(layout, actions)
+        self.num_lanes = self.num_lanes or best_num_lanes(measure_costs(self))
+        frontier = Frontier(
+            layout, len(self.tokens), self.num_lanes, options.draft_lag, options.draft_width
+        )
         first_frame, frame = self.num_generated, 0
         while not frontier.is_done:
             front = frontier.front
@@ -114,14 +140,13 @@ class ExactEngine(DiagonalEngine):
                 end = base + frame * layout.slots_per_frame
                 self._copy_frame(frontier, end, frame)
                 yield self._finish(end)
-        assert self.num_used == base + layout.num_slots == base + height * width * frame + (
-            layout.num_action_tokens * frame
-        )
 
     @torch.inference_mode()
     def _guess(self, layout: SequenceLayout, actions: Tensor) -> None:
         """Put actions and first guesses (the newest frame's tokens) behind the slots in use."""
         base, grid = self.num_used, layout.grid
+        if self.drafted is not None:
+            self.drafted.zero_()
         end = base + layout.num_slots
         self.fed_at.fill_(NEVER)
         self.fed_at[:base] = -1
@@ -139,8 +164,26 @@ class ExactEngine(DiagonalEngine):
         fresh = cells[~frontier.is_fed[cells]]
         if len(fresh):
             base = end - frame * self.frame.slots_per_frame
-            slots = torch.from_numpy(fresh).to(self.tokens.device) + base
+            slots = torch.as_tensor(fresh).to(self.tokens.device) + base
             self.tokens[:, slots] = self.tokens[:, slots - self.frame.slots_per_frame]
+
+    def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        """Draw, or keep the guess where the rule lets it stay."""
+        if self.options.rule == "coupled" and self.options.tolerance == 1:
+            return super()._draw(logits, lane)
+        low, high = self.ranges.low, self.ranges.high
+        scores = truncated_logits(logits, self.sampling, self.ranges, lane.rows, lane.columns)
+        guesses = self.tokens[:, lane.outputs] - low
+        if self.drafted is not None:
+            target = scores.softmax(-1)
+            source = self.drafted[:, lane.outputs]
+            self.drafted.index_copy_(1, lane.outputs, target)
+            afresh = self.options.rule == "sjd"
+            return couple(target, source, guesses, self.seeds, lane, afresh) + low
+        if self.sampling.temperature > 0:
+            places = lane.frames, lane.rows, lane.columns
+            scores = scores + gumbel_noise(self.seeds, *places, low, high)
+        return keep_within(scores, guesses, self.options.tolerance) + low
 
     @torch.inference_mode()
     def _pass(
@@ -167,13 +210,13 @@ class ExactEngine(DiagonalEngine):
         lanes[:, len(chosen) :] = lanes[:, :1]
         for name in ("slots", "outputs"):
             lanes[Lanes._fields.index(name), len(chosen) :] = scratch
-        packed = torch.from_numpy(lanes).to(self.tokens.device)
+        packed = torch.as_tensor(lanes).to(self.tokens.device)
         inputs, written = packed[2, : len(chosen)], packed[3, : len(chosen)]
         self.fed_at[inputs] = self.num_steps
         guesses = self.tokens[:, written]
         self.run(packed, int(slots[-1]) + 1)
         if len(frontier.fronts) > 1:  # what is final in a row stays, though others are behind
-            fronts = torch.from_numpy(frontier.fronts).to(self.tokens.device)
+            fronts = torch.as_tensor(frontier.fronts).to(self.tokens.device)
             final = written < fronts[:, None] + base
             self.tokens[:, written] = torch.where(final, guesses, self.tokens[:, written])
         return (self.tokens[:, written] != guesses).cpu().numpy()

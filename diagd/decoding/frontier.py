@@ -1,10 +1,10 @@
 """Which lanes a pass of exact decoding feeds, and how far its draws are final.
 
-A draw depends on all tokens before it, so it is final once they are: the front moves up to the first
-draw that differs from its guess, that draw included. A pass feeds the lanes from the front on, as
-far as they are likely to be confirmed, and with what is left of its lanes it drafts ahead: lanes that
-a diagonal opens, and lanes whose neighbours have changed since they were fed. Lanes whose neighbours
-are as they were would draw what they drew, so they wait for the front.
+A draw depends on all tokens before it, so it is final once they are: the front moves up to the
+first draw that differs from its guess, that draw included. A pass feeds the lanes from the front
+on, as far as they are likely to be confirmed. With what is left of its lanes it drafts ahead: lanes
+that a diagonal opens, and stale ones, whose neighbours have changed since they were fed. The others
+would most likely draw what they drew; they wait for the front.
 
 Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from diagd.decoding.layout import SequenceLayout
 
-# Who is likely to change when (row, column) does, measured on the bundled model: where the draw of
-# a lane changed in 5 to 45% of the cases when one token did (docs/exact.md).
+# Rows down and columns right of a token whose draws are likely to change when it does: 9 to 45% of
+# the time on the bundled model (docs/exact.md).
 NEIGHBOURS = ((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0))
 # How often a draw differed from its guess, by what is known of the lane (docs/exact.md).
 CHANGE_OF_FRESH, CHANGE_OF_STALE, CHANGE_OF_SETTLED = 0.6, 0.35, 0.03
@@ -28,8 +28,8 @@ class Frontier:
         layout: of the generation.
         batch_size: rows; they share lanes, so the slowest one sets the pace.
         num_lanes: most lanes of a pass.
-        row_lag: columns that a row's drafts keep behind those of the row above; 0 drafts nothing and
-            fills the pass with the lanes at the front (plain Jacobi decoding).
+        draft_lag: columns that a row's drafts keep behind those of the row above; 0 drafts nothing
+            and fills the pass with the lanes at the front (plain Jacobi decoding).
         draft_width: columns that a row's drafts advance in a pass.
     """
 
@@ -38,11 +38,11 @@ class Frontier:
         layout: SequenceLayout,
         batch_size: int,
         num_lanes: int,
-        row_lag: int,
+        draft_lag: int,
         draft_width: int,
     ) -> None:
         self.layout, self.num_lanes = layout, num_lanes
-        self.row_lag, self.draft_width = row_lag, draft_width
+        self.draft_lag, self.draft_width = draft_lag, draft_width
         self.size = layout.num_slots
         first = 0 if layout.has_prompt else 1
         self.fronts = np.full(batch_size, first)  # first lane of each row that is not final
@@ -71,7 +71,7 @@ class Frontier:
     def choose(self) -> np.ndarray:
         """Return the lanes of the next pass, ascending, (L,) int64, 1 <= L <= num_lanes."""
         front = self.front
-        if not self.row_lag:
+        if not self.draft_lag:
             return np.arange(front, min(front + self.num_lanes, self.size))
         ahead = slice(front, min(front + self.num_lanes, self.size))
         change = np.where(self.is_stale[ahead], CHANGE_OF_STALE, CHANGE_OF_SETTLED)
@@ -101,7 +101,7 @@ class Frontier:
         self.fronts = np.maximum(self.fronts, before + accepted)
         self.is_fed[lanes] = True
         self.is_stale[lanes] = False
-        if self.row_lag:
+        if self.draft_lag:
             self._spread(lanes[changed.any(0)])
         return self.front - before
 
@@ -112,7 +112,7 @@ class Frontier:
         cells = self.cells[first : first + grid.height]
         reached = np.cumprod(self.is_fed[cells], axis=1).sum(1)
         limit = np.full(len(cells), grid.width)
-        limit[1:] = np.where(reached[:-1] < grid.width, reached[:-1] - self.row_lag, grid.width)
+        limit[1:] = np.where(reached[:-1] < grid.width, reached[:-1] - self.draft_lag, grid.width)
         limit = np.minimum(limit, reached + self.draft_width)
         columns = np.arange(grid.width)
         opened = cells[(columns >= reached[:, None]) & (columns < limit[:, None])]
