@@ -21,6 +21,7 @@ from torch import Tensor
 from diagd.backends import Backend
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import Video, contact_sheet, read_video, resize, write_image, write_video
+from diagd.decoding.exact import ExactOptions
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -51,6 +52,8 @@ class GenerateOptions:
     )
     row_start: RowStart = "temporal"  # what stands in for a predecessor that is not known yet
     raster: bool = False  # next-token prediction, one token a step
+    exact: bool = False  # what raster would write, token for token, in fewer passes
+    tolerance: float = 1.0  # accept guesses up to so many times too unlikely for --exact; 1: none
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     temperature: float = DEFAULT_SAMPLING.temperature  # 0 is greedy
     top_k: int | None = DEFAULT_SAMPLING.top_k  # keep the k likeliest tokens
@@ -67,8 +70,12 @@ class GenerateOptions:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.output.suffix != ".mp4":
             raise ValueError(f"output must end in .mp4, got {self.output}")
-        if self.raster and self.compare:
-            raise ValueError("compare already runs raster; leave --raster out")
+        if self.raster and (self.compare or self.exact):
+            name = "compare" if self.compare else "exact"
+            raise ValueError(f"{name} already runs raster; leave --raster out")
+        if self.tolerance != 1 and not self.exact:
+            raise ValueError("tolerance needs --exact")
+        ExactOptions(tolerance=self.tolerance)  # checks it
 
     def sampling(self) -> SamplingOptions:
         """Return how tokens are drawn; greedy needs no truncation."""
@@ -105,12 +112,13 @@ def main(options: GenerateOptions) -> dict[str, Any]:
             row_start=options.row_start,
             sampling=sampling,
             seed=options.seed,
+            exact=options.exact and not raster and ExactOptions(tolerance=options.tolerance),
         )
 
     num_timed = options.frames if options.compare else min(options.frames, RASTER_FRAMES)
     wanted = {} if options.raster else {"raster": (num_timed, True)}
-    name = "raster" if options.raster else f"row_lag {options.row_lag}"
-    wanted[name] = (options.frames, options.raster)
+    parallel = "exact" if options.exact else f"row_lag {options.row_lag}"
+    wanted["raster" if options.raster else parallel] = (options.frames, options.raster)
     videos: dict[str, GeneratedVideo] = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
@@ -120,7 +128,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
                 videos[name] = dream(num_frames, raster)
             progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == options.frames]
-    _write(options.output, sheet, context, whole[-2:] if options.compare else whole[-1:], fps)
+    _write(options.output, sheet, context, whole[-1 - options.compare :], fps)
     report = _report(videos)
     _print(console, report, options, sheet)
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}
@@ -222,9 +230,8 @@ def _print(
     console: Console, report: list[dict[str, Any]], options: GenerateOptions, sheet: Path
 ) -> None:
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    table = Table(
-        title=f"{options.model} on {options.device}{threads}, {options.dtype}", box=SIMPLE
-    )
+    title = f"{options.model} on {options.device}{threads}, {options.dtype}"
+    table = Table(title=title, box=SIMPLE)
     for column in ("", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"):
         table.add_column(column, justify="left" if not column else "right")
     for row in report:
