@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diagd.decoding.engine import DiagonalEngine
+    from diagd.decoding.exact import ExactEngine, ExactOptions
     from diagd.decoding.generate import GeneratedTokens, generate_tokens
     from diagd.decoding.sampling import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -21,6 +22,8 @@ __version__ = "0.1.0"
 __all__ = [
     "DiagonalEngine",
     "DiagonalSchedule",
+    "ExactEngine",
+    "ExactOptions",
     "GeneratedTokens",
     "HuggingFaceModel",
     "SamplingOptions",
@@ -34,6 +37,8 @@ __all__ = [
 _MODULES = {
     "DiagonalEngine": "decoding.engine",
     "DiagonalSchedule": "decoding.schedule",
+    "ExactEngine": "decoding.exact",
+    "ExactOptions": "decoding.exact",
     "GeneratedTokens": "decoding.generate",
     "HuggingFaceModel": "models.huggingface",
     "SamplingOptions": "decoding.sampling",

@@ -27,6 +27,9 @@ from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER
 
 
+DRAFT_LAG, DRAFTED_LANES = 3, 40  # the best of those tried on the bundled model (docs/exact.md)
+
+
 @dataclass(frozen=True)
 class ExactOptions:
     """How exact decoding spends its passes, and how guesses are confirmed.
@@ -36,7 +39,8 @@ class ExactOptions:
     Attributes:
         num_lanes: most lanes of a pass; None measures what a pass costs here, and chooses.
         draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
-            nothing: all lanes are at the front, one after the other (plain Jacobi decoding).
+            nothing: all lanes are at the front, one after the other (plain Jacobi decoding). None
+            is `DRAFT_LAG` up to `DRAFTED_LANES` lanes and 0 above, where drafts stop to pay.
         draft_width: columns by which the drafts of a row advance in a pass.
         rule: what becomes of a guess (see `diagd.decoding.rules`).
         tolerance: factor by which a guess may be less likely than the draw it replaces, at least 1;
@@ -44,7 +48,7 @@ class ExactOptions:
     """
 
     num_lanes: int | None = None
-    draft_lag: int = 3
+    draft_lag: int | None = None
     draft_width: int = 2
     rule: Rule = "coupled"
     tolerance: float = 1.0
@@ -58,7 +62,7 @@ class ExactOptions:
             raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
         if not 1 <= self.tolerance < float("inf"):
             raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
-        if self.rule != "coupled" and (self.draft_lag or self.tolerance != 1):
+        if self.rule != "coupled" and (self.draft_lag != 0 or self.tolerance != 1):
             raise ValueError(f"rule {self.rule} needs draft_lag 0 and tolerance 1")
 
 
@@ -121,8 +125,11 @@ class ExactEngine(DiagonalEngine):
         layout = self._layout(schedule.grid.num_frames, min(self.num_held, 1), base > 0)
         self._guess(layout, actions)
         self.num_lanes = self.num_lanes or best_num_lanes(measure_costs(self))
+        draft_lag = options.draft_lag
+        if draft_lag is None:
+            draft_lag = DRAFT_LAG if self.num_lanes <= DRAFTED_LANES else 0
         frontier = Frontier(
-            layout, len(self.tokens), self.num_lanes, options.draft_lag, options.draft_width
+            layout, len(self.tokens), self.num_lanes, draft_lag, options.draft_width
         )
         first_frame, frame = self.num_generated, 0
         while not frontier.is_done:

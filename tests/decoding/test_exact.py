@@ -24,7 +24,7 @@ SAMPLINGS = (
 def options(draw: st.DrawFn) -> ExactOptions:
     return ExactOptions(
         num_lanes=draw(st.integers(1, 12) | st.just(40)),
-        draft_lag=draw(st.integers(0, 3)),
+        draft_lag=draw(st.integers(0, 3) | st.none()),
         draft_width=draw(st.integers(1, 3)),
     )
 
