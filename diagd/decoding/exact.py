@@ -26,7 +26,6 @@ from diagd.decoding.sampling import gumbel_noise, truncated_logits
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER
 
-
 DRAFT_LAG, DRAFTED_LANES = 3, 40  # the best of those tried on the bundled model (docs/exact.md)
 
 
