@@ -26,6 +26,9 @@ from diagd.decoding.sampling import gumbel_noise, truncated_logits
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER
 
+_POSITIONS, _SLOTS, _OUTPUTS, _STEPS = map(
+    Lanes._fields.index, ("positions", "slots", "outputs", "steps")
+)
 DRAFT_LAG, DRAFTED_LANES = 3, 40  # the best of those tried on the bundled model (docs/exact.md)
 
 
@@ -130,11 +133,12 @@ class ExactEngine(DiagonalEngine):
         frontier = Frontier(
             layout, len(self.tokens), self.num_lanes, draft_lag, options.draft_width
         )
+        table = self._table(frontier)
         first_frame, frame = self.num_generated, 0
         while not frontier.is_done:
             front = frontier.front
             lanes = frontier.choose()
-            changed = self._pass(frontier, lanes, base, first_frame)
+            changed = self._pass(table, lanes, frontier.fronts)
             accepted = frontier.update(lanes, changed)
             self.num_steps += 1
             self.num_fed += len(lanes)
@@ -192,37 +196,37 @@ class ExactEngine(DiagonalEngine):
         return keep_within(scores, guesses, self.options.tolerance) + low
 
     @torch.inference_mode()
-    def _pass(
-        self, frontier: Frontier, chosen: np.ndarray, base: int, first_frame: int
-    ) -> np.ndarray:
-        """Feed lanes, replace guesses by draws, and return (B, L) bool where they differ."""
-        scratch = self.max_slots
-        padded = 1 << (len(chosen) - 1).bit_length() if self.pad else len(chosen)
-        lanes = np.empty((len(Lanes._fields), padded), np.int64)
-        slots = chosen + (base - 1)
-        outputs = np.where(frontier.is_action[chosen], scratch, chosen + base)
-        fields = {
-            "positions": slots,
-            "slots": slots,
-            "inputs": slots,
-            "outputs": outputs,
-            "steps": self.num_steps,
-            "frames": frontier.frames[chosen] + first_frame,
-            "rows": frontier.rows[chosen],
-            "columns": frontier.columns[chosen],
-        }
-        for field, name in enumerate(Lanes._fields):
-            lanes[field, : len(chosen)] = fields[name]
-        lanes[:, len(chosen) :] = lanes[:, :1]
-        for name in ("slots", "outputs"):
-            lanes[Lanes._fields.index(name), len(chosen) :] = scratch
-        packed = torch.as_tensor(lanes).to(self.tokens.device)
-        inputs, written = packed[2, : len(chosen)], packed[3, : len(chosen)]
-        self.fed_at[inputs] = self.num_steps
+    def _pass(self, table: Tensor, chosen: np.ndarray, fronts: np.ndarray) -> np.ndarray:
+        """Feed lanes, replace guesses by draws, and return (B, L) bool where they differ.
+
+        Args:
+            table: (8, all lanes), the fields of `Lanes`.
+            fronts: (B,) first lane of each row that is not final.
+        """
+        count = len(chosen)
+        lanes = table[:, torch.as_tensor(chosen)]
+        last = int(lanes[0, -1])
+        lanes[_STEPS] = self.num_steps
+        if self.pad:
+            padding = lanes[:, :1].repeat(1, (1 << (count - 1).bit_length()) - count)
+            padding[[_SLOTS, _OUTPUTS]] = self.max_slots
+            lanes = torch.cat([lanes, padding], dim=1)
+        lanes = lanes.to(self.tokens.device)
+        self.fed_at[lanes[_POSITIONS, :count]] = self.num_steps
+        written = lanes[_OUTPUTS, :count]
         guesses = self.tokens[:, written]
-        self.run(packed, int(slots[-1]) + 1)
-        if len(frontier.fronts) > 1:  # what is final in a row stays, though others are behind
-            fronts = torch.as_tensor(frontier.fronts).to(self.tokens.device)
-            final = written < fronts[:, None] + base
+        self.run(lanes, last + 1)
+        if len(fronts) > 1:  # what is final in a row stays, though other rows are behind
+            final = torch.as_tensor(chosen < fronts[:, None]).to(self.tokens.device)
             self.tokens[:, written] = torch.where(final, guesses, self.tokens[:, written])
         return (self.tokens[:, written] != guesses).cpu().numpy()
+
+    def _table(self, frontier: Frontier) -> Tensor:
+        """Return (8, all lanes) int64 on the CPU, the fields of `Lanes`."""
+        lanes = np.arange(frontier.size)
+        positions = lanes + self.num_used - 1
+        outputs = np.where(frontier.is_action, self.max_slots, lanes + self.num_used)
+        frames = frontier.frames + self.num_generated
+        arrays = (positions, positions, positions, outputs, 0 * lanes, frames)
+        fields = map(torch.as_tensor, (*arrays, frontier.rows, frontier.columns))
+        return torch.stack(Lanes(*fields))

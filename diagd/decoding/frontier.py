@@ -57,6 +57,7 @@ class Frontier:
         within = (np.arange(self.size) % layout.slots_per_frame - num_actions).clip(0)
         self.frames = np.arange(self.size) // layout.slots_per_frame
         self.rows, self.columns = np.divmod(within, grid.width)
+        self.neighbours = self._neighbours()
 
     @property
     def front(self) -> int:
@@ -125,11 +126,16 @@ class Frontier:
 
     def _spread(self, lanes: np.ndarray) -> None:
         """Mark the fed neighbours of tokens that changed as stale."""
+        near = self.neighbours[lanes].ravel()
+        near = near[near > self.front]
+        self.is_stale[near] = self.is_fed[near]
+
+    def _neighbours(self) -> np.ndarray:
+        """Return (lanes, len(NEIGHBOURS)) which lanes to look at when one changes, 0 for none."""
         grid = self.layout.grid
-        for down, right in NEIGHBOURS:
-            columns = self.columns[lanes] + right
-            inside = (columns >= 0) & (columns < grid.width)
-            inside &= self.rows[lanes] + down < grid.height
-            self.is_stale[lanes[inside] + down * grid.width + right] = True
-        self.is_stale &= self.is_fed
-        self.is_stale[: self.front] = False
+        down, right = np.array(NEIGHBOURS).T
+        rows, columns = self.rows[:, None] + down, self.columns[:, None] + right
+        inside = (rows < grid.height) & (columns >= 0) & (columns < grid.width)
+        inside &= ~self.is_action[:, None]
+        lanes = np.arange(self.size)[:, None] + down * grid.width + right
+        return np.where(inside, lanes, 0)
