@@ -61,6 +61,7 @@ class Way:
     exact: ExactOptions | None = None
     row_start: RowStart = "temporal"
     interactive: bool = False
+    window: int | None = None  # of adaptive ZipAR
 
 
 @dataclass
@@ -87,6 +88,7 @@ def ways(greedy: bool) -> dict[str, Way]:
         **{f"jacobi, {n} lanes": Way(exact=ExactOptions(n, draft_lag=0)) for n in (32, WIDE)},
         **{f"tolerance {f}": Way(exact=ExactOptions(tolerance=f)) for f in (1.5, 3.0, 10.0)},
         **{f"zipar {w}": Way(w, row_start="spatial") for w in (2, 4, 8)},
+        **{f"zipar, adaptive {w}": Way(window=w) for w in (2, 4)},
     }
     if not greedy:
         for rule in ("sjd", "mc-sjd"):
@@ -127,6 +129,8 @@ def main(options: Options) -> None:
                 seed=options.seed + 1000 * index,
                 exact=way.exact or False,
             )
+            if way.window:
+                engine = adaptive(world, engine, way.window, options.context_frames)
             if isinstance(engine, ExactEngine) and not costs:
                 costs = measure_costs(engine)
             tokens, seconds = decode(world, engine, way, actions[options.context_frames :])

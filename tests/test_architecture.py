@@ -33,7 +33,7 @@ LAYERS = (
 ORDER = {
     "decoding": (
         *("schedule", "layout", "visibility", "plan", "sampling", "inputs"),
-        *("runner", "engine", "costs", "frontier", "rules", "exact", "generate"),
+        *("runner", "engine", "costs", "frontier", "rules", "exact", "zipar", "generate"),
     ),
     "models": (
         *("config", "cache", "rotary", "layers", "transformer", "checkpoints"),
