@@ -24,10 +24,12 @@ from diagd.bench import cpu_name
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video, resize
 from diagd.decoding.costs import measure_costs
+from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.exact import ExactEngine, ExactOptions, Pass
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.visibility import NEVER
+from diagd.decoding.zipar import AdaptiveZipAREngine
 from diagd.flags import DTypeName, dtype_of
 from diagd.metrics.quality import psnr
 from diagd.pipeline import DEFAULT_SAMPLING, VideoGenerator
@@ -173,6 +175,23 @@ def main(options: Options) -> None:
         draw_runs(report, options.out / f"exact{suffix}_runs.png")
     for name, row in report["ways"].items():
         print(f"{name:20s}", *(f"{key} {value:.4g}" for key, value in row.items()), sep="  ")
+
+
+def adaptive(
+    world: VideoGenerator, like: DiagonalEngine, window: int, context_frames: int
+) -> AdaptiveZipAREngine:
+    """Return an engine that goes on from the same prompt with adaptive ZipAR."""
+    engine = AdaptiveZipAREngine(
+        world.model,
+        world.height,
+        world.width,
+        num_action_tokens=like.frame.num_action_tokens,
+        sampling=like.sampling,
+        seed=like.seeds.tolist(),
+        window=window,
+    )
+    engine.prefill(like.tokens[:, : like.num_used], context_frames)
+    return engine
 
 
 def decode(
