@@ -100,14 +100,15 @@ class ExactEngine(DiagonalEngine):
         (others): as in `DiagonalEngine`, with any row_start, for nothing stands in here.
 
     Raises:
-        ValueError: a speculative rule with temperature 0, where there is nothing to speculate on.
+        ValueError: a speculative rule with temperature 0, where there is nothing to speculate on,
+            or with a runner that may run a pass twice (to capture it).
     """
 
     def __init__(self, *args: Any, options: ExactOptions | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.options = options or ExactOptions()
-        if self.options.rule != "coupled" and self.sampling.temperature == 0:
-            raise ValueError(f"rule {self.options.rule} needs a temperature above 0, got 0")
+        if self.options.rule != "coupled" and (self.sampling.temperature == 0 or self.pad):
+            raise ValueError(f"rule {self.options.rule} needs temperature above 0, runner eager")
         self.num_lanes = self.options.num_lanes or 0  # 0: measured before the first pass
         self.drafted: Tensor | None = None  # (B, slots, V) what guesses were drawn from
         if self.options.rule != "coupled":
@@ -142,9 +143,8 @@ class ExactEngine(DiagonalEngine):
             accepted = frontier.update(lanes, changed)
             self.num_steps += 1
             self.num_fed += len(lanes)
-            place = (frontier.frames[front], frontier.rows[front], frontier.columns[front])
-            frame_number, row, column = map(int, place)
-            self.passes.append(Pass(first_frame + frame_number, row, column, len(lanes), accepted))
+            t, i, j = (int(of[front]) for of in (frontier.frames, frontier.rows, frontier.columns))
+            self.passes.append(Pass(first_frame + t, i, j, len(lanes), accepted))
             while frontier.front >= (frame + 1) * layout.slots_per_frame:
                 frame += 1
                 end = base + frame * layout.slots_per_frame

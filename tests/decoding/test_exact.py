@@ -161,5 +161,5 @@ def test_options_that_cannot_be_are_refused(keywords, message):
 
 
 def test_speculation_needs_a_temperature():
-    with pytest.raises(ValueError, match="rule sjd needs a temperature above 0, got 0"):
-        generate(model_of("native"), Case(), exact=ExactOptions(rule="sjd", draft_lag=0))
+    with pytest.raises(ValueError, match="rule sjd needs temperature above 0, runner eager"):
+        generate(model_of("own"), Case(), exact=ExactOptions(rule="sjd", draft_lag=0))
