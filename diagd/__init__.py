@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diagd.decoding.engine import DiagonalEngine
+    from diagd.decoding.exact import ExactEngine, ExactOptions
     from diagd.decoding.generate import GeneratedTokens, generate_tokens
     from diagd.decoding.sampling import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -22,6 +23,8 @@ __version__ = "0.1.0"
 __all__ = [
     "DiagonalEngine",
     "DiagonalSchedule",
+    "ExactEngine",
+    "ExactOptions",
     "GeneratedTokens",
     "GuidedModel",
     "HuggingFaceModel",
@@ -36,6 +39,8 @@ __all__ = [
 _MODULES = {
     "DiagonalEngine": "decoding.engine",
     "DiagonalSchedule": "decoding.schedule",
+    "ExactEngine": "decoding.exact",
+    "ExactOptions": "decoding.exact",
     "GeneratedTokens": "decoding.generate",
     "GuidedModel": "models.guidance",
     "HuggingFaceModel": "models.huggingface",

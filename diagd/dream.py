@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from diagd.backends import Backend
+from diagd.decoding.exact import ExactOptions
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.dream_inputs import read_coming, read_start, read_text
@@ -59,6 +60,8 @@ class GenerateOptions:
     )
     row_start: RowStart = "temporal"  # what stands in for a predecessor that is not known yet
     raster: bool = False  # next-token prediction, one token a step
+    exact: bool = False  # what raster would write, token for token, in fewer passes
+    tolerance: float = 1.0  # accept guesses up to so many times too unlikely for --exact; 1: none
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
     temperature: float | None = None  # 0 is greedy
@@ -77,8 +80,12 @@ class GenerateOptions:
                 raise ValueError(f"{name} must be at least {lowest}, got {value}")
         if self.output.suffix != ".mp4":
             raise ValueError(f"output must end in .mp4, got {self.output}")
-        if self.raster and self.compare:
-            raise ValueError("compare already runs raster; leave --raster out")
+        if self.raster and (self.compare or self.exact):
+            name = "compare" if self.compare else "exact"
+            raise ValueError(f"{name} already runs raster; leave --raster out")
+        if self.tolerance != 1 and not self.exact:
+            raise ValueError("tolerance needs --exact")
+        ExactOptions(tolerance=self.tolerance)  # checks it
 
     def sampling(self, habits: Habits) -> SamplingOptions:
         """Return how tokens are drawn; greedy needs no truncation."""
@@ -136,14 +143,15 @@ def main(options: GenerateOptions) -> dict[str, Any]:
             sampling=sampling,
             seed=options.seed,
             text=None if text is None else text.to(device),
+            exact=options.exact and not raster and ExactOptions(tolerance=options.tolerance),
         )
 
     step = world.tokenizer.temporal_compression
     timed = (RASTER_FRAMES if step == 1 else 0) if options.raster_frames is None else 0
     timed = num_frames if options.compare else min(num_frames, options.raster_frames or timed)
     wanted = {} if options.raster or not timed else {"raster": (-(-timed // step) * step, True)}
-    name = "raster" if options.raster else f"row_lag {row_lag}"
-    wanted[name] = (num_frames, options.raster)
+    parallel = "exact" if options.exact else f"row_lag {row_lag}"
+    wanted["raster" if options.raster else parallel] = (num_frames, options.raster)
     videos: dict[str, GeneratedVideo] = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:

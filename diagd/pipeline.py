@@ -8,6 +8,7 @@ video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from diagd.backends import Backend, prepare
 from diagd.data.actions import ActionCodec
 from diagd.data.tokenizers import VideoTokenizer
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import GenerationStats, generate_tokens
+from diagd.decoding.exact import ExactOptions
+from diagd.decoding.generate import GenerationStats, generate_tokens, make_engine
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
@@ -114,6 +116,7 @@ class VideoGenerator:
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
+        exact: bool | ExactOptions = False,
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
@@ -125,6 +128,7 @@ class VideoGenerator:
             raster: next-token prediction instead of diagonals.
             sampling: the habit of the model by default; visual ids only in any case.
             text: (1, M, size) states of a text encoder, for models that read a text.
+            exact: raster's tokens in fewer passes (see `ExactEngine`).
 
         Raises:
             ValueError: frames or actions that do not fit.
@@ -147,6 +151,7 @@ class VideoGenerator:
             context=text,
             keep_frames=self.habits.keep_frames,
             runner=self.runner,
+            exact=exact,
         )
         tokens = out.tokens[0]
         if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
@@ -165,26 +170,19 @@ class VideoGenerator:
         return num_frames // step
 
     def stream(
-        self,
-        frames: Tensor,
-        actions: Iterator[str],
-        row_lag: int = 1,
-        *,
-        context_actions: Sequence[str] | None = None,
-        row_start: RowStart = "temporal",
-        sampling: SamplingOptions | None = None,
-        seed: int = 0,
+        self, frames: Tensor, actions: Iterator[str], row_lag: int = 1, **settings: Any
     ) -> Iterator[Tensor]:
         """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
 
         Old frames leave the context when it is full (see `DiagonalEngine`).
+
+        Args:
+            settings: what `start` takes (context_actions, row_start, sampling, seed, exact).
         """
-        settings = {"row_start": row_start, "sampling": sampling, "seed": seed}
-        engine = self.start(frames, context_actions=context_actions, **settings)
+        engine = self.start(frames, **settings)
         schedule = self.schedule(1, row_lag)
         for action in actions:
-            ids = self.action_ids([action], 1, "generated frame")
-            for tokens in engine.decode(schedule, ids):
+            for tokens in engine.decode(schedule, self.action_ids([action], 1, "generated frame")):
                 yield self.tokenizer.decode(tokens)[0].cpu()
 
     def start(
@@ -195,13 +193,15 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
+        exact: bool | ExactOptions = False,
     ) -> DiagonalEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
         Each frame may have a schedule of its own: `engine.decode(world.schedule(1, row_lag),
         world.action_ids([action], 1, "frame"))` yields its tokens.
         """
-        engine = DiagonalEngine(
+        engine = make_engine(
+            exact,
             self.model,
             self.height,
             self.width,

@@ -39,7 +39,7 @@ LAYERS = (
 ORDER = {
     "decoding": (
         *("schedule", "layout", "visibility", "plan", "teacher_forcing", "sampling", "inputs"),
-        *("runner", "engine", "generate"),
+        *("runner", "engine", "costs", "frontier", "rules", "exact", "zipar", "generate"),
     ),
     "models": (
         *("config", "presets", "cache", "rotary", "layers", "attention", "stack", "transformer"),

@@ -127,6 +127,17 @@ def test_compare_shows_raster_on_the_left_and_the_diagonal_on_the_right(generate
     assert psnr(right, diagonal)[-1] > psnr(right, raster)[-1] + 5
 
 
+def test_exact_writes_what_raster_writes_in_fewer_steps(generate):
+    document = generate("--exact", "--compare").document
+    raster, exact = document["runs"]
+    assert (raster["schedule"], exact["schedule"]) == ("raster", "exact")
+    assert exact["tokens_equal_to_raster"] == 1
+    assert exact["num_steps"] < raster["num_steps"]
+    assert raster["num_fed"] == FRAMES * (HEIGHT * WIDTH + 1)  # an action a frame
+    relaxed = generate("--exact", "--tolerance", 50).document["runs"][1]
+    assert relaxed["num_steps"] < exact["num_steps"]
+
+
 def test_frames_can_overlap(generate):
     document = generate("-k", 1, "-d", 2).document
     assert document["runs"][1]["num_steps"] == steps(FRAMES, 1, 2) < steps(FRAMES)
@@ -247,6 +258,9 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
         (("--raster", "--compare"), r"compare already runs raster; leave --raster out"),
+        (("--raster", "--exact"), r"exact already runs raster; leave --raster out"),
+        (("--tolerance", "2"), r"tolerance needs --exact"),
+        (("--exact", "--tolerance", "0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
         (("--row-start", "first"), r"'first'.*--row-start.*'spatial'"),
         (
             ("--actions", "jump*4"),

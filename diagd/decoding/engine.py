@@ -14,14 +14,7 @@ from torch import Tensor
 
 from diagd.decoding.inputs import check_actions, check_grid, check_prompt, check_room, check_seeds
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import (
-    SCRATCH,
-    DecodePlan,
-    Lanes,
-    RowStart,
-    check_row_start,
-    make_plan,
-)
+from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes, RowStart, check_row_start, make_plan
 from diagd.decoding.runner import CausalModel, RunnerName, make_runner
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -68,8 +61,7 @@ class DiagonalEngine:
         self.model, self.row_start = model, row_start
         self.runner: RunnerName = runner
         self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
-        limit = model.max_positions
-        self.max_slots = limit if max_slots is None else min(max_slots, limit)
+        self.max_slots = min(n for n in (max_slots, model.max_positions) if n is not None)
         held = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
         self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
         if self.keep_frames < 0:
@@ -87,7 +79,8 @@ class DiagonalEngine:
         self.num_held = 0  # frames in the sequence
         self.num_generated = 0  # frames since the stream began
         self.num_dropped_frames = 0
-        self.num_steps = 0
+        self.num_steps: int = 0
+        self.num_fed: int = 0  # lanes of these steps
         self.stream: Generator[Tensor, None, None] | None = None  # the frames under way
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
@@ -109,11 +102,10 @@ class DiagonalEngine:
             ValueError: a prompt of another shape, with foreign ids, or too long.
         """
         layout = self._layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
-        limit = self.model.num_embeddings
-        check_prompt(prompt, layout, len(self.tokens), self.max_slots, limit)
+        check_prompt(prompt, layout, len(self.tokens), self.max_slots, self.model.num_embeddings)
         self.num_prefix = prompt.shape[1] - layout.context_slots
         self.num_held = context_frames
-        self.num_generated = self.num_dropped_frames = self.num_steps = 0
+        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self._prefill(prompt.to(self.tokens.device))
 
     def decode(
@@ -164,8 +156,9 @@ class DiagonalEngine:
     def _decode_fitting(
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
-        grid, base = schedule.grid, self.num_used
-        layout = self._layout(grid.num_frames, min(self.num_held, 2), base > 0)  # stand-ins reach 2
+        base = self.num_used
+        held = min(self.num_held, 2)  # stand-ins reach 2 frames back
+        layout = self._layout(schedule.grid.num_frames, held, base > 0)
         known = self.ranges.row_ends is not None
         plan = make_plan(schedule, layout, self.row_start, self.pad, known)
         lanes = self._place(plan, actions)
@@ -173,14 +166,18 @@ class DiagonalEngine:
         for step in range(plan.num_steps):
             self.run(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
             self.num_steps += 1
+            self.num_fed += plan.starts[step + 1] - plan.starts[step]
             if step == plan.frame_done(frame):
-                first = base + layout.slot_of(frame, 0, 0)
                 frame += 1
-                self.num_used = base + frame * layout.slots_per_frame
-                self.num_held += 1
-                self.num_generated += 1
-                visual = self.tokens[:, first : first + grid.tokens_per_frame]
-                yield visual.reshape(-1, grid.height, grid.width).clone()
+                yield self._finish(base + frame * layout.slots_per_frame)
+
+    def _finish(self, num_used: int) -> Tensor:
+        self.num_used = num_used
+        self.num_held += 1
+        self.num_generated += 1
+        grid = self.frame.grid
+        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
+        return visual.reshape(-1, grid.height, grid.width).clone()
 
     @torch.inference_mode()
     def _place(self, plan: DecodePlan, actions: Tensor) -> Tensor:
@@ -207,10 +204,12 @@ class DiagonalEngine:
         logits = self.model.forward(
             self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
         )
-        drawn = self.sample(
+        self.tokens.index_copy_(1, lane.outputs, self._draw(logits, lane))
+
+    def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        return self.sample(
             logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
         )
-        self.tokens.index_copy_(1, lane.outputs, drawn)
 
     @torch.inference_mode()
     def _prefill(self, sequence: Tensor) -> None:

@@ -3,11 +3,13 @@
 import resource
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.exact import ExactEngine, ExactOptions
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
@@ -20,6 +22,7 @@ class GenerationStats:
 
     Attributes:
         num_steps: forward passes of decoding (prefills not counted).
+        num_fed: tokens fed in them, for each batch row.
         seconds: wall-clock of decoding, prefills after a full context included.
         prefill_seconds: wall-clock of the prompt's prefill.
         tokens_per_second: visual tokens of all batch rows by `seconds`.
@@ -29,6 +32,7 @@ class GenerationStats:
     """
 
     num_steps: int
+    num_fed: int
     seconds: float
     prefill_seconds: float
     tokens_per_second: float
@@ -58,6 +62,7 @@ def generate_tokens(
     context: Tensor | None = None,
     keep_frames: int | None = None,
     runner: RunnerName = "eager",
+    exact: bool | ExactOptions = False,
 ) -> GeneratedTokens:
     """Continue a prompt by the schedule's frames (arXiv:2503.14070, section 3.2).
 
@@ -72,6 +77,8 @@ def generate_tokens(
         seed: one number (batch row b uses seed + b) or one for each row.
         context: cross-attention input for models that have one.
         keep_frames: frames that stay when the context is full (see `DiagonalEngine`).
+        exact: write what raster order writes, in fewer passes (see `ExactEngine`); of the schedule
+            only the grid matters then.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -80,7 +87,8 @@ def generate_tokens(
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     grid = schedule.grid
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
-    engine = DiagonalEngine(
+    engine = make_engine(
+        exact,
         model,
         grid.height,
         grid.width,
@@ -103,6 +111,7 @@ def generate_tokens(
     seconds = synchronized_time(model.device) - prefilled
     stats = GenerationStats(
         num_steps=engine.num_steps,
+        num_fed=engine.num_fed,
         seconds=seconds,
         prefill_seconds=prefilled - started,
         tokens_per_second=tokens.numel() / seconds,
@@ -111,6 +120,14 @@ def generate_tokens(
         num_dropped_frames=engine.num_dropped_frames,
     )
     return GeneratedTokens(tokens, stats)
+
+
+def make_engine(exact: bool | ExactOptions, *args: Any, **kwargs: Any) -> DiagonalEngine:
+    """Return an `ExactEngine` if asked for, else a `DiagonalEngine`; arguments as these have."""
+    if exact is False:
+        return DiagonalEngine(*args, **kwargs)
+    options = ExactOptions() if exact is True else exact
+    return ExactEngine(*args, options=options, **kwargs)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -115,17 +115,25 @@ def sample(
     Returns:
         (B, L) int64.
     """
+    logits = truncated_logits(logits, options, ranges, rows, columns)
+    if options.temperature > 0:
+        logits = logits + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
+    return _lowest_argmax(logits) + ranges.low
+
+
+def truncated_logits(
+    logits: Tensor, options: SamplingOptions, ranges: ValidRanges, rows: Tensor, columns: Tensor
+) -> Tensor:
+    """Return (B, L, high - low) float32: by temperature, with what may not be drawn at -inf."""
     logits = logits[..., ranges.low : ranges.high].float()
     if ranges.by_place is not None:
         bounds = ranges.by_place[rows, columns] - ranges.low  # (L, 2)
         ids = torch.arange(logits.shape[-1], device=logits.device)
         valid = (ids >= bounds[:, :1]) & (ids < bounds[:, 1:])
         logits = logits.masked_fill(~valid, float("-inf"))
-    if options.temperature > 0:
-        logits = truncate(logits / options.temperature, options)
-        noise = gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
-        logits = logits + noise
-    return _lowest_argmax(logits) + ranges.low
+    if options.temperature == 0:
+        return logits
+    return truncate(logits / options.temperature, options)
 
 
 def gumbel_noise(

@@ -1,0 +1,27 @@
+"""Passes are timed without leaving a trace, and the best width is chosen."""
+
+import torch
+
+from diagd.decoding.costs import NUM_LANES, best_num_lanes, measure_costs
+from diagd.decoding.engine import DiagonalEngine
+from diagd.models.native import NativeModel
+from tests.models.tiny import random_tokens, tiny_model
+
+
+def test_costs_are_measured_once_and_leave_no_trace():
+    model = NativeModel(tiny_model(num_action_tokens=0))
+    engine = DiagonalEngine(model, 3, 5)
+    engine.prefill(random_tokens(1, 15, vocab_size=44))
+    before = engine.tokens[:, :-1].clone(), engine.cache.keys[0][:].clone()
+    costs = measure_costs(engine)
+    assert list(costs) == list(NUM_LANES[: len(costs)])
+    assert all(seconds > 0 for seconds in costs.values())
+    assert torch.equal(engine.tokens[:, :-1], before[0])
+    assert measure_costs(engine) is costs
+    assert engine.num_steps == 0
+
+
+def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
+    assert best_num_lanes(dict.fromkeys(NUM_LANES, 1.0)) == NUM_LANES[-1]
+    assert best_num_lanes({lanes: float(lanes) for lanes in NUM_LANES}) == NUM_LANES[0]
+    assert best_num_lanes({lanes: 1 + 0.05 * lanes for lanes in NUM_LANES}) in (16, 24)
