@@ -22,6 +22,12 @@ from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.clips import choose_clips
+from diagd.evaluation.likelihood import (
+    FILE,
+    measure_likelihood,
+    print_likelihood,
+    summarize_likelihood,
+)
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
 from diagd.evaluation.protocol import PROTOCOLS, ScheduleSpec
 from diagd.evaluation.results import (
@@ -71,6 +77,7 @@ class EvaluateOptions:
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt; none: no FVD
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
+    teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
     workers: int = 0  # Ray actors that share the work; 0 is this process alone
     worker_cpus: float = 1  # CPU share of each actor
@@ -94,6 +101,8 @@ class EvaluateOptions:
             raise ValueError("lpips_heads needs lpips_backbone as well")
         if self.address is not None and not self.workers:
             raise ValueError("address needs workers of 1 or more")
+        if self.teacher_forced and self.workers:
+            raise ValueError("teacher_forced runs in this process: leave --workers out")
         self.methods()
         self.labelled_models()
 
@@ -152,6 +161,12 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         for method in options.methods()
     ]
     meter = ClipMeter(settings)
+    if options.teacher_forced:
+        options.out.mkdir(parents=True, exist_ok=True)
+        forced = [task for task in tasks if task.method not in BASELINES]
+        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out))
+        print_likelihood(gaps, console)
+        return {"results": str(options.out / FILE), "rows": gaps}
     if not options.workers:  # they load the models
         _check_schedules(options, meter)
     run = {

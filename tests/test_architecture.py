@@ -66,6 +66,7 @@ ORDER = {
     "metrics": ("weights", "frechet", "quality", "latents", "lpips", "fvd"),
     "evaluation": (
         *("results", "statistics", "captions", "protocol", "clips", "measure", "workers", "table"),
+        "likelihood",
     ),
     "reporting": ("tables", "pictures", "plots", "page", "examples"),
     "kernels": ("compiler",),

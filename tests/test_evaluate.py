@@ -5,9 +5,13 @@ import pytest
 import torch
 
 from diagd.data.video import read_video
+from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
+from diagd.evaluation.protocol import ScheduleSpec
 from diagd.evaluation.results import BASELINES, read_results
 from diagd.metrics.weights import short_sha256
+from diagd.pipeline import VideoGenerator
+from diagd.teacher_forced import schedule_nll
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
@@ -164,7 +168,7 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--address", "auto"), "address needs workers of 1 or more"),
         (("--schedules", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
         (("--schedules", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
-        (("--schedules", "diagonal"), "schedule must look like raster, k=2,"),
+        (("--schedules", "diagonal"), "schedule must look like raster, exact, k=2,"),
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
         (("--lpips-backbone", "absent.pth"), "weights not found: absent.pth"),
         (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
@@ -216,3 +220,38 @@ def test_other_metric_weights_are_refused(evaluate, tmp_path):
     evaluate()
     torch.save(random_weights("alex"), tmp_path / "alexnet.pth")
     evaluate("--lpips-backbone", tmp_path / "alexnet.pth").assert_refused("with other metric weigh")
+
+
+def test_exact_decoding_writes_what_raster_writes(evaluate, tmp_path):
+    outcome = evaluate("--schedules", "exact")
+    assert outcome.code == 0, outcome.err
+    lines = lines_of(tmp_path / "out")
+    for _, clip in lines:
+        assert lines["exact", clip]["quality"] == lines["raster", clip]["quality"]
+
+
+def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_path, world, clips):
+    """Every schedule against one forward pass with its own mask; a second run measures nothing."""
+    outcome = evaluate("--teacher-forced")
+    assert outcome.code == 0, outcome.err
+    path = tmp_path / "out" / "teacher_forced.jsonl"
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {(line["method"]) for line in lines} == {"raster", "k=2", "k=1"}
+    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    for line in lines:
+        clip = read_clip(clips, line["clip"], generator.vocabulary, 0, 5, None, (24, 40))
+        tokens = generator.tokenizer.encode(clip.frames)[None]
+        actions = generator.action_ids(clip.actions, 5, "frame")
+        spec = ScheduleSpec.parse(line["method"])
+        schedule = generator.schedule(3, **spec.lags)
+        nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
+        assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
+        assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert rows["raster"]["gap"] == 0
+    assert rows["k=1"]["gap"] == pytest.approx(rows["k=1"]["nll"] - rows["raster"]["nll"])
+    assert evaluate("--teacher-forced").code == 0
+    assert path.read_text() == text
+    evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
+    evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")

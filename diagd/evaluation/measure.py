@@ -180,6 +180,7 @@ class ClipMeter:
                 num_frames,
                 context_actions=actions[1:given] if actions is not None else None,
                 **spec.lags,
+                exact=spec.exact,
                 row_start=spec.row_start,
                 sampling=self.settings.sampling,
                 seed=seed,

@@ -19,6 +19,7 @@ class Protocol:
     fps: float | None = None  # that clips should have
 
 
+EXACT = "exact"
 PROTOCOLS = {
     "cosmos": Protocol(100, 33, 9),  # RealEstate10K at 640x1024
     "wham": Protocol(100, 100, 10, fps=10),
@@ -28,16 +29,18 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """A schedule by name: `raster`, `k=1`, `k=1,d=24` (frames overlap), `k=1/predecessor`.
+    """A schedule by name: `raster`, `k=1`, `k=1,d=24` (frames overlap), `k=1/predecessor`, `exact`.
 
     Attributes:
         row_lag: None is raster.
         frame_lag: None finishes a frame before the next begins.
+        exact: raster's tokens by parallel passes.
     """
 
     row_lag: int | None
     frame_lag: int | None
     row_start: RowStart
+    exact: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "ScheduleSpec":
@@ -46,11 +49,14 @@ class ScheduleSpec:
         Raises:
             ValueError: no such schedule or row start.
         """
+        if text == EXACT:
+            return cls(None, None, "temporal", exact=True)
         name, slash, row_start = text.partition("/")
         match = re.fullmatch(r"raster|k=(\d+)(?:,d=(\d+))?", name, flags=re.ASCII)
         if not match or (name == RASTER and slash):
             raise ValueError(
-                f"schedule must look like raster, k=2, k=1,d=24 or k=1/predecessor, got {text!r}"
+                "schedule must look like raster, exact, k=2, k=1,d=24 or k=1/predecessor, "
+                f"got {text!r}"
             )
         choices = {choice: choice for choice in get_args(RowStart)}
         if slash and row_start not in choices:
@@ -60,7 +66,7 @@ class ScheduleSpec:
 
     @property
     def lags(self) -> dict[str, Any]:
-        """What `VideoGenerator.schedule` and `.generate` take."""
+        """What `VideoGenerator.schedule` takes."""
         if self.row_lag is None:
             return {"raster": True}
         return {"row_lag": self.row_lag, "frame_lag": self.frame_lag}
@@ -69,7 +75,7 @@ class ScheduleSpec:
     def name(self) -> str:
         """The one spelling of this schedule."""
         if self.row_lag is None:
-            return RASTER
+            return EXACT if self.exact else RASTER
         lags = f"k={self.row_lag}" + ("" if self.frame_lag is None else f",d={self.frame_lag}")
         return lags if self.row_start == "temporal" else f"{lags}/{self.row_start}"
 
