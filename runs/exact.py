@@ -20,7 +20,6 @@ import tyro
 from rich.progress import track
 from torch import Tensor
 
-from diagd.bench import cpu_name
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video, resize
 from diagd.decoding.costs import measure_costs
@@ -32,7 +31,9 @@ from diagd.decoding.visibility import NEVER
 from diagd.decoding.zipar import AdaptiveZipAREngine
 from diagd.flags import DTypeName, dtype_of
 from diagd.metrics.quality import psnr
-from diagd.pipeline import DEFAULT_SAMPLING, VideoGenerator
+from diagd.pipeline import VideoGenerator
+from diagd.pretrained import Habits
+from diagd.provenance import cpu_name
 
 WIDE = 96  # lanes of the rivals that have no drafts: as many as still save passes
 
@@ -48,7 +49,7 @@ class Options:
     frames: int = 16
     context_frames: int = 4
     start: int = 0  # frame of the clip where its context begins
-    temperature: float = DEFAULT_SAMPLING.temperature  # 0 is greedy
+    temperature: float = Habits.temperature  # 0 is greedy
     dtype: DTypeName = "float32"
     device: str = "cpu"
     only: tuple[str, ...] = ()  # names of ways to run besides raster; all by default

@@ -27,7 +27,7 @@ import tyro
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from diagd.bench import cpu_name
+from diagd.provenance import cpu_name
 from diagd.web.play import PlayOptions, listen, make_hall, make_server
 
 ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
