@@ -87,7 +87,7 @@ def ways(greedy: bool) -> dict[str, Way]:
         **{f"k={k}": Way(k) for k in (1, 2, 4)},
         "exact": Way(exact=ExactOptions()),
         "exact, interactive": Way(exact=ExactOptions(), interactive=True),
-        **{f"exact, {n} lanes": Way(exact=ExactOptions(n)) for n in (16, 32, 64, 128)},
+        **{f"exact, {n} lanes": Way(exact=ExactOptions(n)) for n in (16, 32, 64, 96)},
         **{f"jacobi, {n} lanes": Way(exact=ExactOptions(n, draft_lag=0)) for n in (32, WIDE)},
         **{f"tolerance {f}": Way(exact=ExactOptions(tolerance=f)) for f in (1.5, 3.0, 10.0)},
         **{f"zipar {w}": Way(w, row_start="spatial") for w in (2, 4, 8)},
