@@ -10,6 +10,8 @@ run() {
 }
 run --model mc-ar-300m --grid 4x14x24 -k 1 2 4
 run --model mc-ar-1.2b --grid 2x14x24 -k 1 2 4
-run --model cosmos-4b --grid 3x40x64 -k 1 2 --baseline none
+run --model wham-1.6b --grid 2x18x30 -k 1 2 4 --baseline none
+run --model cosmos-4b --grid 3x40x64 --context-frames 2 --overlap -k 1 2 --baseline none
+run --model cosmos-12b --grid 3x40x64 --context-frames 2 --overlap -k 1 --baseline none
 mv "$results.partial" "$results"
 python runs/speed_report.py --results docs/results

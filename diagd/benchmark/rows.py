@@ -96,7 +96,8 @@ def _engine_run(
     engine: DiagonalEngine, schedule: DiagonalSchedule, inputs: Inputs, stopwatch: Stopwatch
 ) -> Callable[[], tuple[float, Tensor]]:
     def run() -> tuple[float, Tensor]:
-        engine.prefill(inputs.prompt, inputs.context_frames)
+        with stopwatch.prefill():
+            engine.prefill(inputs.prompt, inputs.context_frames)
         stopwatch.begin(schedule.num_steps)
         started = synchronized_time(inputs.prompt.device)
         frames = list(engine.decode(schedule, inputs.actions))

@@ -1,5 +1,7 @@
 """Time every step of a decoding run, count what it reads and computes, and where its time goes."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +36,14 @@ class Stopwatch:
 
     Args:
         sample: run and time about so many steps of each run, evenly spread, and skip the others.
-            What is written then means nothing; how long a step takes does not depend on it.
+            The prompt is not read either. What is written then means nothing; how long a step takes
+            does not depend on it.
     """
 
     def __init__(self, engine: DiagonalEngine, parts: bool, sample: int | None = None) -> None:
         self.times = StepTimes()
         self.sample, self.stride, self.num_seen = sample, 1, 0
-        self.device = engine.model.device
+        self.model, self.device = engine.model, engine.model.device
         self.counters: Tensor | None = None  # seconds of linears, attention, rest, ever growing
         self.in_step = False  # and not in a prefill
         self._run, engine.run = engine.run, self._timed_run
@@ -50,6 +53,17 @@ class Stopwatch:
             engine.model.forward = self._timed_forward  # type: ignore[method-assign]
             if isinstance(engine.model, NativeModel):
                 self.counters = engine.model.seconds = torch.zeros(3, dtype=torch.float64)
+
+    @contextlib.contextmanager
+    def prefill(self) -> Iterator[None]:
+        """Let a prompt be taken in; without running the model where steps are a sample."""
+        forward = self.model.forward
+        if self.sample:
+            self.model.forward = lambda *arguments, **settings: torch.empty(0)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            self.model.forward = forward  # type: ignore[method-assign]
 
     def begin(self, num_steps: int) -> None:
         """Say how many steps the coming run has."""
