@@ -9,16 +9,17 @@ work=${1:-work/doom}
 results=docs/results/finetune
 train=${2:-$work/tokens/train}
 tune() {
-  diagd tune --tokens "$work/tokens/heldout" --baseline doom --clips 32 -k 1 2 4 \
+  diagd tune --tokens "$work/tokens/heldout" --baseline doom --clips 24 -k 1 2 4 \
     --row-start temporal --by frame row column "$@"
 }
 tune --model doom --out "$results/doom"
 for lag in 1 2; do
-  # the context and the share of held frames with which the model was trained (runs/doom.sh)
   diagd finetune --init doom --tokens "$train" --validation "$work/tokens/heldout" \
-    --out "$work/doom-k$lag" -k "$lag" --frames 8 --batch-size 1 --hold 0.1
+    --out "$work/doom-k$lag" -k "$lag" --frames 8 --batch-size 1 --learning-rate 1e-4
   tune --model "$work/doom-k$lag" --out "$results/doom-k$lag"
   cp "$work/doom-k$lag/log.jsonl" "$work/doom-k$lag/loss.png" "$results/doom-k$lag/"
 done
 python runs/finetune_report.py --results "$results"
-python runs/gap_study.py --tokens "$work/tokens/heldout" --out "$results"
+python runs/gap_study.py --tokens "$work/tokens/heldout" --out "$results" --clips 8 --frames 6
+tune --model doom --clips 8 --frames 6 -k 1 2 --overlap --row-start temporal predecessor spatial \
+  --out "$results/overlap"
