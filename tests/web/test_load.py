@@ -50,7 +50,8 @@ def run(served, seconds):
     for frames in results:
         assert frames == list(range(1, len(frames) + 1))  # nothing lost, nothing twice
     counts = sorted(map(len, results))
-    assert counts[-1] <= 2 * counts[0] + 10, counts
+    # turns are fair in time, and a frame in raster order takes twice as long as one at k=1
+    assert counts[-1] <= 3 * counts[0] + 10, counts
     return sum(counts)
 
 
