@@ -19,21 +19,16 @@ from diagd.models.transformer import Transformer
 
 
 class NativeCache:
-    """Keys as blocks of 32 slots, transposed, and values by slot; written by the kernels."""
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); kernels write them."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype
     ) -> None:
         self.batch_size, self.num_slots = batch_size, num_slots
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots)
-        self.keys = [
-            torch.zeros(heads * slots * config.head_dim, dtype=dtype)
-            for _ in range(config.num_layers)
-        ]
-        self.values = [
-            torch.zeros(heads * slots * whole_blocks(config.head_dim), dtype=dtype)
-            for _ in range(config.num_layers)
-        ]
+        size = heads * slots * whole_blocks(config.head_dim)
+        self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
+        self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
 
     @property

@@ -4,6 +4,7 @@
 // Activations are float32 throughout; weights and cache are float32, bfloat16 or (weights) int8.
 #include <omp.h>
 
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
@@ -74,6 +75,8 @@ int apart(int columns) { return ceil_to(columns, BLOCK) + WIDTH; }
 // W is the type of the weights, C that of embeddings and cache.
 template <class W, class C>
 struct Decoder {
+  using Cached = std::conditional_t<std::is_same_v<C, bf16>, Pair, float>;
+  static constexpr int ATTENDING = std::is_same_v<C, bf16> ? 16 : MAX_ROWS;  // lanes at a time
   const Model& m;
   const Step& s;
   const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
@@ -127,29 +130,33 @@ struct Decoder {
     }
     for (int h = 0; h < m.kv_heads; h++) {
       const float* key = q + q_width + h * m.head_dim;
-      const ptrdiff_t base = (ptrdiff_t)(b * m.kv_heads + h) * slots;
-      C* keys = (C*)s.keys[layer] + (base + slot / BLOCK * BLOCK) * m.head_dim + slot % BLOCK;
-      C* values = (C*)s.values[layer] + (base + slot) * head;
+      const auto [keys, values] = cached(layer, b * m.kv_heads + h);
+      C *to_keys = (C*)keys.blocks, *to_values = (C*)values.blocks;
       for (int d = 0; d < m.head_dim; d++) {
-        put(keys + d * BLOCK, key[d]);  // blocks[slot / 32][d][slot % 32]
-        put(values + d, key[kv_width + d]);
+        put(to_keys + keys.at(d, slot), key[d]);
+        put(to_values + values.at(slot, d), key[kv_width + d]);
       }
     }
   }
 
-  // Softmax attention of some lanes of one head; scores is (MAX_ROWS, seen) scratch.
+  // Keys (a column a slot) and values (a row a slot) of one head.
+  std::pair<Matrix<Cached>, Matrix<Cached>> cached(int layer, int kv) const {
+    const ptrdiff_t offset = (ptrdiff_t)kv * slots * head;
+    return {{(const Cached*)((const C*)s.keys[layer] + offset), head, nullptr, nullptr},
+            {(const Cached*)((const C*)s.values[layer] + offset), seen, nullptr, nullptr, slots}};
+  }
+
+  // Softmax attention of some lanes of one head; scores is scratch for `attending` lanes.
   void attend(int b, int h, int first, int count, int layer, float* scores) const {
-    const int kv = b * m.kv_heads + h / (m.heads / m.kv_heads);
-    const float scale = 1 / std::sqrt((float)m.head_dim);
+    const auto [keys, values] = cached(layer, b * m.kv_heads + h / (m.heads / m.kv_heads));
+    const float scale = LOG2_E / std::sqrt((float)m.head_dim);  // softmax to the base 2
     const float* q = projected + (ptrdiff_t)(b * s.lanes + first) * qkv_stride + h * m.head_dim;
-    const Matrix<C> keys{(const C*)s.keys[layer] + (ptrdiff_t)kv * slots * m.head_dim, m.head_dim,
-                         nullptr, nullptr};
     multiply(q, qkv_stride, count, keys, 0, seen / BLOCK, scores, score_stride, false);
-    float inverse[MAX_ROWS];
+    float inverse[ATTENDING];
     for (int r = 0; r < count; r++) {
       const float* hide = hidden_slots + (ptrdiff_t)(first + r) * seen;
       float* row = scores + (ptrdiff_t)r * score_stride;
-      Floats highest = splat(-INFINITY), total = {};
+      Floats highest = splat(-1e30f), total = {};
       for (int j = 0; j < seen; j += WIDTH) {
         const Floats score = load(row + j) * scale + load(hide + j);
         store(row + j, score);
@@ -157,25 +164,28 @@ struct Decoder {
       }
       const float peak = max(highest);
       for (int j = 0; j < seen; j += WIDTH) {
-        const Floats score = load(row + j);
-        const Floats weight = score == -INFINITY ? Floats{} : exp(score - peak);
+        const Floats weight = exp2(load(row + j) - peak);
         store(row + j, weight);
         total += weight;
       }
       const float mass = sum(total);
       inverse[r] = mass > 0 ? 1 / mass : 0;  // a lane that sees nothing attends to nothing
     }
-    const C* values = (const C*)s.values[layer] + (ptrdiff_t)kv * slots * head;
-    float result[MAX_ROWS][BLOCK];
-    for (int d = 0; d < head; d += BLOCK) {
-      with_rows(count, [&](auto constant) {
-        tile<constant.value, 1>(scores, score_stride, values + d, head, 0, s.visible_slots,
-                                Output{result[0], BLOCK, nullptr, nullptr, false}, 0);
-      });
-      for (int r = 0; r < count; r++) {
-        float* to = mixed + (ptrdiff_t)(b * s.lanes + first + r) * mixed_stride + h * m.head_dim + d;
-        for (int i = 0; i < std::min(BLOCK, m.head_dim - d); i++) to[i] = result[r][i] * inverse[r];
-      }
+    float* result = scores + (ptrdiff_t)ATTENDING * score_stride;
+    multiply(scores, score_stride, count, values, 0, head / BLOCK, result, head, false);
+    for (int r = 0; r < count; r++) {
+      float* to = mixed + (ptrdiff_t)(b * s.lanes + first + r) * mixed_stride + h * m.head_dim;
+      for (int d = 0; d < m.head_dim; d++) to[d] = result[r * head + d] * inverse[r];
+    }
+  }
+
+  // This thread's share of all attention: lanes of a head stay together, for they read the same.
+  void attend_share(int thread, int threads, int layer, float* scores) const {
+    const int chunks = (s.lanes + ATTENDING - 1) / ATTENDING, total = s.batch * m.heads * chunks;
+    for (int task = total * thread / threads; task < total * (thread + 1) / threads; task++) {
+      const int head = task / chunks, chunk = task % chunks, first = s.lanes * chunk / chunks;
+      attend(head / m.heads, head % m.heads, first, s.lanes * (chunk + 1) / chunks - first, layer,
+             scores);
     }
   }
 
@@ -217,15 +227,12 @@ struct Decoder {
                      false);
 #pragma omp barrier
       lap(LINEARS);
-      for (int row = thread; row < rows; row += threads) write_cache(row, layer);
+      for (int row = rows * thread / threads; row < rows * (thread + 1) / threads; row++)
+        write_cache(row, layer);  // neighbours share cache lines, and so a thread
 #pragma omp barrier
       lap(REST);
-#pragma omp for schedule(dynamic) collapse(2)
-      for (int b = 0; b < s.batch; b++)
-        for (int h = 0; h < m.heads; h++)
-          in_chunks(s.lanes, [&](int first, int count) {
-            attend(b, h, first, count, layer, scores);
-          });  // the loop ends in a barrier
+      attend_share(thread, threads, layer, scores);
+#pragma omp barrier
       lap(ATTENTION);
       multiply_share(thread, threads, mixed, mixed_stride,
                      matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
@@ -274,7 +281,7 @@ int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
   Decoder<W, C> d{m, s};
-  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = MAX_ROWS * d.score_stride;
+  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + d.head);
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask;
   if (memory.size() < needed) memory.resize(needed);

@@ -64,21 +64,33 @@ INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite number
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = round_to_bf16(x); }
 
-// e^x to 2 ulp; below -87 it is e^-87, which callers treat as zero by masking.
-INLINE Floats exp(Floats x) {
-  x = x < -87.0f ? splat(-87.0f) : x > 88.0f ? splat(88.0f) : x;
-  const Floats magic = splat(12582912.0f), shifted = x * 1.44269504f + magic;  // rounds
-  const Floats n = shifted - magic;
-  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Floats p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  return (Floats)((Ints)p + (((Ints)shifted - (Ints)magic) << 23));
+// 2^x to 3 ulp for x below 127; 0 far below -126.
+INLINE Floats exp2(Floats x) {
+#if defined(__AVX512F__)
+  x = x > -200.0f ? x : splat(-200.0f);
+  const __m512 n = _mm512_roundscale_ps((__m512)x, 8);
+  const Floats r = x - (Floats)n;
+#else
+  const Floats clamped = x > -126.0f ? x : splat(-126.0f);
+  const Floats magic = splat(12582912.0f), shifted = clamped + magic;  // rounds
+  const Floats r = clamped - (shifted - magic);
+#endif
+  Floats p = splat(1.3264726e-3f);
+  p = p * r + 9.6715127e-3f;
+  p = p * r + 5.5507337e-2f;
+  p = p * r + 2.4022242e-1f;
+  p = p * r + 6.9314698e-1f;
+  p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  return (Floats)_mm512_scalef_ps((__m512)p, n);
+#else
+  return x < -126.0f ? Floats{} : (Floats)((Ints)p + (((Ints)shifted - (Ints)magic) << 23));
+#endif
 }
+
+constexpr float LOG2_E = 1.44269504f;
+// e^x for any x, to 3 ulp and a rounding of x.
+INLINE Floats exp(Floats x) { return exp2(x < 88.0f ? x * LOG2_E : splat(88 * LOG2_E)); }
 
 INLINE float sum(Floats x) {
   float total = 0;
@@ -98,6 +110,7 @@ struct Output {
   ptrdiff_t stride;
   const float *bias, *scale;
   bool add;
+  bool plain() const { return !bias && !scale && !add; }
 };
 
 INLINE void finish(const Output& out, int row, int column, Floats value) {
@@ -157,17 +170,26 @@ static void tile(const float* x, ptrdiff_t x_stride, const Pair* w, ptrdiff_t st
 }
 
 template <class T>
-struct Matrix {  // blocks[num_blocks][K][32], or of pairs [num_blocks][K / 2][32]
+struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][stored / 2][32]
   const T* blocks;
-  int K;
+  int K;  // values of k to sum over
   const float *bias, *scale;
+  int stored = K;  // values of k there are
+
+  static constexpr int PACKED = std::is_same_v<T, Pair> ? 2 : 1;  // values of k in a T
+  ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED; }
+  // Where entry (k, column) is, counted in single weights.
+  ptrdiff_t at(int64_t k, int64_t column) const {
+    return column / BLOCK * BLOCK * stored + (k / PACKED * BLOCK + column % BLOCK) * PACKED +
+           k % PACKED;
+  }
 };
 
 template <int ROWS, class T>
 static void tiles(const float* x, ptrdiff_t x_stride, const Matrix<T>& w, int from, int to,
                   Output out) {
   constexpr int GROUP = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;  // enough sums to hide their latency
-  const ptrdiff_t pitch = (ptrdiff_t)w.K * BLOCK / (std::is_same_v<T, Pair> ? 2 : 1);
+  const ptrdiff_t pitch = w.pitch();
   int b = from;
   for (; b + GROUP <= to; b += GROUP)
     tile<ROWS, GROUP>(x, x_stride, w.blocks + b * pitch, BLOCK, pitch, w.K, out, b * BLOCK);
@@ -221,12 +243,16 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-// `rows` <= 16 rows of x (bfloat16, K a multiple of 32) times blocks b and, if `two`, b + 1.
-static void multiply_block(const bf16* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
-                           int b, bool two, const Output& out) {
-  const ptrdiff_t pitch = (ptrdiff_t)w.K * BLOCK / 2;
+INLINE void prefetch_lines(const Pair* p) {
+  for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + line * 64);
+}
+
+// 16 rows of x (bfloat16, K a multiple of 32) times blocks b and, if `two`, b + 1. Tiles hold
+// `tile_rows`, of which `rows` count.
+static void multiply_16(const bf16* x, ptrdiff_t x_stride, int rows, int tile_rows,
+                        const Matrix<Pair>& w, int b, bool two, const Output& out) {
+  const ptrdiff_t pitch = w.pitch(), row_bytes = BLOCK * sizeof(Pair);
   const Pair* p = w.blocks + b * pitch;
-  const ptrdiff_t row_bytes = BLOCK * sizeof(Pair);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -243,8 +269,43 @@ static void multiply_block(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
       _tile_dpbf16ps(2, 4, 5);
       _tile_dpbf16ps(3, 4, 6);
     }
-    for (int line = 0; line < 32; line++)  // of the next turn but one
-      __builtin_prefetch((const char*)(p + 32 * BLOCK) + line * 64);
+    prefetch_lines(p + 32 * BLOCK);  // of the next turn but one
+  }
+  const ptrdiff_t out_bytes = out.stride * sizeof(float);
+  float* to = out.to + b * BLOCK;
+  const bool direct = out.plain() && rows == tile_rows;
+  float sums[4][16][WIDTH];
+  _tile_stored(0, direct ? to : sums[0][0], direct ? out_bytes : 64);
+  _tile_stored(1, direct ? to + WIDTH : sums[1][0], direct ? out_bytes : 64);
+  if (two) {
+    _tile_stored(2, direct ? to + BLOCK : sums[2][0], direct ? out_bytes : 64);
+    _tile_stored(3, direct ? to + BLOCK + WIDTH : sums[3][0], direct ? out_bytes : 64);
+  }
+  if (direct) return;
+  for (int row = 0; row < rows; row++)
+    for (int t = 0; t < (two ? 4 : 2); t++)
+      finish(out, row, b * BLOCK + t * WIDTH, load(sums[t][row]));
+}
+
+// 32 rows of x times block b: half the weights to load for a product.
+static void multiply_32(const bf16* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w, int b,
+                        const Output& out) {
+  const ptrdiff_t row_bytes = BLOCK * sizeof(Pair);
+  const Pair* p = w.blocks + b * w.pitch();
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < w.K; k += 32, p += 16 * BLOCK) {
+    _tile_loadd(4, x + k, x_stride * sizeof(bf16));
+    _tile_loadd(5, p, row_bytes);
+    _tile_loadd(6, p + WIDTH, row_bytes);
+    _tile_loadd(7, x + 16 * x_stride + k, x_stride * sizeof(bf16));
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_dpbf16ps(2, 7, 5);
+    _tile_dpbf16ps(3, 7, 6);
+    prefetch_lines(p + 32 * BLOCK);
   }
   float sums[4][16][WIDTH];
   _tile_stored(0, sums[0], 64);
@@ -252,27 +313,34 @@ static void multiply_block(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
   _tile_stored(2, sums[2], 64);
   _tile_stored(3, sums[3], 64);
   for (int row = 0; row < rows; row++)
-    for (int t = 0; t < (two ? 4 : 2); t++)
-      finish(out, row, b * BLOCK + t * WIDTH, load(sums[t][row]));
+    for (int t = 0; t < 2; t++)
+      finish(out, row, b * BLOCK + t * WIDTH, load(sums[row / 16 * 2 + t][row % 16]));
 }
 
 static void multiply_units(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
                            int from, int to, float* out, ptrdiff_t out_stride, bool add) {
   static thread_local std::vector<bf16> rounded;
   const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
-  if (rounded.size() < (size_t)rows * stride) rounded.resize(rows * stride);
+  const size_t needed = ceil_to(rows, 16) * stride;  // rows that fill up the last tile: whatever
+  if (rounded.size() < needed) rounded.resize(needed);
   for (int row = 0; row < rows; row++)
     for (int k = 0; k < w.K; k += WIDTH)
       _mm256_storeu_si256((__m256i*)(rounded.data() + row * stride + k),
                           (__m256i)_mm512_cvtneps_pbh((__m512)load(x + row * x_stride + k)));
+  TileShapes shapes;
+  const int tile_rows = std::min(rows, 16);
+  for (int t = 0; t < 8; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = t < 5 ? tile_rows : 16;
+  _tile_loadconfig(&shapes);
   for (int b = from; b < to; b += 2)
-    for (int first = 0; first < rows; first += 16) {
-      const int count = std::min(16, rows - first);
-      TileShapes shapes;
-      for (int t = 0; t < 7; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = t < 5 ? count : 16;
-      _tile_loadconfig(&shapes);
-      multiply_block(rounded.data() + first * stride, stride, count, w, b, b + 1 < to,
-                     Output{out + first * out_stride, out_stride, w.bias, w.scale, add});
+    for (int first = 0; first < rows; first += 32) {
+      const int count = std::min(32, rows - first);
+      const bf16* part = rounded.data() + first * stride;
+      const Output output{out + first * out_stride, out_stride, w.bias, w.scale, add};
+      if (count <= 16)
+        multiply_16(part, stride, count, tile_rows, w, b, b + 1 < to, output);
+      else
+        for (int one = b; one < std::min(b + 2, to); one++)
+          multiply_32(part, stride, count, w, one, output);
     }
   _tile_release();
 }
