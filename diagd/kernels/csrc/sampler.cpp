@@ -62,16 +62,23 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
     // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus.
     const float negligible = 0.5f * (1 - d.top_p) / n * total;
     std::erase_if(kept, [&](const Candidate& c) { return c.mass < negligible; });
-    std::stable_sort(kept.begin(), kept.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.mass > b.mass; });
+    // Likeliest first, the lower id of equals; a heap, because few of many are taken.
+    const auto after = [](const Candidate& a, const Candidate& b) {
+      return a.mass < b.mass || (a.mass == b.mass && a.id > b.id);
+    };
+    std::make_heap(kept.begin(), kept.end(), after);
     double before = 0;
-    size_t count = 0;
+    auto rest = kept.end();  // what was taken stands behind it
     const auto stays = [&](const Candidate& c) {
-      return d.exclusive_top_p ? count == 0 || (float)((before + c.mass) / total) <= d.top_p
+      return d.exclusive_top_p ? rest == kept.end() || (float)((before + c.mass) / total) <= d.top_p
                                : (float)(before / total) < d.top_p;
     };
-    while (count < kept.size() && stays(kept[count])) before += kept[count++].mass;
-    kept.resize(count);
+    while (rest != kept.begin() && stays(kept[0])) {
+      before += kept[0].mass;
+      std::pop_heap(kept.begin(), rest--, after);
+    }
+    kept.erase(kept.begin(), rest);
+    std::reverse(kept.begin(), kept.end());
   }
   // A Gumbel number is at most -log(uniform): most ids lose to the best without a logarithm.
   float best = -INFINITY, bar = 0;
