@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-from diagd.evaluation.results import BASELINES
+from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.statistics import DISTANCES, QUALITY, Groups, per_horizon
 from diagd.reporting.pictures import save_figure
 from diagd.reporting.tables import algorithm
@@ -19,11 +19,16 @@ AXES = {
     "fvd": "FVD (lower is better)",
     "tfd": "TFD (lower is better)",
 }
+MARKERS = {  # of a way that is lossless so: marker, words
+    "tokens": ("o", "raster's tokens"),
+    "distribution": ("D", "raster's distribution, other tokens"),
+    "no": ("x", "neither"),
+}
 SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what a schedule's speed costs: a line for each model, a point for each schedule."""
+    """Draw what speed costs: a line for each model, a point for each way, lossless ones marked."""
     shown = [name for name in AXES if any(row[name] for row in rows)]
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.6 * len(shown), 4), squeeze=False, layout="constrained"
@@ -38,10 +43,10 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
             points.sort(key=lambda row: row["frames_per_second"])
             speeds = [row["frames_per_second"] for row in points]
             values = [_value(row[name]) for row in points]
-            axis.errorbar(
-                speeds, values, _bars(points, name), marker="o", capsize=3, label=model, lw=1
-            )
+            bars = axis.errorbar(speeds, values, _bars(points, name), capsize=3, label=model, lw=1)
             for row, speed, value in zip(points, speeds, values, strict=True):
+                marker = MARKERS[_lossless(row)][0]
+                axis.plot(speed, value, marker, color=bars[0].get_color())
                 axis.annotate(
                     row["method"], (speed, value), (4, 5), textcoords="offset points", fontsize=8
                 )
@@ -51,6 +56,10 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(x=0.12)
         axis.grid(alpha=0.3, which="both")
+    kinds = {_lossless(row) for row in rows if row["method"] not in BASELINES}
+    for kind, (marker, words) in MARKERS.items():
+        if kind in kinds and len(kinds) > 1:
+            axes[0, 0].plot([], [], marker, color="0.4", label=words)
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
 
@@ -89,6 +98,10 @@ def plot_horizons(groups: Groups, path: Path) -> None:
         axis.set_xlabel("frames after the given ones")
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
+
+
+def _lossless(row: dict[str, Any]) -> str:
+    return row["lossless"] or ("tokens" if row["method"] == RASTER else "no")
 
 
 def _value(summary: dict[str, Any]) -> float:
