@@ -37,7 +37,6 @@ TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
 SPEED = {
     "steps": "{steps}",
     "ms/step": "{ms_per_step:.2f}",
-    "p99": "{step_ms[p99]:.2f}",
     "tokens/s": "{tokens_per_second:.0f}",
     "frames/s": "{frames_per_second:.2f}",
     "over HF": "{over_hugging_face:.1f}x",
@@ -48,6 +47,7 @@ SPEED = {
     "first s": "{warm_up_seconds:.1f}",
 }
 LIMITS = {
+    "p99": "{step_ms[p99]:.2f}",
     "MB/step": "{megabytes_per_step:.0f}",
     "of peak": "{bandwidth_share:.0%}",
     "MFLOP/step": "{megaflops_per_step:.0f}",
@@ -203,18 +203,20 @@ def _print(document: dict[str, Any]) -> None:
         console.print(
             f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {flops:.0f} GFLOP/s"
         )
-    kinds = {key: {row[key] for row in document["rows"]} - {""} for key in ("dtype", "backend")}
+    rows = document["rows"]
+    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
     common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
     told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
-    for title, columns in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
+    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
+        shown = [row for row in rows if texts is SPEED or "step_ms" in row]
+        columns = {h: t for h, t in texts.items() if any(_cell(t, row) != "-" for row in shown)}
         table = Table(title=f"{title} {common and f'({common})'}", box=SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("", no_wrap=True)
         for header in columns:
             table.add_column(header.strip(), justify="right", no_wrap=True)
-        for row in document["rows"]:
-            if columns is SPEED or "step_ms" in row:
-                name = " ".join(filter(None, (row[key] for key in told_apart)))
-                table.add_row(name, *(_cell(text, row) for text in columns.values()))
+        for row in shown:
+            name = " ".join(filter(None, (row[key] for key in told_apart)))
+            table.add_row(name, *(_cell(text, row) for text in columns.values()))
         console.print(table)
 
 
