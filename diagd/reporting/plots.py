@@ -24,17 +24,22 @@ MARKERS = {  # of a way that is lossless so: marker, words
     "distribution": ("D", "raster's distribution, other tokens"),
     "no": ("x", "neither"),
 }
+JOINED = (RASTER, "k=")
 SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what speed costs: a line for each model, a point for each way, lossless ones marked."""
+    """Draw what speed costs: a colour for each model, a point for each way, lossless ones marked.
+
+    A line joins raster and the diagonals.
+    """
     shown = [name for name in AXES if any(row[name] for row in rows)]
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.6 * len(shown), 4), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes[0], shown, strict=True):
-        for model in dict.fromkeys(row["model"] for row in rows):
+        for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+            color = f"C{number}"
             points = [
                 row
                 for row in rows
@@ -43,18 +48,21 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
             points.sort(key=lambda row: row["frames_per_second"])
             speeds = [row["frames_per_second"] for row in points]
             values = [_value(row[name]) for row in points]
-            bars = axis.errorbar(speeds, values, _bars(points, name), capsize=3, label=model, lw=1)
+            bars = _bars(points, name)
+            axis.errorbar(speeds, values, bars, fmt="none", capsize=3, elinewidth=1, color=color)
+            joined = [n for n, row in enumerate(points) if row["method"].startswith(JOINED)]
+            line = [speeds[n] for n in joined], [values[n] for n in joined]
+            axis.plot(*line, lw=1, color=color, label=model)
             for row, speed, value in zip(points, speeds, values, strict=True):
                 marker = MARKERS[_lossless(row)][0]
-                axis.plot(speed, value, marker, color=bars[0].get_color())
-                axis.annotate(
-                    row["method"], (speed, value), (4, 5), textcoords="offset points", fontsize=8
-                )
+                axis.plot(speed, value, marker, color=color)
+                offset = {"xytext": (4, 5), "textcoords": "offset points", "rotation": 30}
+                axis.annotate(row["method"], (speed, value), fontsize=8, **offset)
         axis.set(xscale="log", xlabel="frames a second", ylabel=AXES[name])
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.margins(x=0.12)
+        axis.margins(x=0.15, y=0.15)
         axis.grid(alpha=0.3, which="both")
     kinds = {_lossless(row) for row in rows if row["method"] not in BASELINES}
     for kind, (marker, words) in MARKERS.items():
