@@ -1,4 +1,4 @@
-"""Time decoding schedules side by side on the same weights: raster, diagonals, Hugging Face.
+"""Time ways to decode side by side on the same weights: raster, diagonals, exact, Hugging Face.
 
 Speedup is over raster of the same dtype and backend. Efficiency is the speedup divided by the cut
 in steps: 1 means that a step of many lanes costs what a step of one lane costs, so the whole cut
@@ -6,6 +6,7 @@ became wall-clock. All rows run in turns, so a machine that slows down slows all
 run of each (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
+    diagd bench --ways exact exact,lanes=32 zipar=4 --temperature 1 --baseline none
 """
 
 from dataclasses import asdict, dataclass
@@ -21,26 +22,32 @@ from diagd.backends import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
 from diagd.decoding.generate import peak_memory_bytes
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way, parse_ways
 from diagd.flags import DTypeName, device_of, dtype_of
 from diagd.models.checkpoints import load_model, model_path, read_config
 from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
+from diagd.pretrained import Habits
 from diagd.provenance import cpu_name
 
 TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
 SPEED = {
+    "steps": "{steps}",
     "ms/step": "{ms_per_step:.2f}",
-    "p99": "{step_ms[p99]:.2f}",
     "tokens/s": "{tokens_per_second:.0f}",
     "frames/s": "{frames_per_second:.2f}",
     "over HF": "{over_hugging_face:.1f}x",
     "speedup": "{speedup:.1f}x",
+    "fed/token": "{fed_per_token:.2f}",
+    "= raster": "{tokens_equal_to_raster:.0%}",
     "efficiency": "{efficiency:.2f}",
     "first s": "{warm_up_seconds:.1f}",
 }
 LIMITS = {
+    "p99": "{step_ms[p99]:.2f}",
     "MB/step": "{megabytes_per_step:.0f}",
     "of peak": "{bandwidth_share:.0%}",
     "MFLOP/step": "{megaflops_per_step:.0f}",
@@ -55,11 +62,17 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Run raster and diagonal decoding (greedy, after one context frame) and compare."""
+    """Run raster, diagonal decoding and other ways (after one context frame) and compare.
+
+    How many passes exact and the like take follows how sure the model is: random weights say little
+    about it. Trained ones (doom) after a context of random tokens, as here, take more than on
+    recorded clips, which runs/exact.py and `diagd evaluate` measure.
+    """
 
     model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)
+    ways: tuple[str, ...] = ()  # more rows, named as in diagd evaluate: exact, exact,lanes=32, sjd
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     context_frames: int = 1  # frames in the prompt
     dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
@@ -69,6 +82,8 @@ class BenchOptions:
     repeats: int = 3  # timed runs of every row
     steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
     random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of random weights, prompt and actions
 
     def __post_init__(self) -> None:
@@ -78,6 +93,22 @@ class BenchOptions:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.steps and self.baseline == "hf":
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
+        if self.temperature and self.baseline == "hf":
+            raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
+        for way in parse_ways(self.ways, self.temperature):
+            if self.steps and way.exact:
+                raise ValueError(f"steps skips most steps, of which {way.name} needs every one")
+
+    def all_ways(self, grid: TokenGrid) -> list[Way]:
+        """Return raster, a diagonal for each row_lag, and the other ways."""
+        names = {way.name: way for way in parse_ways(("raster", *self.ways), self.temperature)}
+        frame_lags = {lag: lag * grid.height if self.overlap else None for lag in self.row_lag}
+        lags = [Way(f"row_lag {lag}", lag, between) for lag, between in frame_lags.items()]
+        return [names.pop("raster"), *lags, *names.values()]
+
+    def sampling(self) -> SamplingOptions:
+        """Return how tokens are drawn."""
+        return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
@@ -85,10 +116,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     device = device_of(options.device)
     config = _config(options.model)
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
-    schedules = [DiagonalSchedule.raster(grid)]
-    for lag in options.row_lag:
-        overlapping = DiagonalSchedule(grid, lag, lag * grid.height) if options.overlap else None
-        schedules.append(overlapping or DiagonalSchedule.spatial(grid, lag))
+    ways, sampling = options.all_ways(grid), options.sampling()
+    for way in ways:
+        way.schedule(grid)  # or it does not fit
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
@@ -100,7 +130,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
             del model
         for backend in options.backend:  # each uses up a model: a large one is there once
             model = _model(options, config, dtype, device)
-            rows += engine_rows(model, dtype, backend, schedules, inputs, options.steps)
+            rows += engine_rows(model, dtype, backend, ways, grid, inputs, sampling, options.steps)
             del model
     time_rows(rows, options.repeats)
     document = {
@@ -173,15 +203,20 @@ def _print(document: dict[str, Any]) -> None:
         console.print(
             f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {flops:.0f} GFLOP/s"
         )
-    for title, columns in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
-        table = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    rows = document["rows"]
+    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
+    common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
+    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
+    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
+        shown = [row for row in rows if texts is SPEED or "step_ms" in row]
+        columns = {h: t for h, t in texts.items() if any(_cell(t, row) != "-" for row in shown)}
+        table = Table(title=f"{title} {common and f'({common})'}", box=SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("", no_wrap=True)
         for header in columns:
             table.add_column(header.strip(), justify="right", no_wrap=True)
-        for row in document["rows"]:
-            if columns is SPEED or "step_ms" in row:
-                name = " ".join(filter(None, (row["dtype"], row["backend"], row["schedule"])))
-                table.add_row(name, *(_cell(text, row) for text in columns.values()))
+        for row in shown:
+            name = " ".join(filter(None, (row[key] for key in told_apart)))
+            table.add_row(name, *(_cell(text, row) for text in columns.values()))
         console.print(table)
 
 

@@ -1,8 +1,8 @@
-"""Compare schedules on recorded clips: quality, speed and steps, one line a clip in results.jsonl.
+"""Compare ways to decode on recorded clips: quality, speed, steps, agreement with raster.
 
-Every clip is continued from its first frames under its recorded actions, by each model under each
-schedule with the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
-frame are always in. A killed run goes on where it was; `diagd report` turns the lines into a page.
+Every clip is continued from its first frames under its recorded actions, by each model in each way
+with the same seed. Raster, the tokenizer's reconstruction and a copy of the last given frame are
+always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a page.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
 """
@@ -20,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from diagd.backends import Backend
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way, parse_ways
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.clips import choose_clips
 from diagd.evaluation.likelihood import (
@@ -29,7 +31,7 @@ from diagd.evaluation.likelihood import (
     summarize_likelihood,
 )
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
-from diagd.evaluation.protocol import PROTOCOLS, ScheduleSpec
+from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.results import (
     BASELINES,
     RASTER,
@@ -54,12 +56,16 @@ Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Continue recorded clips by every model under every schedule, and compare with the truth."""
+    """Continue recorded clips by every model in every way to decode, and compare with the truth.
+
+    Ways: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5, sjd,
+    mc-sjd; the last five also with lanes, such as exact,lanes=32 (see `diagd.decoding.ways`).
+    """
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
     out: Path  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
-    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # after raster; or k=1,d=24 or k=1/spatial
+    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # ways to decode, after raster
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
     frames: int | None = None  # frames of a clip, the given ones included
@@ -69,7 +75,7 @@ class EvaluateOptions:
     temperature: float = Habits.temperature  # 0 is greedy
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
-    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all schedules
+    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all ways
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps
@@ -103,7 +109,9 @@ class EvaluateOptions:
             raise ValueError("address needs workers of 1 or more")
         if self.teacher_forced and self.workers:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
-        self.methods()
+        for way in self.ways():
+            if self.teacher_forced and way.exact:
+                raise ValueError(f"teacher_forced compares schedules: leave {way.name} out")
         self.labelled_models()
 
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
@@ -113,9 +121,11 @@ class EvaluateOptions:
 
     def methods(self) -> list[str]:
         """Return what every clip is measured under, in order, each once."""
-        words = " ".join(self.schedules).split()
-        names = [RASTER, *(ScheduleSpec.parse(word).name for word in words)]
-        return [*BASELINES, *dict.fromkeys(names)]
+        return [*BASELINES, *(way.name for way in self.ways())]
+
+    def ways(self) -> list[Way]:
+        """Return raster and the other ways to decode, each once."""
+        return parse_ways((RASTER, *self.schedules), self.temperature)
 
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
@@ -168,7 +178,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         print_likelihood(gaps, console)
         return {"results": str(options.out / FILE), "rows": gaps}
     if not options.workers:  # they load the models
-        _check_schedules(options, meter)
+        _check_ways(options, meter)
     run = {
         "kind": "run",
         "settings": json.loads(json.dumps(asdict(settings), default=str)),
@@ -199,12 +209,12 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
 
 
-def _check_schedules(options: EvaluateOptions, meter: ClipMeter) -> None:
-    """Raise ValueError for lags that do not fit the first model's grid, before any work."""
+def _check_ways(options: EvaluateOptions, meter: ClipMeter) -> None:
+    """Raise ValueError for ways that do not fit the first model and backend, before any work."""
     world = meter.world(next(iter(options.labelled_models())))
-    for method in options.methods():
-        if method not in BASELINES:
-            world.schedule(2, **ScheduleSpec.parse(method).lags)
+    for way in options.ways():
+        way.schedule(TokenGrid(2, world.height, world.width))
+        way.check(options.temperature, world.runner)
 
 
 def _outcomes(

@@ -17,8 +17,7 @@ from diagd.backends import Backend, prepare
 from diagd.data.actions import ActionCodec
 from diagd.data.tokenizers import VideoTokenizer
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.exact import ExactOptions
-from diagd.decoding.generate import GenerationStats, generate_tokens, make_engine
+from diagd.decoding.generate import EngineOptions, GenerationStats, generate_tokens, make_engine
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
@@ -116,7 +115,7 @@ class VideoGenerator:
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
-        exact: bool | ExactOptions = False,
+        exact: EngineOptions = False,
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
@@ -128,7 +127,7 @@ class VideoGenerator:
             raster: next-token prediction instead of diagonals.
             sampling: the habit of the model by default; visual ids only in any case.
             text: (1, M, size) states of a text encoder, for models that read a text.
-            exact: raster's tokens in fewer passes (see `ExactEngine`).
+            exact: raster's tokens in fewer passes, or another engine (see `generate_tokens`).
 
         Raises:
             ValueError: frames or actions that do not fit.
@@ -193,7 +192,7 @@ class VideoGenerator:
         row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        exact: bool | ExactOptions = False,
+        exact: EngineOptions = False,
     ) -> DiagonalEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 

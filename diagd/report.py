@@ -20,7 +20,7 @@ from diagd.evaluation.statistics import grouped, summarize
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
 from diagd.reporting.plots import plot_frontier, plot_horizons
-from diagd.reporting.tables import difference_table, main_table
+from diagd.reporting.tables import difference_table, has_tokens, main_table
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
         Section("Against raster", _PAIRED, difference_table(rows)),
         Section(
             "Speed against quality",
-            "A point is a schedule; bars are 95% intervals of the paired difference to raster.",
+            _FRONTIER,
             figures={"figures/frontier.png": "Speed against quality."},
         ),
         Section(
@@ -87,6 +87,13 @@ _PAIRED = (
 )
 
 
+_FRONTIER = (
+    "A point is a way to decode; bars are 95% intervals of the paired difference to raster; a line "
+    "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
+    "other tokens, drawn from the same distribution; crosses write neither."
+)
+
+
 def _lead(results: Results) -> str:
     settings = results.runs[-1]["settings"]
     generated = settings["num_frames"] - settings["context_frames"]
@@ -111,6 +118,13 @@ def _reading(results: Results, rows: list[dict[str, Any]]) -> str:
         "next-token prediction; DiagD k=K finishes a frame before the next one begins unless a "
         "frame lag d is named."
     ]
+    if has_tokens(rows):
+        parts.append(
+            "FED is the tokens fed for each that was written (median over clips). = raster is the "
+            "share of tokens equal to raster's on the same clip with the same seed. exact and "
+            "jacobi write raster's tokens; sjd and mc-sjd draw from raster's distribution with "
+            "other noise, so they share few tokens with it and lose nothing."
+        )
     parts += metric_notes(results, rows)
     return "\n\n".join(parts)
 

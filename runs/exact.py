@@ -1,8 +1,9 @@
-"""Compare exact decoding with raster, diagonals and its rivals on held-out episodes.
+"""Where the passes of exact decoding and its rivals go, on recorded clips with evaluate's seeds.
 
-Writes exact.json (passes, tokens fed, ms, frames/s, tokens equal to raster, PSNR against what was
-recorded), exact_speed.png and exact_runs.png (how far fronts come, by row and by entropy). Leave
-the machine alone. Needs matplotlib and torchmetrics (`pip install 'diagd[train,metrics]'`).
+Writes exact.json (passes, tokens fed, ms, frames/s, tokens equal to raster's, runs of tokens
+accepted) and exact_runs.png (runs by row and by entropy). It is written after every clip; a killed
+run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install
+'diagd[metrics]'`) and a machine that does nothing else.
 
     python runs/exact.py --clips work/doom/heldout --out docs/results
 """
@@ -10,7 +11,8 @@ the machine alone. Needs matplotlib and torchmetrics (`pip install 'diagd[train,
 import json
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +22,44 @@ import tyro
 from rich.progress import track
 from torch import Tensor
 
-from diagd.data.actions import read_actions
-from diagd.data.video import read_video, resize
 from diagd.decoding.costs import measure_costs
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.exact import ExactEngine, ExactOptions, Pass
-from diagd.decoding.plan import RowStart
+from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.visibility import NEVER
-from diagd.decoding.zipar import AdaptiveZipAREngine
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way, parse_ways
+from diagd.evaluation.clips import choose_clips, read_clip
+from diagd.evaluation.protocol import seed_of
 from diagd.flags import DTypeName, dtype_of
-from diagd.metrics.quality import psnr
+from diagd.notes import without_context_warnings
 from diagd.pipeline import VideoGenerator
 from diagd.pretrained import Habits
 from diagd.provenance import cpu_name
 
-WIDE = 96  # lanes of the rivals that have no drafts: as many as still save passes
+SHOWN = "exact"  # the way in the picture
+SPEED = (
+    "passes",
+    "fed",
+    "seconds",
+    "frames",
+    "equal",
+    "clips_equal",
+)  # what is added up over clips
 
 
 @dataclass(frozen=True)
 class Options:
-    """Run every way of decoding on the same clips with the same seeds."""
+    """Run every way to decode on the same clips with the same seeds."""
 
-    clips: Path  # folder of clip_*.mp4 and clip_*.jsonl
-    out: Path  # folder for exact.json and pictures
+    clips: Path  # folder of videos with actions, as diagd record writes them
+    out: Path  # folder for exact.json and the picture
     model: str = "doom"
+    ways: tuple[str, ...] = (  # besides raster, named as in diagd evaluate
+        "k=1 k=2 k=4 exact exact,lanes=16 exact,lanes=32 exact,lanes=64 exact,lanes=96",
+        "jacobi,lanes=32 jacobi,lanes=96 tolerance=1.5 tolerance=3 tolerance=10",
+        "sjd,lanes=96 mc-sjd,lanes=96 zipar=2 zipar=4 zipar=8 zipar-adaptive=2 zipar-adaptive=4",
+    )
+    interactive: tuple[str, ...] = ("exact",)  # ways that get the actions frame by frame as well
     num_clips: int = 64
     frames: int = 16
     context_frames: int = 4
@@ -52,248 +67,189 @@ class Options:
     temperature: float = Habits.temperature  # 0 is greedy
     dtype: DTypeName = "float32"
     device: str = "cpu"
-    only: tuple[str, ...] = ()  # names of ways to run besides raster; all by default
     seed: int = 0
 
+    def todo(self) -> dict[str, tuple[Way, bool]]:
+        """Return each way by its name in the report, and whether it gets frame by frame."""
+        ways = parse_ways(("raster", *self.ways), self.temperature)
+        stepped = parse_ways(self.interactive, self.temperature)
+        whole = {way.name: (way, False) for way in ways}
+        return whole | {f"{way.name}, frame by frame": (way, True) for way in stepped}
 
-@dataclass(frozen=True)
-class Way:
-    """One way to decode: a schedule or exact options; interactive ones get a frame at a time."""
-
-    row_lag: int = 0  # 0 is raster
-    exact: ExactOptions | None = None
-    row_start: RowStart = "temporal"
-    interactive: bool = False
-    window: int | None = None  # of adaptive ZipAR
-
-
-@dataclass
-class Result:
-    """What a way took and wrote on all clips."""
-
-    passes: int = 0
-    fed: int = 0
-    seconds: float = 0.0
-    frames: int = 0
-    equal: list[float] = field(default_factory=list)
-    decibels: list[float] = field(default_factory=list)
-    clips_equal: int = 0
-
-
-def ways(greedy: bool) -> dict[str, Way]:
-    """Name every way."""
-    found = {
-        "raster": Way(),
-        **{f"k={k}": Way(k) for k in (1, 2, 4)},
-        "exact": Way(exact=ExactOptions()),
-        "exact, interactive": Way(exact=ExactOptions(), interactive=True),
-        **{f"exact, {n} lanes": Way(exact=ExactOptions(n)) for n in (16, 32, 64, 96)},
-        **{f"jacobi, {n} lanes": Way(exact=ExactOptions(n, draft_lag=0)) for n in (32, WIDE)},
-        **{f"tolerance {f}": Way(exact=ExactOptions(tolerance=f)) for f in (1.5, 3.0, 10.0)},
-        **{f"zipar {w}": Way(w, row_start="spatial") for w in (2, 4, 8)},
-        **{f"zipar, adaptive {w}": Way(window=w) for w in (2, 4)},
-    }
-    if not greedy:
-        for rule in ("sjd", "mc-sjd"):
-            found[rule] = Way(exact=ExactOptions(WIDE, draft_lag=0, rule=rule))
-    return found
+    def settings(self) -> dict[str, Any]:
+        """Return what the numbers of a clip depend on."""
+        left_out = {"clips", "out", "num_clips"}
+        given = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return json.loads(json.dumps(given | {"torch": torch.__version__}))
 
 
 def main(options: Options) -> None:
-    """Run all ways on all clips and write the report."""
-    dtype = dtype_of(options.dtype)
+    """Run what is missing, clip by clip, and draw."""
+    todo = options.todo()
+    greedy, dtype = options.temperature == 0, dtype_of(options.dtype)
+    suffix = ("_greedy" if greedy else "") + ("" if dtype == torch.float32 else f"_{options.dtype}")
+    path = options.out / f"exact{suffix}.json"
+    report = start_report(path, options)
+    names = choose_clips(options.clips, options.num_clips, options.seed)
     world = VideoGenerator.from_pretrained(
         options.model, options.device, dtype, int8=options.dtype == "int8"
     )
-    assert world.vocabulary is not None
-    greedy = options.temperature == 0
-    sampling = SamplingOptions(options.temperature, top_p=None if greedy else 0.9)
-    todo = ways(greedy)
-    if unknown := set(options.only) - set(todo):
-        raise ValueError(f"only must name some of {', '.join(todo)}, got {', '.join(unknown)}")
-    todo = {k: w for k, w in todo.items() if not options.only or k in ("raster", *options.only)}
-    results = {name: Result() for name in todo}
-    passes: dict[str, list[Pass]] = {name: [] for name in todo}
-    gains: list[tuple[float, int]] = []  # entropy of the token waited for, tokens gained
-    costs: dict[int, float] = {}
-    paths = sorted(options.clips.glob("clip_*.mp4"))[: options.num_clips]
-    for index, path in enumerate(track(paths)):
-        length = options.start + options.context_frames + options.frames
-        video = resize(read_video(path, length).frames[options.start :], *world.frame_size_px)
-        context, truth = video.split([options.context_frames, options.frames])
-        actions = read_actions(path.with_suffix(".jsonl"), world.vocabulary)[options.start : length]
-        raster = None
-        for name, way in todo.items():
-            engine = world.start(
-                context,
-                context_actions=actions[1 : options.context_frames],
-                row_start=way.row_start,
-                sampling=sampling,
-                seed=options.seed + 1000 * index,
-                exact=way.exact or False,
-            )
-            if way.window:
-                engine = adaptive(world, engine, way.window, options.context_frames)
-            if isinstance(engine, ExactEngine) and not costs:
-                costs = measure_costs(engine)
-            tokens, seconds = decode(world, engine, way, actions[options.context_frames :])
-            raster = tokens if raster is None else raster
-            result, same = results[name], tokens == raster
-            result.passes += engine.num_steps
-            result.fed += engine.num_fed
-            result.seconds += seconds
-            result.frames += len(tokens)
-            result.equal.append(same.float().mean().item())
-            result.clips_equal += bool(same.all())
-            result.decibels += psnr(world.tokenizer.decode(tokens).cpu(), truth).tolist()
-            if isinstance(engine, ExactEngine):
-                passes[name] += engine.passes
-                if name == "exact":
-                    entropy = entropies(engine, world, sampling, options.context_frames)
-                    gains += [
-                        (entropy[p.frame, p.row, p.column].item(), p.num_accepted)
-                        for p in engine.passes
-                        if p.frame < len(entropy)
-                    ]
-    report = {
-        "options": {k: str(v) for k, v in asdict(options).items()},
-        "clips": len(paths),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "device": cpu_name() if options.device == "cpu" else torch.cuda.get_device_name(),
-        "milliseconds_by_lanes": {n: 1000 * seconds for n, seconds in costs.items()},
-        "ways": {name: summary(results[name], results["raster"], world) for name in results},
-        "runs": {name: histograms(passes[name]) for name in results if passes[name]},
-        "gain_by_entropy": by_entropy(gains),
-    }
-    options.out.mkdir(parents=True, exist_ok=True)
-    suffix = ("_greedy" if greedy else "") + ("" if dtype == torch.float32 else f"_{options.dtype}")
-    partial = options.out / f"exact{suffix}.json.partial"
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.rename(partial.with_suffix(""))
-    draw_speed(report["ways"], options.out / f"exact{suffix}_speed.png")
-    if "exact" in report["runs"]:
-        draw_runs(report, options.out / f"exact{suffix}_runs.png")
+    for way, _ in todo.values():
+        way.schedule(TokenGrid(options.frames, world.height, world.width))
+        way.check(options.temperature, world.runner)
+    for name in track([name for name in names if name not in report["clips"]]):
+        with without_context_warnings():
+            add_clip(report, measure(world, options, todo, name, report), name, world)
+        partial = path.with_name(f".{path.name}.partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(report, indent=1) + "\n")
+        partial.replace(path)
+    if SHOWN in report["runs"]:
+        draw_runs(report, path.with_name(f"{path.stem}_runs.png"))
     for name, row in report["ways"].items():
-        print(f"{name:20s}", *(f"{key} {value:.4g}" for key, value in row.items()), sep="  ")
+        print(f"{name:22s}", *(f"{key} {value:.4g}" for key, value in row.items()), sep="  ")
 
 
-def adaptive(
-    world: VideoGenerator, like: DiagonalEngine, window: int, context_frames: int
-) -> AdaptiveZipAREngine:
-    """Return an engine that goes on from the same prompt with adaptive ZipAR."""
-    engine = AdaptiveZipAREngine(
-        world.model,
-        world.height,
-        world.width,
-        num_action_tokens=like.frame.num_action_tokens,
-        sampling=like.sampling,
-        seed=like.seeds.tolist(),
-        window=window,
+def start_report(path: Path, options: Options) -> dict[str, Any]:
+    """Return what was measured so far; refuse numbers of other settings."""
+    device = cpu_name() if options.device == "cpu" else torch.cuda.get_device_name()
+    new = {"settings": options.settings(), "threads": torch.get_num_threads(), "device": device}
+    if not path.is_file():
+        return {
+            **new,
+            "clips": [],
+            "milliseconds_by_lanes": {},
+            "ways": {},
+            "totals": {},
+            "runs": {},
+        }
+    report = json.loads(path.read_text())
+    for key, value in new.items():
+        if report.get(key) != value:
+            raise ValueError(
+                f"{path} was measured with another {key}: remove it, or choose another --out"
+            )
+    return report
+
+
+def measure(
+    world: VideoGenerator,
+    options: Options,
+    todo: dict[str, tuple[Way, bool]],
+    name: str,
+    report: dict[str, Any],
+) -> dict[str, tuple[DiagonalEngine, Tensor, float]]:
+    """Continue a clip in every way: the engine, the (T, height, width) tokens and the seconds."""
+    given, length = options.context_frames, options.context_frames + options.frames
+    where = options.clips, name, world.vocabulary, options.start, length, None
+    clip = read_clip(*where, world.frame_size_px)
+    sampling = SamplingOptions(
+        options.temperature, top_p=Habits.top_p if options.temperature else None
     )
-    engine.prefill(like.tokens[:, : like.num_used], context_frames)
-    return engine
+    ids = world.action_ids(clip.actions, length, "frame")
+    measured: dict[str, tuple[DiagonalEngine, Tensor, float]] = {}
+    for label, (way, frame_by_frame) in todo.items():
+        engine = world.start(
+            clip.frames[:given],
+            context_actions=clip.actions[1:given] if clip.actions else None,
+            row_start=way.row_start,
+            sampling=sampling,
+            seed=seed_of(name, options.seed),
+            exact=way.exact,
+        )
+        if isinstance(engine, ExactEngine) and not report["milliseconds_by_lanes"]:
+            costs = measure_costs(engine)
+            report["milliseconds_by_lanes"] = {str(n): 1000 * s for n, s in costs.items()}
+        stretch = 1 if frame_by_frame else options.frames
+        schedule = way.schedule(TokenGrid(stretch, world.height, world.width))
+        started = time.perf_counter()
+        frames: list[Tensor] = []
+        for first in range(given, length, stretch):
+            actions = None if ids is None else ids[:, first : first + stretch]
+            frames += [frame[0].cpu() for frame in engine.decode(schedule, actions)]
+        measured[label] = engine, torch.stack(frames), time.perf_counter() - started
+    return measured
 
 
-def decode(
-    world: VideoGenerator, engine: Any, way: Way, actions: list[str]
-) -> tuple[Tensor, float]:
-    """Return (T, height, width) tokens and the seconds they took."""
-    started = time.perf_counter()
-    stretch = 1 if way.interactive else len(actions)
-    frames: list[Tensor] = []
-    for first in range(0, len(actions), stretch):
-        schedule = world.schedule(stretch, way.row_lag or 1, raster=not way.row_lag)
-        ids = world.action_ids(actions[first : first + stretch], stretch, "frame")
-        frames += [frame[0].cpu() for frame in engine.decode(schedule, ids)]
-    return torch.stack(frames), time.perf_counter() - started
+def add_clip(
+    report: dict[str, Any],
+    measured: dict[str, tuple[DiagonalEngine, Tensor, float]],
+    name: str,
+    world: VideoGenerator,
+) -> None:
+    """Add a clip to the report's totals, and put each way into numbers."""
+    report["clips"].append(name)
+    raster = measured["raster"][1]
+    for label, (engine, tokens, seconds) in measured.items():
+        same = tokens == raster
+        numbers = (engine.num_steps, engine.num_fed, seconds, len(tokens))
+        numbers = *numbers, same.float().mean().item(), int(same.all())
+        totals = report["totals"].setdefault(label, dict.fromkeys(SPEED, 0))
+        for key, number in zip(SPEED, numbers, strict=True):
+            totals[key] += number
+        if isinstance(engine, ExactEngine):
+            runs = report["runs"].setdefault(label, {"runs": {}, "by_row": {}, "by_entropy": {}})
+            gained = Counter(one.num_accepted for one in engine.passes)
+            for gain, count in gained.items():
+                runs["runs"][str(gain)] = runs["runs"].get(str(gain), 0) + count
+            add_up(runs["by_row"], [(str(one.row), one.num_accepted) for one in engine.passes])
+            nats = entropies(engine, world) if label == SHOWN else torch.empty(0)
+            waited = [one for one in engine.passes if one.frame < len(nats)]
+            bins = [str(int(nats[one.frame, one.row, one.column] * 2) / 2) for one in waited]
+            add_up(runs["by_entropy"], zip(bins, (one.num_accepted for one in waited), strict=True))
+    first, count = report["totals"]["raster"], len(report["clips"])
+    for label, totals in report["totals"].items():
+        report["ways"][label] = {
+            "passes_a_frame": totals["passes"] / totals["frames"],
+            "fewer_passes": first["passes"] / totals["passes"],
+            "fed_per_token": totals["fed"] / (totals["frames"] * raster[0].numel()),
+            "ms_a_pass": 1000 * totals["seconds"] / totals["passes"],
+            "frames_per_second": totals["frames"] / totals["seconds"],
+            "over_raster": first["seconds"] / totals["seconds"],
+            "tokens_equal_to_raster": totals["equal"] / count,
+            "clips_equal_to_raster": totals["clips_equal"] / count,
+        }
+
+
+def add_up(bins: dict[str, list[int]], gains: Iterable[tuple[str, int]]) -> None:
+    """Count passes and the tokens they gained, bin by bin."""
+    for name, gain in gains:
+        passes, gained = bins.get(name, (0, 0))
+        bins[name] = [passes + 1, gained + gain]
 
 
 @torch.inference_mode()
-def entropies(
-    engine: ExactEngine, world: VideoGenerator, sampling: SamplingOptions, context_frames: int
-) -> Tensor:
-    """Return the nats of uncertainty at each token still held since the prompt: (T, H, W).
+def entropies(engine: DiagonalEngine, world: VideoGenerator) -> Tensor:
+    """Return the nats of uncertainty at each generated token: (T, height, width).
 
     Empty once frames were dropped, for then the model saw another context.
     """
-    held = engine.num_held - context_frames
     if engine.num_dropped_frames:
-        return torch.empty(0, world.height, world.width)
+        return torch.empty(0)
     length, tokens = engine.num_used, engine.tokens[:1, : engine.num_used]
     cache = world.model.make_cache(1, length)
     slots = torch.arange(length, device=tokens.device)
-    visible = slots[:, None] >= slots
-    assert engine.fed_at[0] != NEVER
-    logits = world.model.forward(tokens, slots, slots, visible, cache).float()[0, :-1]
-    logits = logits[:, : world.tokenizer.codebook_size] / (sampling.temperature or 1.0)
-    logs = logits.log_softmax(-1)
-    nats = -(logs.exp() * logs).sum(-1)[-held * engine.frame.slots_per_frame :]
-    visual = nats.view(held, -1)[:, engine.frame.num_action_tokens :]
-    return visual.reshape(held, world.height, world.width).cpu()
-
-
-def summary(result: Result, raster: Result, world: VideoGenerator) -> dict[str, float]:
-    """Put a way into numbers."""
-    tokens = result.frames * world.height * world.width
-    return {
-        "passes_a_frame": result.passes / result.frames,
-        "fewer_passes": raster.passes / result.passes,
-        "fed_per_token": result.fed / tokens,
-        "ms_a_pass": 1000 * result.seconds / result.passes,
-        "frames_per_second": result.frames / result.seconds,
-        "over_raster": raster.seconds / result.seconds,
-        "tokens_equal_to_raster": sum(result.equal) / len(result.equal),
-        "clips_equal_to_raster": result.clips_equal / len(result.equal),
-        "psnr": sum(result.decibels) / len(result.decibels),
-    }
-
-
-def histograms(passes: list[Pass]) -> dict[str, Any]:
-    """Count accepted runs, and average them by the row waited for."""
-    by_row: dict[int, list[int]] = {}
-    for one in passes:
-        by_row.setdefault(one.row, []).append(one.num_accepted)
-    return {
-        "runs": dict(sorted(Counter(one.num_accepted for one in passes).items())),
-        "mean_by_row": {row: sum(runs) / len(runs) for row, runs in sorted(by_row.items())},
-        "passes_by_row": {row: len(runs) for row, runs in sorted(by_row.items())},
-    }
-
-
-def by_entropy(gains: list[tuple[float, int]]) -> dict[str, float]:
-    """Average the tokens gained by the entropy of the token waited for, in half nats."""
-    bins: dict[float, list[int]] = {}
-    for nats, gain in gains:
-        bins.setdefault(int(nats * 2) / 2, []).append(gain)
-    return {str(nats): sum(runs) / len(runs) for nats, runs in sorted(bins.items())}
-
-
-def draw_speed(rows: dict[str, dict[str, float]], path: Path) -> None:
-    """Draw quality against speed."""
-    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
-    for name, row in rows.items():
-        lossless = row["tokens_equal_to_raster"] > 0.999 or "sjd" in name
-        place = row["frames_per_second"], row["psnr"]
-        axis.plot(*place, "o" if lossless else "x", color="C0" if lossless else "C1")
-        axis.annotate(name, place, fontsize=8, xytext=(4, 3), textcoords="offset points")
-    axis.set(xlabel="frames/s", ylabel="PSNR to the recording, dB", title="dots are lossless")
-    axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    logits = world.model.forward(tokens, slots, slots, slots[:, None] >= slots, cache).float()
+    logits = logits[0, :-1, : world.tokenizer.codebook_size]
+    logs = (logits / (engine.sampling.temperature or 1.0)).log_softmax(-1)
+    nats = -(logs.exp() * logs).sum(-1)[-engine.num_generated * engine.frame.slots_per_frame :]
+    visual = nats.view(engine.num_generated, -1)[:, engine.frame.num_action_tokens :]
+    return visual.unflatten(1, (world.height, world.width)).cpu()
 
 
 def draw_runs(report: dict[str, Any], path: Path) -> None:
-    """Draw how many tokens a pass gains, overall, by row and by entropy."""
+    """Draw how many tokens a pass gains: overall, by row and by entropy."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    runs, rows = report["runs"]["exact"]["runs"], report["runs"]["exact"]["mean_by_row"]
-    entropy = report["gain_by_entropy"]
+    shown = report["runs"][SHOWN]
+    by_bin = [
+        {float(name): gained / passes for name, (passes, gained) in shown[key].items()}
+        for key in ("by_row", "by_entropy")
+    ]
+    runs = {float(gain): count for gain, count in shown["runs"].items()}
     labels = ("tokens gained in a pass", "row waited for", "nats of the token waited for")
-    values = runs, rows, {float(nats): gain for nats, gain in entropy.items()}
-    for axis, label, bars, what in zip(
-        axes, labels, values, ("passes", "tokens gained", "tokens gained"), strict=True
-    ):
-        axis.bar(list(bars), list(bars.values()), width=0.4 if bars is values[2] else 0.8)
+    whats = ("passes", "tokens gained", "tokens gained")
+    for axis, label, what, bars in zip(axes, labels, whats, (runs, *by_bin), strict=True):
+        axis.bar(list(bars), list(bars.values()), width=0.4 if label == labels[-1] else 0.8)
         axis.set(xlabel=label, ylabel=what)
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

@@ -19,6 +19,8 @@ SPEED = {
     "frames/s": "{frames_per_second:.2f}",
     "over Hugging Face": "{over_hugging_face:.1f}x",
     "over raster": "{speedup:.1f}x",
+    "fed a token": "{fed_per_token:.2f}",
+    "= raster": "{tokens_equal_to_raster:.0%}",
     "step ratio": "{step_ratio:.1f}x",
     "efficiency": "{efficiency:.2f}",
     "first run, s": "{warm_up_seconds:.1f}",
@@ -71,11 +73,13 @@ def describe(document: dict[str, Any]) -> list[str]:
     """Return the heading and the tables of one benchmark."""
     given = document["options"]
     grid = "x".join(map(str, document["grid"]))
+    warmth = given.get("temperature", 0)
+    drawn = f"temperature {warmth:g}" if warmth else "greedy"
     lines = [
         f"## {given['model']}, {document['parameters'] / 1e6:.1f}M parameters",
         "",
         f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
-        f"grid {grid} after one frame, greedy, the whole context allocated; "
+        f"grid {grid} after one frame, {drawn}, the whole context allocated; "
         f"medians of {given['repeats']}.",
     ]
     lines += [
@@ -83,12 +87,13 @@ def describe(document: dict[str, Any]) -> list[str]:
         f"streamed) and multiplies matrices at {ceiling['flops_per_second'] / 1e9:.0f} GFLOP/s."
         for dtype, ceiling in document["ceilings"].items()
     ]
-    for columns in (SPEED, LIMITS):
+    for texts in (SPEED, LIMITS):
+        rows = [row for row in document["rows"] if texts is SPEED or "step_ms" in row]
+        columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
         lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-        for row in document["rows"]:
-            if columns is SPEED or "step_ms" in row:
-                cells = [cell(text, row) for text in columns.values()]
-                lines.append(f"| {name_of(row)} | " + " | ".join(cells) + " |")
+        for row in rows:
+            cells = [cell(text, row) for text in columns.values()]
+            lines.append(f"| {name_of(row)} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 

@@ -40,6 +40,7 @@ ORDER = {
     "decoding": (
         *("schedule", "layout", "visibility", "plan", "teacher_forcing", "sampling", "inputs"),
         *("runner", "engine", "costs", "frontier", "rules", "exact", "zipar", "generate"),
+        "ways",
     ),
     "models": (
         *("config", "presets", "cache", "rotary", "layers", "attention", "stack", "transformer"),

@@ -9,7 +9,7 @@ from tests.worlds import HEIGHT, WIDTH, model_config
 KEYS = {
     *("dtype", "backend", "schedule", "steps", "seconds", "seconds_min", "seconds_max"),
     *("ms_per_step", "tokens_per_second", "frames_per_second", "over_hugging_face", "speedup"),
-    *("step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
+    *("fed_per_token", "step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
 }
 LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
@@ -212,6 +212,16 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
+        (("--ways", "diagonal"), r"a way to decode looks like raster, k=2,"),
+        (("--ways", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--ways", "sjd"), r"sjd needs a temperature above 0"),
+        (("--temperature", 1), r"baseline hf is greedy: temperature needs --baseline none"),
+        (("--temperature", -1, "--baseline", "none"), r"temperature must be 0 or more, got -1"),
+        (("--ways", "zipar-adaptive=2", "--backend", "compile"), r"needs backend eager or native"),
+        (
+            ("--ways", "exact", "--steps", 5, "--baseline", "none"),
+            r"steps skips most steps, of which exact needs every one",
+        ),
         (("--grid", "4x3x5"), r"prompt and grid take 83 of 64 positions"),
     ],
 )
@@ -239,6 +249,37 @@ def test_a_sample_of_the_steps_stands_for_all(command, monkeypatch):
     assert (raster["steps"], diagonal["steps"]) == (30, 6 + 4 + 5)
     step_ms = raster["step_ms"]
     assert step_ms["min"] * 30 <= raster["seconds"] * 1000 <= step_ms["max"] * 30
+
+
+def test_other_ways_stand_in_the_same_table(bench):
+    """The parts of a step stay its parts, with an engine for each way."""
+    ways = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar-adaptive=2", "exact,lanes=8"
+    outcome = bench("-k", 2, "--baseline", "none", "--backend", "native", "--ways", *ways)
+    rows = rows_of(outcome)
+    assert [*rows] == ["raster", "row_lag 2", *ways[:4]]
+    for name in ("raster", "exact,lanes=8", "jacobi"):
+        assert rows[name]["tokens_equal_to_raster"] == 1
+    assert rows["exact,lanes=8"]["steps"] < rows["raster"]["steps"] == 30
+    assert rows["exact,lanes=8"]["fed_per_token"] > 1
+    assert rows["raster"]["fed_per_token"] == (30 + 2 * 2) / 30  # two actions before each frame
+    for row in rows.values():
+        assert set(row) == KEYS | LIMITS
+        assert row["ms_per_step"] == pytest.approx(row["seconds"] / row["steps"] * 1000)
+        parts = row["parts_ms"]
+        assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
+        assert parts["sampling"] > 0
+    for word in ("exact,lanes=8", "fed/token", "= raster", "float32 native"):
+        assert word in outcome.out
+
+
+def test_ways_can_be_sampled(bench):
+    flags = "--baseline", "none", "-k", 2, "--temperature", 1
+    rows = rows_of(bench(*flags, "--ways", "exact,lanes=8", "sjd,lanes=8", "mc-sjd"))
+    equal = {name: row["tokens_equal_to_raster"] for name, row in rows.items()}
+    assert equal["raster"] == equal["exact,lanes=8"] == 1
+    assert equal["sjd,lanes=8"] < 1
+    cut = bench(*flags, "--top-p", 0.3, "--ways", "exact,lanes=8")
+    assert rows_of(cut)["exact,lanes=8"]["steps"] != rows["exact,lanes=8"]["steps"]
 
 
 def test_steps_need_no_baseline(command):

@@ -1,13 +1,15 @@
 import json
+import re
 import shutil
 
 import pytest
 import torch
 
 from diagd.data.video import read_video
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way
 from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
-from diagd.evaluation.protocol import ScheduleSpec
 from diagd.evaluation.results import BASELINES, read_results
 from diagd.metrics.weights import short_sha256
 from diagd.pipeline import VideoGenerator
@@ -15,6 +17,7 @@ from diagd.teacher_forced import schedule_nll
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
+from tests.worlds import HEIGHT, WIDTH
 
 SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
 SCHEDULES = ("--schedules", "raster k=2", "k=1")
@@ -50,8 +53,8 @@ def evaluate(command, world, clips, tmp_path):
 def lines_of(folder):
     """Return clip lines by key, without what differs from run to run."""
     results = read_results(folder / "results.jsonl")
-    kept = ("quality", "features", "seed", "frame_size_px")
-    return {(r["method"], r["clip"]): {name: r[name] for name in kept} for r in results.clips}
+    kept = ("quality", "features", "tokens", "lossless", "seed", "frame_size_px")
+    return {(r["method"], r["clip"]): {name: r.get(name) for name in kept} for r in results.clips}
 
 
 def test_every_clip_is_measured_under_every_schedule_and_baseline(evaluate, tmp_path, world):
@@ -168,7 +171,11 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--address", "auto"), "address needs workers of 1 or more"),
         (("--schedules", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
         (("--schedules", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
-        (("--schedules", "diagonal"), "schedule must look like raster, exact, k=2,"),
+        (("--schedules", "diagonal"), "a way to decode looks like raster, k=2,"),
+        (("--schedules", "zipar-adaptive=6"), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--schedules", "k=1 sjd", "--temperature", 0), "sjd needs a temperature above 0"),
+        (("--schedules", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
+        (("--schedules", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
         (("--lpips-backbone", "absent.pth"), "weights not found: absent.pth"),
         (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
@@ -222,12 +229,48 @@ def test_other_metric_weights_are_refused(evaluate, tmp_path):
     evaluate("--lpips-backbone", tmp_path / "alexnet.pth").assert_refused("with other metric weigh")
 
 
-def test_exact_decoding_writes_what_raster_writes(evaluate, tmp_path):
-    outcome = evaluate("--schedules", "exact")
-    assert outcome.code == 0, outcome.err
+ALL_WAYS = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 zipar-adaptive=2"
+
+
+def test_every_way_to_decode_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
+    outcome = evaluate("--schedules", "k=1", ALL_WAYS)
+    assert (outcome.code, outcome.err) == (0, "")
     lines = lines_of(tmp_path / "out")
-    for _, clip in lines:
-        assert lines["exact", clip]["quality"] == lines["raster", clip]["quality"]
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert set(rows) == {"raster", "k=1", *ALL_WAYS.split(), "copy", "reconstruction"}
+    for way in ("exact", "exact,lanes=8", "jacobi"):
+        for clip in {clip for _, clip in lines}:
+            assert lines[way, clip]["quality"] == lines["raster", clip]["quality"]
+        assert rows[way]["equal_to_raster"] == 1
+        assert rows[way]["num_steps"] < 45
+        assert rows[way]["fed_per_token"] > 1
+    assert {rows[way]["lossless"] for way in ("sjd", "mc-sjd,lanes=8")} == {"distribution"}
+    assert 0 < rows["k=1"]["equal_to_raster"] < 1
+    assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
+    for word in ("fed/token", "= raster", "100.0%"):
+        assert word in outcome.out
+    report = tmp_path / "report"
+    assert command("report", "--results", tmp_path / "out", "--out", report).code == 0
+    text = (report / "report.md").read_text()
+    assert "| TP↑ | STEP↓ | FED↓ | = raster |" in text
+    assert re.search(r"\| exact,lanes=8 \| 2 \|.*\| 100\.0% \|", text)
+
+
+def test_results_from_before_tokens_were_kept_are_added_to(evaluate, tmp_path):
+    evaluate("--num-clips", 1)
+    path = tmp_path / "out" / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("tokens", None)
+        line.pop("lossless", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = evaluate("--schedules", "k=1 exact")
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert (rows["raster"]["clips"], rows["exact"]["clips"]) == (2, 2)
+    assert rows["exact"]["equal_to_raster"] == 1  # on the clip whose raster tokens were kept
+    assert 0 < rows["k=1"]["equal_to_raster"] < 1
 
 
 def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_path, world, clips):
@@ -243,8 +286,7 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
         clip = read_clip(clips, line["clip"], generator.vocabulary, 0, 5, None, (24, 40))
         tokens = generator.tokenizer.encode(clip.frames)[None]
         actions = generator.action_ids(clip.actions, 5, "frame")
-        spec = ScheduleSpec.parse(line["method"])
-        schedule = generator.schedule(3, **spec.lags)
+        schedule = Way.parse(line["method"]).schedule(TokenGrid(3, HEIGHT, WIDTH))
         nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
         assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
         assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)

@@ -1,9 +1,9 @@
-"""The lines of the benchmark: our engine under a schedule, and Hugging Face's generate."""
+"""The lines of the benchmark: our engines, way by way, and Hugging Face's generate."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.progress import Progress
@@ -14,8 +14,11 @@ from diagd.backends import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
 from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import synchronized_time
+from diagd.decoding.generate import EngineOptions, make_engine, synchronized_time
+from diagd.decoding.plan import RowStart
+from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.ways import Way
 from diagd.models.config import ModelConfig
 from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
@@ -34,6 +37,15 @@ class Inputs:
     text: Tensor | None = None
 
 
+class Run(NamedTuple):
+    """One run: seconds of decoding, tokens (1, T, H, W), passes, and tokens fed in them."""
+
+    seconds: float
+    tokens: Tensor
+    num_steps: int
+    num_fed: int | None = None
+
+
 @dataclass
 class Row:
     """One line of the table: how to run it, and what it took."""
@@ -41,61 +53,69 @@ class Row:
     dtype: str
     backend: str
     name: str
-    num_steps: int
-    run: Callable[[], tuple[float, Tensor]]  # -> seconds of decoding, tokens (1, T, H, W)
+    run: Callable[[], Run]
     stopwatch: Stopwatch | None = None
-    warm_up_seconds: float = 0.0
+    first: Run | None = None  # to warm up
     seconds: list[float] = field(default_factory=list)
     steps: list[StepTimes] = field(default_factory=list)
-    tokens: Tensor | None = None
 
 
 def engine_rows(
     model: Transformer,
     dtype: str,
     backend: Backend,
-    schedules: list[DiagonalSchedule],
+    ways: Sequence[Way],
+    grid: TokenGrid,
     inputs: Inputs,
+    sampling: SamplingOptions,
     sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each schedule; they share an engine with the model's whole context.
+    """Make a row for each way; schedules share an engine with the model's whole context.
 
     Args:
         model: used up.
         sample: time so many steps of a run and skip the others (see `Stopwatch`).
+
+    Raises:
+        ValueError: a way that this backend cannot run.
     """
-    grid, on_cpu = schedules[0].grid, model.device.type == "cpu"
-    num_action_tokens = model.config.num_action_tokens
+    on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
     prepared, runner, backend = prepare(model, backend, dtype == "int8")
-    engine = DiagonalEngine(
-        prepared,
-        grid.height,
-        grid.width,
-        num_action_tokens=num_action_tokens,
-        runner=runner,
-        context=inputs.text,
-    )
-    stopwatch = Stopwatch(engine, runner == "eager" and on_cpu, sample)
-    rows = []
-    for schedule in schedules:
-        raster = schedule.num_steps == grid.num_tokens
-        name = "raster" if raster else f"row_lag {schedule.row_lag}"
-        run = _engine_run(engine, schedule, inputs, stopwatch)
-        rows.append(Row(dtype, backend, name, schedule.num_steps, run, stopwatch))
+    for way in ways:
+        way.check(sampling.temperature, runner)
+    engines: dict[tuple[EngineOptions, RowStart], tuple[DiagonalEngine, Stopwatch]] = {}
+    rows: list[Row] = []
+    for way in ways:
+        key = way.exact, way.row_start
+        if key not in engines:
+            engine = make_engine(
+                way.exact,
+                prepared,
+                grid.height,
+                grid.width,
+                num_action_tokens=num_action_tokens,
+                row_start=way.row_start,
+                sampling=sampling,
+                runner=runner,
+                context=inputs.text,
+            )
+            engines[key] = engine, Stopwatch(engine, runner == "eager" and on_cpu, sample)
+        engine, stopwatch = engines[key]
+        run = _engine_run(engine, way.schedule(grid), inputs, stopwatch)
+        rows.append(Row(dtype, backend, way.name, run, stopwatch))
     return rows
 
 
 def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: Inputs) -> Row:
     """Make the row of the baseline everybody has: the same weights in transformers."""
     llama = llama_of(model)
-    steps = grid.num_tokens
-    return Row(dtype, "", HUGGING_FACE, steps, lambda: _run_hugging_face(llama, grid, inputs))
+    return Row(dtype, "", HUGGING_FACE, lambda: _run_hugging_face(llama, grid, inputs))
 
 
 def _engine_run(
     engine: DiagonalEngine, schedule: DiagonalSchedule, inputs: Inputs, stopwatch: Stopwatch
-) -> Callable[[], tuple[float, Tensor]]:
-    def run() -> tuple[float, Tensor]:
+) -> Callable[[], Run]:
+    def run() -> Run:
         with stopwatch.prefill():
             engine.prefill(inputs.prompt, inputs.context_frames)
         stopwatch.begin(schedule.num_steps)
@@ -105,13 +125,13 @@ def _engine_run(
         if stopwatch.sample:
             timed = stopwatch.times.seconds
             seconds = sum(timed) / len(timed) * schedule.num_steps
-        return seconds, torch.stack(frames, 1)
+        return Run(seconds, torch.stack(frames, 1), engine.num_steps, engine.num_fed)
 
     return run
 
 
 @torch.inference_mode()
-def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> tuple[float, Tensor]:
+def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
     """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
     prompt, actions = inputs.prompt, inputs.actions
     cache = DynamicCache(config=llama.config)
@@ -130,7 +150,7 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> tuple[floa
     seconds = synchronized_time(prompt.device) - started
     frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
     visual = frames[:, :, actions.shape[2] :]
-    return seconds, visual.unflatten(2, (grid.height, grid.width))
+    return Run(seconds, visual.unflatten(2, (grid.height, grid.width)), grid.num_tokens)
 
 
 def time_rows(rows: list[Row], repeats: int) -> None:
@@ -141,13 +161,13 @@ def time_rows(rows: list[Row], repeats: int) -> None:
             for row in rows:
                 verb = "timing" if turn else "warming up"
                 progress.update(task, description=f"{verb} {row.dtype} {row.backend} {row.name}")
-                seconds, tokens = row.run()
+                run = row.run()
                 times = row.stopwatch.take() if row.stopwatch else StepTimes()
                 if turn:
-                    row.seconds.append(seconds)
+                    row.seconds.append(run.seconds)
                     row.steps.append(times)
                 else:
-                    row.warm_up_seconds, row.tokens = seconds, tokens
+                    row.first = run
                 progress.advance(task)
 
 
@@ -167,27 +187,28 @@ def report_rows(
         raster = min(statistics.median(other.seconds) for other in rasters)
         baselines = {other.dtype: other.seconds for other in rows if other.name == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
-        seconds, first = statistics.median(row.seconds), rasters[0]
-        assert row.tokens is not None
-        assert first.tokens is not None
-        step_ratio = grid.num_tokens / row.num_steps
+        seconds, run, first = statistics.median(row.seconds), row.first, rasters[0].first
+        assert run is not None
+        assert first is not None
+        step_ratio = grid.num_tokens / run.num_steps
         line: dict[str, Any] = {
             "dtype": row.dtype,
             "backend": row.backend,
             "schedule": row.name,
-            "steps": row.num_steps,
+            "steps": run.num_steps,
+            "fed_per_token": None if run.num_fed is None else run.num_fed / grid.num_tokens,
             "seconds": seconds,
             "seconds_min": min(row.seconds),
             "seconds_max": max(row.seconds),
-            "ms_per_step": seconds / row.num_steps * 1000,
+            "ms_per_step": seconds / run.num_steps * 1000,
             "tokens_per_second": grid.num_tokens / seconds,
             "frames_per_second": grid.num_frames / seconds,
             "over_hugging_face": statistics.median(baseline) / seconds if baseline else None,
             "speedup": raster / seconds,
             "step_ratio": step_ratio,
             "efficiency": raster / seconds / step_ratio,
-            "warm_up_seconds": row.warm_up_seconds,
-            "tokens_equal_to_raster": (row.tokens == first.tokens).float().mean().item(),
+            "warm_up_seconds": run.seconds,
+            "tokens_equal_to_raster": (run.tokens == first.tokens).float().mean().item(),
         }
         if row.stopwatch:
             line |= _limits(row, config, ceilings[row.dtype])

@@ -48,11 +48,13 @@ class Stopwatch:
         self.in_step = False  # and not in a prefill
         self._run, engine.run = engine.run, self._timed_run
         if parts:
-            self._forward, self._sample = engine.model.forward, engine.sample
-            engine.sample = self._timed_sample
+            self._forward, self._draw = engine.model.forward, engine._draw
+            engine._draw = self._timed_draw  # type: ignore[method-assign]
             engine.model.forward = self._timed_forward  # type: ignore[method-assign]
             if isinstance(engine.model, NativeModel):
-                self.counters = engine.model.seconds = torch.zeros(3, dtype=torch.float64)
+                if engine.model.seconds is None:  # one for all engines of the model
+                    engine.model.seconds = torch.zeros(3, dtype=torch.float64)
+                self.counters = engine.model.seconds
 
     @contextlib.contextmanager
     def prefill(self) -> Iterator[None]:
@@ -100,9 +102,9 @@ class Stopwatch:
         self._add("forward", synchronized_time(self.device) - started)
         return logits
 
-    def _timed_sample(self, *args: Any) -> Tensor:
+    def _timed_draw(self, *args: Any) -> Tensor:
         started = synchronized_time(self.device)
-        drawn = self._sample(*args)
+        drawn = self._draw(*args)
         self._add("sampling", synchronized_time(self.device) - started)
         return drawn
 

@@ -14,6 +14,9 @@ from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.zipar import AdaptiveWindow, AdaptiveZipAREngine
+
+EngineOptions = bool | ExactOptions | AdaptiveWindow  # of another engine than the schedule's
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def generate_tokens(
     context: Tensor | None = None,
     keep_frames: int | None = None,
     runner: RunnerName = "eager",
-    exact: bool | ExactOptions = False,
+    exact: EngineOptions = False,
 ) -> GeneratedTokens:
     """Continue a prompt by the schedule's frames (arXiv:2503.14070, section 3.2).
 
@@ -77,8 +80,8 @@ def generate_tokens(
         seed: one number (batch row b uses seed + b) or one for each row.
         context: cross-attention input for models that have one.
         keep_frames: frames that stay when the context is full (see `DiagonalEngine`).
-        exact: write what raster order writes, in fewer passes (see `ExactEngine`); of the schedule
-            only the grid matters then.
+        exact: write what raster order writes, in fewer passes (see `ExactEngine`), or decode with
+            an adaptive ZipAR window; of the schedule only the grid matters then.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -122,10 +125,12 @@ def generate_tokens(
     return GeneratedTokens(tokens, stats)
 
 
-def make_engine(exact: bool | ExactOptions, *args: Any, **kwargs: Any) -> DiagonalEngine:
-    """Return an `ExactEngine` if asked for, else a `DiagonalEngine`; arguments as these have."""
+def make_engine(exact: EngineOptions, *args: Any, **kwargs: Any) -> DiagonalEngine:
+    """Return the engine asked for, a `DiagonalEngine` for False; arguments as these have."""
     if exact is False:
         return DiagonalEngine(*args, **kwargs)
+    if isinstance(exact, AdaptiveWindow):
+        return AdaptiveZipAREngine(*args, window=exact.window, **kwargs)
     options = ExactOptions() if exact is True else exact
     return ExactEngine(*args, options=options, **kwargs)
 

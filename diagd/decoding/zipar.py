@@ -7,6 +7,7 @@ drawn from max(0, p' - p) to wait again; it is settled at the latest when the ro
 """
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,13 +22,24 @@ from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER
 
 
+@dataclass(frozen=True)
+class AdaptiveWindow:
+    """ZipAR with an adaptive window, as an option of `generate_tokens`.
+
+    Attributes:
+        window: tokens of the row above that a row needs before its first token is drawn.
+    """
+
+    window: int
+
+
 class AdaptiveZipAREngine(DiagonalEngine):
     """A stream of frames, rows in parallel, each started when its first token stands.
 
     Used as a `DiagonalEngine`; of its schedules only the grid matters.
 
     Args:
-        window: tokens of the row above that a row needs before its first token is drawn.
+        window: see `AdaptiveWindow`.
         (others): as in `DiagonalEngine`; one batch row, runner eager.
 
     Raises:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way
 from diagd.evaluation.measure import ClipMeter, Task
-from diagd.evaluation.protocol import ScheduleSpec
 from diagd.evaluation.results import RASTER
 from diagd.teacher_forced import schedule_nll
 
@@ -46,9 +47,9 @@ def measure_likelihood(
             tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
             actions = world.action_ids(clip.actions, len(clip.frames), "frame")
             contexts = 1 + (given - 1) // world.tokenizer.temporal_compression
-            spec = ScheduleSpec.parse(task.method)
-            schedule = world.schedule(tokens.shape[1] - contexts, **spec.lags)
-            nll = schedule_nll(world.model, tokens, actions, schedule, spec.row_start, contexts)
+            way = Way.parse(task.method)
+            schedule = way.schedule(TokenGrid(tokens.shape[1] - contexts, *tokens.shape[2:]))
+            nll = schedule_nll(world.model, tokens, actions, schedule, way.row_start, contexts)
             line = {
                 **task._asdict(),
                 "settings": settings,

@@ -12,8 +12,9 @@ from torch import Tensor
 from diagd.backends import Backend
 from diagd.data.tokenizers import VQTokenizer
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.ways import Way
 from diagd.evaluation.clips import Clip, read_clip
-from diagd.evaluation.protocol import ScheduleSpec, seed_of
+from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import Record, pack
 from diagd.flags import DTypeName, dtype_of
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
@@ -25,7 +26,7 @@ from diagd.pipeline import GeneratedVideo, VideoGenerator
 
 
 class Task(NamedTuple):
-    """One line to measure: a model by its label, a schedule or baseline, a clip."""
+    """One line to measure: a model by its label, a way to decode or baseline, a clip."""
 
     model: str
     method: str
@@ -137,7 +138,7 @@ class ClipMeter:
         given = self.settings.context_frames
         truth = clip.frames[given:]
         started = time.perf_counter()
-        stats = None
+        decoding: Record = {"stats": None}
         seed = seed_of(clip.name, self.settings.seed)
         if task.method == "truth":
             frames = truth
@@ -147,13 +148,18 @@ class ClipMeter:
             tokenizer = self.world(task.model).tokenizer
             frames = tokenizer.decode(tokenizer.encode(clip.frames))[given:].cpu()
         else:
-            spec = ScheduleSpec.parse(task.method)
+            way = Way.parse(task.method)
             if (task.model, task.method) not in self._warm:
-                self._generate(task.model, clip, spec, 1, seed)  # compiles, allocates
+                self._generate(task.model, clip, way, 1, seed)  # compiles, allocates
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()
-            video = self._generate(task.model, clip, spec, len(truth), seed)
-            frames, stats = video.frames, asdict(video.stats)
+            video = self._generate(task.model, clip, way, len(truth), seed)
+            frames = video.frames
+            decoding = {
+                "stats": asdict(video.stats),
+                "tokens": pack(video.tokens.cpu().numpy()),
+                "lossless": way.lossless,
+            }
         wall_seconds = time.perf_counter() - started
         record = {
             "kind": "clip",
@@ -161,7 +167,7 @@ class ClipMeter:
             "seed": seed,
             "quality": self._quality(frames, truth) if task.method != "truth" else {},
             "features": self._features(task.model, clip.frames[given - 1 : given], frames),
-            "stats": stats,
+            **decoding,
             "frame_size_px": list(truth.shape[1:3]),
             "fps": float(clip.fps),
             "wall_seconds": wall_seconds,  # with tokenizing and painting
@@ -170,7 +176,7 @@ class ClipMeter:
         return Outcome(record, frames)
 
     def _generate(
-        self, model: str, clip: Clip, spec: ScheduleSpec, num_frames: int, seed: int
+        self, model: str, clip: Clip, way: Way, num_frames: int, seed: int
     ) -> GeneratedVideo:
         given, actions = self.settings.context_frames, clip.actions
         with without_context_warnings():
@@ -179,9 +185,7 @@ class ClipMeter:
                 actions[given : given + num_frames] if actions is not None else None,
                 num_frames,
                 context_actions=actions[1:given] if actions is not None else None,
-                **spec.lags,
-                exact=spec.exact,
-                row_start=spec.row_start,
+                **way.settings,
                 sampling=self.settings.sampling,
                 seed=seed,
             )

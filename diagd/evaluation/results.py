@@ -4,10 +4,12 @@ A run line says how the lines after it came about: options, commit, device, vers
 
     {"kind": "run", "run": 0, "settings": {...}, "models": {...}, "commit": ..., "device": ...}
     {"kind": "clip", "run": 0, "model": "doom", "method": "k=1", "clip": "clip_7", "seed": ...,
-     "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...}, "video": ...}
+     "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...},
+     "tokens": {...}, "lossless": "no", "video": ...}
 
-A method is a schedule (`raster`, `k=1`, `k=2,d=28/predecessor`) or a baseline: `truth` (features
-only), `reconstruction` (by the tokenizer), `copy` (of the last context frame).
+A method is a way to decode (`raster`, `k=1`, `exact`: see `diagd.decoding.ways`), whose lines hold
+its tokens as well, or a baseline: `truth` (features only), `reconstruction` (by the tokenizer),
+`copy` (of the last context frame).
 """
 
 import base64
@@ -146,13 +148,20 @@ class ResultsWriter:
         os.close(self._file)
 
 
-def pack(values: NDArray[np.float32]) -> Record:
-    """Turn an array into JSON, exactly: its shape, and little-endian float32 in base64."""
-    data = np.ascontiguousarray(values, dtype="<f4")
-    return {"shape": list(data.shape), "float32": base64.b64encode(data.tobytes()).decode()}
+def pack(values: NDArray[Any]) -> Record:
+    """Turn an array into JSON: its shape, and little-endian numbers in base64.
+
+    Floats become float32; integers int16 where all fit, else int32.
+    """
+    kind = "float32" if values.dtype.kind == "f" else "int16"
+    if kind == "int16" and values.size and np.abs(values).max() >= 2**15:
+        kind = "int32"
+    data = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
+    return {"shape": list(data.shape), kind: base64.b64encode(data.tobytes()).decode()}
 
 
-def unpack(packed: Record) -> NDArray[np.float32]:
+def unpack(packed: Record) -> NDArray[Any]:
     """Undo `pack`."""
-    data = np.frombuffer(base64.b64decode(packed["float32"]), dtype="<f4")
-    return data.reshape(packed["shape"]).astype(np.float32)
+    (kind,) = packed.keys() - {"shape"}
+    data = np.frombuffer(base64.b64decode(packed[kind]), np.dtype(kind).newbyteorder("<"))
+    return data.reshape(packed["shape"]).astype(kind)

@@ -4,6 +4,7 @@ Intervals are percentile bootstraps over clips (Efron 1979), 95%; differences to
 the same clips with the same seeds. Knows no torch, so reports are instant.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,19 @@ Groups = dict[tuple[str, str], dict[str, Record]]  # (model, method) -> clip -> 
 
 
 def grouped(results: Results) -> Groups:
-    """Sort clip lines by (model, method): raster, schedules by falling steps, baselines."""
+    """Sort clip lines by (model, method): raster, other ways by falling steps, baselines."""
     models = dict.fromkeys(label for run in results.runs for label in run["models"])
     groups: Groups = {}
-    for record in sorted(results.clips, key=_rank):
-        groups.setdefault((record["model"], record["method"]), {})[record["clip"]] = record
-    return {key: groups[key] for model in models for key in groups if key[0] == model}
+    for record in sorted(results.clips, key=lambda record: record["clip"]):
+        key = record["model"], record["method"]
+        groups.setdefault(key, {})[record["clip"]] = record
+    ranked = sorted(groups, key=lambda key: _rank(key[1], groups[key]))
+    return {key: groups[key] for model in models for key in ranked if key[0] == model}
 
 
-def _rank(record: Record) -> tuple[bool, bool, int, str, str]:
-    method, stats = record["method"], record["stats"]
-    steps = stats["num_steps"] if stats else 0
-    return method in BASELINES, method != RASTER, -steps, method, record["clip"]
+def _rank(method: str, clips: dict[str, Record]) -> tuple[bool, bool, float, str]:
+    steps = _speed(clips)["num_steps"] or 0.0
+    return method in BASELINES, method != RASTER, -steps, method
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float] | None:
@@ -49,7 +51,9 @@ def summarize(results: Results) -> list[dict[str, Any]]:
 
     A row holds `clips`; for each metric `{"mean", "interval", "difference", "difference_interval"}`
     (the last two against raster of the same model on the clips both have); for each distance
-    `{"value", "samples", "dimension", "clips"}`; and the medians of speed for a schedule.
+    `{"value", "samples", "dimension", "clips"}`. For a way to decode there are medians of speed,
+    `fed_per_token`, `equal_to_raster` (share of tokens, over all clips that raster was run on) and
+    `lossless` (see `Way`); the last three are None in results that were measured without them.
     """
     groups = grouped(results)
     rows = []
@@ -62,6 +66,8 @@ def summarize(results: Results) -> list[dict[str, Any]]:
         row |= {metric: _quality(metric, clips, raster) for metric in QUALITY}
         row |= {name: _distance(name, clips, truth) for name in DISTANCES}
         row |= _speed(clips)
+        row["equal_to_raster"] = _agreement(clips, groups.get((model, RASTER), {}))
+        row["lossless"] = next(iter(clips.values())).get("lossless")
         rows.append(row)
     return rows
 
@@ -110,9 +116,24 @@ def _distance(
     return {"value": value, "samples": samples, "dimension": dimension, "clips": len(both)}
 
 
-def _speed(clips: dict[str, Record]) -> dict[str, Any]:
-    stats = [record["stats"] for record in clips.values() if record["stats"]]
+def _speed(clips: dict[str, Record]) -> dict[str, float | None]:
+    """Return medians over clips of speed, and how often a token was fed for each that came out."""
+    decoded = [record for record in clips.values() if record["stats"]]
     names = ("num_steps", "frames_per_second", "tokens_per_second")
-    if not stats:
-        return dict.fromkeys(names)
-    return {name: float(np.median([line[name] for line in stats])) for name in names}
+    values = {name: [record["stats"][name] for record in decoded] for name in names}
+    values["fed_per_token"] = [
+        record["stats"]["num_fed"] / math.prod(record["tokens"]["shape"])
+        for record in decoded
+        if "tokens" in record
+    ]
+    return {name: float(np.median(own)) if own else None for name, own in values.items()}
+
+
+def _agreement(clips: dict[str, Record], raster: dict[str, Record]) -> float | None:
+    """Return the share of tokens equal to raster's on the same clips with the same seeds."""
+    pairs = [
+        (unpack(record["tokens"]), unpack(raster[clip]["tokens"]))
+        for clip, record in clips.items()
+        if "tokens" in record and "tokens" in raster.get(clip, {})
+    ]
+    return float(np.mean([np.mean(ours == theirs) for ours, theirs in pairs])) if pairs else None

@@ -9,25 +9,33 @@ from rich.table import Table
 from diagd.evaluation.statistics import DISTANCES, QUALITY
 
 DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 3}
+SPEED = {  # header and form of each; shown where there is any
+    "frames_per_second": ("frames/s", "{:.2f}"),
+    "tokens_per_second": ("tokens/s", "{:.0f}"),
+    "num_steps": ("steps", "{:.0f}"),
+    "fed_per_token": ("fed/token", "{:.2f}"),
+    "equal_to_raster": ("= raster", "{:.1%}"),
+}
 
 
 def print_summary(rows: list[dict[str, Any]], console: Console) -> None:
     """Print quality, its difference to raster and speed of each row, models below each other."""
     shown = [name for name in (*QUALITY, *DISTANCES) if any(row[name] for row in rows)]
     for model in dict.fromkeys(row["model"] for row in rows):
+        speed = [name for name in SPEED if any(row[name] is not None for row in rows)]
         table = Table(title=model, box=SIMPLE, padding=(0, 1, 0, 0))
         table.add_column("", no_wrap=True)
-        for name in ("clips", *shown, "frames/s", "tokens/s", "steps"):
-            table.add_column(name.upper() if name in shown else name, justify="right")
+        titles = ("clips", *map(str.upper, shown), *(SPEED[name][0] for name in speed))
+        for title in titles:
+            table.add_column(title, justify="right")
         for row in rows:
             if row["model"] != model:
                 continue
-            speed = ("frames_per_second", 2), ("tokens_per_second", 0), ("num_steps", 0)
             table.add_row(
                 row["method"],
                 str(row["clips"]),
                 *(_cell(row[name], DIGITS[name]) for name in shown),
-                *("-" if row[name] is None else f"{row[name]:.{d}f}" for name, d in speed),
+                *("-" if row[name] is None else SPEED[name][1].format(row[name]) for name in speed),
             )
         console.print(table)
 

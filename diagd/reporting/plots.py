@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-from diagd.evaluation.results import BASELINES
+from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.statistics import DISTANCES, QUALITY, Groups, per_horizon
 from diagd.reporting.pictures import save_figure
 from diagd.reporting.tables import algorithm
@@ -19,17 +19,27 @@ AXES = {
     "fvd": "FVD (lower is better)",
     "tfd": "TFD (lower is better)",
 }
+MARKERS = {  # of a way that is lossless so: marker, words
+    "tokens": ("o", "raster's tokens"),
+    "distribution": ("D", "raster's distribution, other tokens"),
+    "no": ("x", "neither"),
+}
+JOINED = (RASTER, "k=")
 SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what a schedule's speed costs: a line for each model, a point for each schedule."""
+    """Draw what speed costs: a colour for each model, a point for each way, lossless ones marked.
+
+    A line joins raster and the diagonals.
+    """
     shown = [name for name in AXES if any(row[name] for row in rows)]
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.6 * len(shown), 4), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes[0], shown, strict=True):
-        for model in dict.fromkeys(row["model"] for row in rows):
+        for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
+            color = f"C{number}"
             points = [
                 row
                 for row in rows
@@ -38,19 +48,26 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
             points.sort(key=lambda row: row["frames_per_second"])
             speeds = [row["frames_per_second"] for row in points]
             values = [_value(row[name]) for row in points]
-            axis.errorbar(
-                speeds, values, _bars(points, name), marker="o", capsize=3, label=model, lw=1
-            )
+            bars = _bars(points, name)
+            axis.errorbar(speeds, values, bars, fmt="none", capsize=3, elinewidth=1, color=color)
+            joined = [n for n, row in enumerate(points) if row["method"].startswith(JOINED)]
+            line = [speeds[n] for n in joined], [values[n] for n in joined]
+            axis.plot(*line, lw=1, color=color, label=model)
             for row, speed, value in zip(points, speeds, values, strict=True):
-                axis.annotate(
-                    row["method"], (speed, value), (4, 5), textcoords="offset points", fontsize=8
-                )
+                marker = MARKERS[_lossless(row)][0]
+                axis.plot(speed, value, marker, color=color)
+                offset = {"xytext": (4, 5), "textcoords": "offset points", "rotation": 30}
+                axis.annotate(row["method"], (speed, value), fontsize=8, **offset)
         axis.set(xscale="log", xlabel="frames a second", ylabel=AXES[name])
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.margins(x=0.12)
+        axis.margins(x=0.15, y=0.15)
         axis.grid(alpha=0.3, which="both")
+    kinds = {_lossless(row) for row in rows if row["method"] not in BASELINES}
+    for kind, (marker, words) in MARKERS.items():
+        if kind in kinds and len(kinds) > 1:
+            axes[0, 0].plot([], [], marker, color="0.4", label=words)
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
 
@@ -89,6 +106,10 @@ def plot_horizons(groups: Groups, path: Path) -> None:
         axis.set_xlabel("frames after the given ones")
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
+
+
+def _lossless(row: dict[str, Any]) -> str:
+    return row["lossless"] or ("tokens" if row["method"] == RASTER else "no")
 
 
 def _value(summary: dict[str, Any]) -> float:

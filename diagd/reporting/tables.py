@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diagd.evaluation.results import BASELINES, RASTER
@@ -36,11 +36,16 @@ class _Column:
 
 def algorithm(method: str) -> str:
     """Return the paper's words for a method."""
-    return NAMES.get(method, f"DiagD {method}")
+    return NAMES.get(method, f"DiagD {method}" if method.startswith("k=") else method)
+
+
+def has_tokens(rows: list[Row]) -> bool:
+    """Return whether tokens were kept, so that ways can be compared token by token."""
+    return any(row["fed_per_token"] is not None for row in rows)
 
 
 def main_table(rows: list[Row]) -> TextTable:
-    """Lay out quality, FPS, throughput and steps; the best schedule of each model is bold."""
+    """Lay out quality, FPS, throughput, steps and agreement; the best of each model is bold."""
     columns = [
         _distance("FVD↓", "fvd", 0),
         _distance("TFD↓", "tfd", 3),
@@ -51,6 +56,11 @@ def main_table(rows: list[Row]) -> TextTable:
         _speed("TP↑", "tokens_per_second", "{:.0f}", max),
         _speed("STEP↓", "num_steps", "{:.0f}", min),
     ]
+    if has_tokens(rows):
+        columns += [
+            _speed("FED↓", "fed_per_token", "{:.2f}", min),
+            replace(_speed("= raster", "equal_to_raster", "{:.1%}", max), number=lambda _: None),
+        ]
     cells, bold = [], set()
     for number, row in enumerate(rows):
         cells.append(

@@ -78,6 +78,8 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, mete
         "ssim": ssim(video.frames, truth).tolist(),
     }
     assert record["stats"]["num_steps"] == steps
+    np.testing.assert_array_equal(unpack(record["tokens"]), video.tokens)
+    assert record["lossless"] == ("tokens" if method == "raster" else "no")
     assert (record["model"], record["method"], record["clip"]) == ("tiny", method, "clip_1")
     assert record["seed"] == seed_of("clip_1", 5)
     assert record["frame_size_px"] == [HEIGHT_PX, WIDTH_PX]
@@ -100,6 +102,7 @@ def test_baselines_are_the_truth_its_reconstruction_and_a_standing_picture(meter
         outcome = meter(Task("tiny", method, "clip_0"))
         assert torch.equal(outcome.frames, expected), method
         assert outcome.record["stats"] is None
+        assert "tokens" not in outcome.record
         quality = outcome.record["quality"]
         if method == "truth":
             assert quality == {}

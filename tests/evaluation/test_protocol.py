@@ -1,39 +1,4 @@
-import pytest
-
-from diagd.evaluation.protocol import PROTOCOLS, Protocol, ScheduleSpec, seed_of
-
-
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("raster", (None, None, "temporal")),
-        ("k=1", (1, None, "temporal")),
-        ("k=12,d=24", (12, 24, "temporal")),
-        ("k=1/predecessor", (1, None, "predecessor")),
-        ("k=2,d=3/spatial", (2, 3, "spatial")),
-    ],
-)
-def test_a_schedule_is_its_name(text, fields):
-    spec = ScheduleSpec.parse(text)
-    assert (spec.row_lag, spec.frame_lag, spec.row_start) == fields
-    assert spec.name == text
-
-
-def test_the_default_row_start_is_left_out_of_the_name():
-    assert ScheduleSpec.parse("k=1/temporal").name == "k=1"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "k", "k=", "k=1,", "k=-1", "d=3", "k=1;d=3", "raster/spatial"]
-)
-def test_other_names_are_refused(text):
-    with pytest.raises(ValueError, match=r"schedule must look like raster, exact, k=2"):
-        ScheduleSpec.parse(text)
-
-
-def test_an_unknown_row_start_is_refused():
-    with pytest.raises(ValueError, match=r"row start must be one of .*temporal.*, got 'first'"):
-        ScheduleSpec.parse("k=1/first")
+from diagd.evaluation.protocol import PROTOCOLS, Protocol, seed_of
 
 
 def test_protocols_are_the_paper_s():

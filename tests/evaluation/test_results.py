@@ -80,6 +80,14 @@ def test_arrays_survive_packing_bit_by_bit():
     assert np.array_equal(unpack(packed), values)
 
 
+@pytest.mark.parametrize(("largest", "kind"), [(2**15 - 1, "int16"), (2**15, "int32")])
+def test_tokens_are_packed_as_narrow_as_they_fit(largest, kind):
+    values = np.array([[0, 7, largest], [3, 2, 1]])
+    packed = json.loads(json.dumps(pack(values)))
+    assert set(packed) == {"shape", kind}
+    assert np.array_equal(unpack(packed), values)
+
+
 def test_any_name_makes_a_path_inside_the_folder():
     assert video_path("doom", "k=1,d=24", "clip_7") == "videos/doom/k=1,d=24/clip_7.mp4"
     strange = video_path("../up/ft model", "k=1/predecessor", "a/b")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from diagd.evaluation.results import Results, unpack
+from diagd.evaluation.results import Results, pack, unpack
 from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
@@ -73,6 +73,38 @@ def test_distances_compare_with_the_truth_of_the_same_clips():
             "dimension": dimension,
             "clips": 4,
         }
+
+
+def with_tokens(line, tokens, fed, lossless="no"):
+    line["stats"]["num_fed"] = fed
+    return line | {"tokens": pack(np.array(tokens)), "lossless": lossless}
+
+
+def test_agreement_is_with_raster_on_the_same_clips():
+    lines = [
+        with_tokens(clip_line("raster", "a", steps=4), [[1, 2, 3, 4]], 4, "tokens"),
+        with_tokens(clip_line("raster", "b", steps=4), [[5, 6, 7, 8]], 4, "tokens"),
+        with_tokens(clip_line("sjd", "c", steps=2), [[1, 1, 1, 1]], 6, "distribution"),
+        with_tokens(clip_line("sjd", "b", steps=3), [[5, 6, 0, 8]], 10, "distribution"),
+        with_tokens(clip_line("sjd", "a", steps=2), [[0, 2, 0, 0]], 8, "distribution"),
+        clip_line("k=1", "a", steps=3),  # measured before tokens were kept
+    ]
+    rows = {row["method"]: row for row in summarize(Results([run_line()], lines))}
+    assert (rows["raster"]["equal_to_raster"], rows["raster"]["fed_per_token"]) == (1, 1)
+    assert (rows["sjd"]["equal_to_raster"], rows["sjd"]["fed_per_token"]) == (0.5, 2)
+    assert (rows["sjd"]["lossless"], rows["sjd"]["num_steps"]) == ("distribution", 2)
+    assert rows["k=1"]["equal_to_raster"] is rows["k=1"]["fed_per_token"] is None
+    assert rows["k=1"]["lossless"] is None
+
+
+def test_clips_of_a_way_are_in_order_whatever_steps_each_took():
+    lines = [clip_line("exact", clip, steps=s) for clip, s in zip("cba", (9, 4, 8), strict=True)]
+    lines.append(clip_line("k=1", "a", steps=7))
+    groups = grouped(Results([run_line()], lines))
+    assert [(method, list(clips)) for (_, method), clips in groups.items()] == [
+        ("exact", ["a", "b", "c"]),
+        ("k=1", ["a"]),
+    ]
 
 
 def test_a_distance_of_a_single_clip_is_none():

@@ -1,7 +1,9 @@
+import matplotlib.pyplot as plt
 import numpy as np
 
 from diagd.evaluation.results import Results
 from diagd.evaluation.statistics import grouped, summarize
+from diagd.reporting import plots
 from diagd.reporting.plots import plot_frontier, plot_horizons
 from diagd.reporting.tables import TextTable, as_html, difference_table, main_table, markdown
 from tests.evaluation.lines import clip_line, run_line
@@ -41,6 +43,39 @@ def test_differences_are_to_raster_with_the_gain_in_speed():
     assert table.cells[0][3].startswith("+0.1000 [")
     assert table.cells[0][5:] == ["2.14x", "2.14x"]
     assert table.cells[1][5:] == ["-", "-"]
+
+
+def test_tokens_fed_and_agreement_are_shown_where_tokens_were_kept(tmp_path):
+    rows = summarize(results_with_every_metric())
+    assert "FED↓" not in main_table(rows).header
+    kinds = ("tokens", 1.0, 1.0), ("distribution", 8.5, 0.125), (None, None, None), (None,) * 3
+    for row, (lossless, fed, equal) in zip(rows, kinds, strict=False):
+        row |= {"lossless": lossless, "fed_per_token": fed, "equal_to_raster": equal}
+    rows[1]["method"] = "sjd"
+    table = main_table(rows)
+    assert table.header[-2:] == ["FED↓", "= raster"]
+    assert [cells[-2:] for cells in table.cells] == [
+        ["1.00", "100.0%"],
+        ["8.50", "12.5%"],
+        ["-", "-"],
+    ]
+    assert table.cells[1][1] == "sjd"
+    assert not any(table.header[column] == "= raster" for _, column in table.bold)
+    plot_frontier(rows, tmp_path / "frontier.png")
+
+
+def test_lossless_ways_are_told_apart_in_the_legend(tmp_path, monkeypatch):
+    rows = summarize(results_with_every_metric())
+    drawn = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    rows.insert(1, {**rows[1], "method": "sjd", "lossless": "distribution"})
+    plot_frontier(rows, tmp_path / "frontier.png")
+    (figure,) = drawn
+    words = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
+    assert words == {"tiny", "raster's tokens", "raster's distribution, other tokens", "neither"}
+    markers = [line.get_marker() for line in figure.axes[0].lines if line.get_marker() in "oDx"]
+    assert sorted(markers[:3]) == ["D", "o", "x"]
+    plt.close(figure)
 
 
 def test_a_table_is_written_as_markdown_and_as_html():
