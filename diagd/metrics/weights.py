@@ -1,11 +1,12 @@
 """Weight files of metrics: told apart by a short hash, and never unpickled unsafely."""
 
 import hashlib
-import pickle
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from diagd.unpickling import UNPICKLING_ERRORS
 
 
 def short_sha256(path: str | Path) -> str:
@@ -29,9 +30,10 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"weights not found: {path}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{path} is no state dict: {reason}") from None
+    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
+        raise ValueError(
+            f"{path} is no state dict: damaged, or more than tensors in it: not loaded"
+        ) from None
     if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(f"{path} is no state dict: expected names and tensors")
     return weights
