@@ -26,7 +26,7 @@ from diagd.models.checkpoints import find_model, load_model, save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline import VideoGenerator
-from diagd.pretrained import load_parts
+from diagd.pretrained import Habits, load_parts, visual_ranges
 from tests.data.cosmos_scripts import write_scripts
 from tests.data.fixtures import FIXTURES, golden
 from tests.worlds import smooth_frames
@@ -212,6 +212,16 @@ def test_wham_shaped_models_dream_from_footage_of_an_odd_size(command, tmp_path)
     )
     assert outcome.code == 0, outcome.err
     assert read_video(tmp_path / "dream.mp4").frames.shape == (4, 18, 28, 3)
+
+
+def test_only_the_first_token_of_a_frame_cannot_be_0():
+    config = cosmos_config(grid_height=3, grid_width=5, image_vocab_size=64)
+    ranges = visual_ranges(Habits(first_id=1), config)
+    assert isinstance(ranges, torch.Tensor)
+    assert (ranges.shape, ranges.dtype) == ((3, 5, 2), torch.int64)
+    assert ranges[0, 0].tolist() == [1, 64]
+    assert (ranges.flatten(0, 1)[1:] == torch.tensor([0, 64])).all()
+    assert visual_ranges(Habits(), config) == (0, 64)
 
 
 @pytest.mark.parametrize("name", RELEASED)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diagd.models.config import ModelConfig
-from diagd.models.naming import Source
+from diagd.models.naming import Source, describe
 from diagd.models.presets import PRESETS
 from diagd.models.released import convert_source, find_checkpoint, read_side, read_source
 from diagd.models.transformer import Transformer
@@ -28,7 +28,6 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
-_NAMES_SHOWN = 3
 _FOREIGN_FIELDS = {"dim", "n_layers", "n_head", "num_attention_heads", "model", "model_type"}
 
 
@@ -194,11 +193,6 @@ def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
         "mis-shaped": misshaped,
         "non-float": [name for name in found if not found[name].is_floating_point()],
     }
-    parts = [_describe(kind, names) for kind, names in problems.items() if names]
+    parts = [describe(kind, names) for kind, names in problems.items() if names]
     if parts:
         raise ValueError(f"{checkpoint.path}: does not fit the config: {'; '.join(parts)}")
-
-
-def _describe(kind: str, names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-    return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
