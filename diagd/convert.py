@@ -29,7 +29,10 @@ from diagd.pretrained import save_parts
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a Cosmos, WHAM or MineWorld checkpoint into a folder that every command takes."""
+    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
+
+    Every command takes it; of Cosmos, whose tokenizer stays apart, `generate --tokenizer` does.
+    """
 
     source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint
     target: Annotated[Path, tyro.conf.Positional]  # folder to write
