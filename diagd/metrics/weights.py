@@ -11,10 +11,7 @@ from diagd.unpickling import UNPICKLING_ERRORS
 
 def short_sha256(path: str | Path) -> str:
     """Return the first 12 hex digits of a file's SHA-256, as printed beside numbers it made."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"weights not found: {path}")
-    with path.open("rb") as file:
+    with _existing(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
@@ -25,9 +22,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
         FileNotFoundError: no such file.
         ValueError: no state dict, or one that only code execution could load.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"weights not found: {path}")
+    path = _existing(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except UNPICKLING_ERRORS:  # whose texts advise to execute the file
@@ -37,3 +32,10 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(f"{path} is no state dict: expected names and tensors")
     return weights
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"weights not found: {path}")
+    return path

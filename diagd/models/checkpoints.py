@@ -108,9 +108,7 @@ def build_model(found: FoundModel, device: torch.device | str, dtype: torch.dtyp
     Raises:
         ValueError: Tensors are missing, unknown or of another shape (named).
     """
-    with torch.device("meta"):
-        model = Transformer(found.config)
-    check_weights(found, model)
+    model = empty_model(found)
     logger.info("%s: %s", found.path, found.family)
     weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
     model.load_state_dict(weights, assign=True)
@@ -179,8 +177,14 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
-    """Raise ValueError unless the weights are exactly those that the model has (any device)."""
+def empty_model(checkpoint: FoundModel) -> Transformer:
+    """Return the model of a checkpoint without its weights, which it has seen to fit.
+
+    Raises:
+        ValueError: Tensors are missing, unknown or of another shape (named).
+    """
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config)
     found, expected = checkpoint.weights, model.state_dict()
     misshaped = [
         f"{name} (expected {tuple(expected[name].shape)}, got {tuple(found[name].shape)})"
@@ -196,3 +200,4 @@ def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
     parts = [describe(kind, names) for kind, names in problems.items() if names]
     if parts:
         raise ValueError(f"{checkpoint.path}: does not fit the config: {'; '.join(parts)}")
+    return model
