@@ -11,25 +11,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from rich.console import Console
 
 from diagd.models.checkpoints import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    check_weights,
+    empty_model,
     find_model,
     write_config,
 )
-from diagd.models.transformer import Transformer
 from diagd.models.weight_files import write_weights
 from diagd.pretrained import save_parts
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a Cosmos, WHAM or MineWorld checkpoint into a folder that every command takes."""
+    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
+
+    Every command takes it; of Cosmos, whose tokenizer stays apart, `generate --tokenizer` does.
+    """
 
     source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint
     target: Annotated[Path, tyro.conf.Positional]  # folder to write
@@ -43,9 +44,7 @@ def main(options: ConvertOptions) -> dict[str, Any]:
     if (options.target / WEIGHTS_FILE).exists() and not options.force:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
     found = find_model(options.source, options.config)
-    with torch.device("meta"):
-        model = Transformer(found.config)
-    check_weights(found, model)
+    model = empty_model(found)
     options.target.mkdir(parents=True, exist_ok=True)
     parts = save_parts(found, options.target, options.tokenizer)
     write_weights(options.target / WEIGHTS_FILE, found.weights)

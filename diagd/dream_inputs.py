@@ -13,7 +13,7 @@ from torch import Tensor
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.clips import ClipFile
 from diagd.data.text import encode_text, read_embedding
-from diagd.data.video import read_video, resize
+from diagd.data.video import read_video
 from diagd.pipeline import VideoGenerator
 
 
@@ -94,7 +94,7 @@ def _fitted(frames: Tensor, world: VideoGenerator, console: Console) -> Tensor:
     console.print(
         f"prompt is {given} pixels: cropped to the centre and scaled to {height_px}x{width_px}"
     )
-    return resize(frames, height_px, width_px)
+    return world.tokenizer.fit_frames(frames, height_px, width_px)
 
 
 def read_coming(

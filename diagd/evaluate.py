@@ -81,7 +81,7 @@ class EvaluateOptions:
     backend: Backend = "auto"  # what runs the steps
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
-    fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt; none: no FVD
+    fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     save_videos: bool = False  # keep what was generated, for strips and videos in the report

@@ -26,10 +26,14 @@ from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.flags import FrameLag, RowLag
 from diagd.models.attention import Visible
 from diagd.models.checkpoints import load_model, model_path
+from diagd.pretrained import ACTIONS_FILE, HABITS_FILE, TOKENIZER_FOLDER
 from diagd.recipe import check_fit, frames_held
 from diagd.training_loop import LoopOptions, TrainingRun, read_clips
 
-PARTS = ("tokenizer", "actions.json", "prompt.mp4", "prompt.jsonl", "walk.jsonl")
+PARTS = (
+    *(TOKENIZER_FOLDER, ACTIONS_FILE, HABITS_FILE),
+    *("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes"),
+)
 SCHEDULE_FILE = "finetune.json"
 
 

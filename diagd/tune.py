@@ -161,7 +161,7 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Candidate]:
 
 
 def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
-    model = load_model(name, device=device).eval()
+    model = load_model(name, device=device)
     check_fit(name, model.config, clips)
     return model
 

@@ -33,7 +33,7 @@ LAYERS = (
     ("benchmark", "pipeline", "teacher_forced"),
     ("backends", "pretrained", "prompts"),
     ("data", "decoding", "metrics", "models"),
-    ("kernels",),
+    ("kernels", "unpickling"),
 )
 # Inside a package a file imports files listed before it only.
 ORDER = {

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.finetuning import FinetuneOptions, ViewLoss, main, view_loss
 from diagd.models.checkpoints import load_model
+from diagd.pipeline import VideoGenerator
 from diagd.teacher_forced import schedule_nll
 from tests.worlds import (
     HEIGHT,
@@ -170,7 +172,11 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     actions = torch.randint(len(NAMES), (3, 5), generator=generator)
     clips = TokenClips(tokens.to(torch.int16), actions.to(torch.int16), NUM_CODES, NAMES)
     shards = write_shard(tmp_path / "world_tokens", clips)
-    out = tmp_path / "tuned"
+    shutil.copytree(world, tmp_path / "init_world")
+    world, out = tmp_path / "init_world", tmp_path / "tuned"
+    (world / "habits.json").write_text('{"fps": 12, "row_lag": 2}')
+    (world / "scenes").mkdir()
+    (world / "scenes" / "hall.png").write_bytes(b"a picture")
     flags = (
         *("--init", world, "--tokens", shards, "--out", out, "-k", 2, "--row-start", "spatial"),
         *("--frames", 3, "--steps", 2, "--warmup-steps", 0, "--precision", "no", "--no-compile"),
@@ -182,6 +188,9 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     assert (told["init"], told["options"]["steps"]) == (str(world), 2)
     dreamt = command("generate", "--model", out, "--frames", 2, "--output", tmp_path / "dream.mp4")
     assert dreamt.code == 0, dreamt.err
+    habits = VideoGenerator.from_pretrained(out).habits
+    assert (habits.fps, habits.row_lag) == (12, 2)
+    assert (out / "scenes" / "hall.png").read_bytes() == b"a picture"
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

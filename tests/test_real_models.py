@@ -11,24 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
 from diagd.data.clips import ClipFile
+from diagd.data.cosmos_tokenizer import fit_frames
 from diagd.data.fsq import CODEBOOK_SIZE
 from diagd.data.text import encode_text, read_embedding
-from diagd.data.video import read_video, write_video
+from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.data.vit_vqgan import ViTVQGAN, ViTVQGANConfig
 from diagd.data.wham_actions import WHAMActions
 from diagd.data.wham_tokenizer import WHAMTokenizer
 from diagd.decoding.sampling import SamplingOptions
+from diagd.dream_inputs import read_start
 from diagd.models.checkpoints import find_model, load_model, save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline import VideoGenerator
-from diagd.pretrained import load_parts
+from diagd.pretrained import Habits, load_parts, visual_ranges
 from tests.data.cosmos_scripts import write_scripts
 from tests.data.fixtures import FIXTURES, golden
+from tests.data.shapes import rectangles
 from tests.worlds import smooth_frames
 
 RELEASED = ["wham_tiny", "wham_tiny_v2", "mineworld_tiny_v256"]
@@ -148,6 +152,17 @@ def test_cosmos_goes_on_from_real_footage(context, dreamt, command, tmp_path):
     assert video.fps == 30
 
 
+def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
+    """Scaled until it covers the frame, then cropped; others are cropped, then scaled."""
+    _, model, _, eyes = write_cosmos(tmp_path)
+    world = VideoGenerator.from_pretrained(model, backend="eager", tokenizer=eyes)
+    picture = rectangles(1, size=(45, 81))
+    write_image(tmp_path / "photo.png", picture[0])
+    start = read_start(tmp_path / "photo.png", world, 1, 8, Console(quiet=True))
+    assert start.frames.equal(fit_frames(picture, 32, 48))
+    assert not start.frames.equal(resize(picture, 32, 48))
+
+
 def write_t5(folder, size=16):
     """Write a tiny random T5 encoder with a word-level tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -212,6 +227,16 @@ def test_wham_shaped_models_dream_from_footage_of_an_odd_size(command, tmp_path)
     )
     assert outcome.code == 0, outcome.err
     assert read_video(tmp_path / "dream.mp4").frames.shape == (4, 18, 28, 3)
+
+
+def test_only_the_first_token_of_a_frame_cannot_be_0():
+    config = cosmos_config(grid_height=3, grid_width=5, image_vocab_size=64)
+    ranges = visual_ranges(Habits(first_id=1), config)
+    assert isinstance(ranges, torch.Tensor)
+    assert (ranges.shape, ranges.dtype) == ((3, 5, 2), torch.int64)
+    assert ranges[0, 0].tolist() == [1, 64]
+    assert (ranges.flatten(0, 1)[1:] == torch.tensor([0, 64])).all()
+    assert visual_ranges(Habits(), config) == (0, 64)
 
 
 @pytest.mark.parametrize("name", RELEASED)

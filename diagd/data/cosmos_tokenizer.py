@@ -29,6 +29,34 @@ WINDOW = 33  # frames
 WINDOW_GRIDS = 5
 
 
+def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
+    """Scale frames until they cover a size, and crop the centre, as Cosmos does.
+
+    Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
+
+    Args:
+        frames: (T, H_px, W_px, 3) uint8 of any size.
+
+    Returns:
+        (T, height_px, width_px, 3) uint8.
+
+    Raises:
+        ValueError: no uint8 frames.
+    """
+    check_frames(frames, 1)
+    full_height, full_width = frames.shape[1:3]
+    scale = max(width_px / full_width, height_px / full_height)
+    size = math.ceil(scale * full_height), math.ceil(scale * full_width)
+    top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
+    chunks = []
+    for chunk in frames.split(BATCH_SIZE):
+        pixels = chunk.movedim(-1, 1).float()
+        if size != (full_height, full_width):
+            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
+        chunks.append(paint(pixels[:, :, top : top + height_px, left : left + width_px], "nearest"))
+    return torch.cat(chunks)
+
+
 class CosmosTokenizer:
     """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
 
@@ -40,6 +68,7 @@ class CosmosTokenizer:
     codebook_size = CODEBOOK_SIZE
     compression = 16
     temporal_compression = 8
+    fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
         """Wrap the two networks, which are called as the released TorchScript modules are.
@@ -154,34 +183,6 @@ class CosmosTokenizer:
         num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
         levels = (values[0, :, :num_frames].float() * 0.5 + 0.5) * 255
         return paint(levels.movedim(1, 0), "down")
-
-
-def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
-    """Scale frames until they cover a size, and crop the centre, as Cosmos does.
-
-    Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
-
-    Args:
-        frames: (T, H_px, W_px, 3) uint8 of any size.
-
-    Returns:
-        (T, height_px, width_px, 3) uint8.
-
-    Raises:
-        ValueError: no uint8 frames.
-    """
-    check_frames(frames, 1)
-    full_height, full_width = frames.shape[1:3]
-    scale = max(width_px / full_width, height_px / full_height)
-    size = math.ceil(scale * full_height), math.ceil(scale * full_width)
-    top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
-    chunks = []
-    for chunk in frames.split(BATCH_SIZE):
-        pixels = chunk.movedim(-1, 1).float()
-        if size != (full_height, full_width):
-            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-        chunks.append(paint(pixels[:, :, top : top + height_px, left : left + width_px], "nearest"))
-    return torch.cat(chunks)
 
 
 def _filled(sequence: Tensor, length: int) -> Tensor:

@@ -5,7 +5,6 @@ Nothing is unpickled but tensors, and every way a file can be wrong is one line 
 
 import json
 import os
-import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,12 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-CONFIG_NAME = "config.json"
+from diagd.unpickling import UNPICKLING_ERRORS
 
-_UNPICKLING_ERRORS = (  # what malformed pickles lead to, says Python's documentation, and torch's
-    *(pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError),
-    *(AssertionError, RuntimeError),
-)
+CONFIG_NAME = "config.json"
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -57,11 +53,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is no safetensors file (corrupt?): {error}") from None
-    if not zipfile.is_zipfile(path):  # mapping into memory needs one, too
+    try:
+        is_zip = zipfile.is_zipfile(path)  # mapping into memory needs one, too
+    except UNPICKLING_ERRORS:
+        is_zip = False
+    if not is_zip:
         raise ValueError(f"{path} is no file of torch.save (corrupt or truncated?)")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except _UNPICKLING_ERRORS:  # whose texts advise to execute the file
+    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
         raise ValueError(f"{path} is damaged or holds more than tensors: not loaded") from None
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]

@@ -34,6 +34,7 @@ from diagd.data.tokenizer_inputs import (
     normalise,
     paint,
 )
+from diagd.data.video import resize
 from diagd.data.vq_models import build_vq_model, fill_vq_model, memory_format, mineworld_weights
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
@@ -45,8 +46,6 @@ _ROUNDING: PixelRounding = "nearest"
 class VideoTokenizer(Protocol):
     """What the pipeline asks of a tokenizer: grids of ids for frames, and frames back.
 
-    A grid of ids stands for one frame where `temporal_compression` is 1. Else the first one does,
-    and each later one for `temporal_compression` frames:
     T frames <-> 1 + (T - 1) / temporal_compression grids.
 
     Attributes:
@@ -68,6 +67,10 @@ class VideoTokenizer(Protocol):
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
         ...
 
+    def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
+        """Crop and scale (T, H_px, W_px, 3) uint8 RGB to a size, as the model's makers do."""
+        ...
+
     def encode(self, frames: Tensor) -> Tensor:
         """(T, H_px, W_px, 3) uint8 RGB -> (grids, height, width) int64."""
         ...
@@ -85,6 +88,7 @@ class VQTokenizer:
     """A frame-by-frame tokenizer with a learned codebook."""
 
     temporal_compression = 1
+    fit_frames = staticmethod(resize)
 
     def __init__(
         self,
@@ -99,11 +103,10 @@ class VQTokenizer:
             batch_size: frames encoded or decoded at once; bounds the memory.
             pixel_rounding: how pixels become whole numbers (see `paint`); kept in config.json.
         """
-        channels = model.config["in_channels"]
+        channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
         if not self.patch_size or 3 * self.patch_size**2 != channels:
             raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
-        painted = model.config["out_channels"]
         if painted != channels:
             raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
         check_batch_size(batch_size)

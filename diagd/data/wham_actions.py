@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
@@ -153,16 +151,6 @@ def action_ranges() -> tuple[tuple[int, int], ...]:
     buttons = [(2 * place, 2 * place + 2) for place in range(NUM_BUTTONS)]
     starts = [FIRST_STICK_ID + NUM_BINS * place for place in range(NUM_STICKS)]
     return (*buttons, *((low, low + NUM_BINS) for low in starts))
-
-
-def visual_ranges(height: int, width: int, codebook_size: int) -> Tensor:
-    """Return the visual ids, low <= id < high, of each place of a frame: (height, width, 2) int64.
-
-    WHAM never draws id 0 for a frame's first token.
-    """
-    ranges = torch.tensor([0, codebook_size]).repeat(height, width, 1)
-    ranges[0, 0, 0] = 1
-    return ranges
 
 
 def _write(values: Sequence[int]) -> str:

@@ -28,6 +28,7 @@ from diagd.data.tokenizer_inputs import (
     check_tokens,
     paint,
 )
+from diagd.data.video import resize
 from diagd.data.vit_vqgan import ViTVQGAN, ViTVQGANConfig, empty_vit_vqgan
 
 WHAM_KIND = "wham-vit-vqgan"
@@ -59,6 +60,7 @@ class WHAMTokenizer:
     """
 
     temporal_compression = 1
+    fit_frames = staticmethod(resize)
 
     def __init__(self, model: ViTVQGAN, batch_size: int = BATCH_SIZE) -> None:
         """Wrap a model; `batch_size` frames are handled at once, which bounds the memory."""

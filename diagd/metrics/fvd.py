@@ -2,7 +2,8 @@
 
 The detector is the I3D TorchScript that StyleGAN-V made common (`i3d_torchscript.pt`), called as
 `detector(video, rescale=..., resize=..., return_features=True)` with videos (N, 3, T, H, W), which
-returns (N, 400). FVD depends on the preprocessing by several percent, so it has a name here that
+returns (N, 400). TorchScript runs code: a detector executes what is in its file, so load one only
+from whom you trust. FVD depends on the preprocessing by several percent, so it has a name here that
 belongs beside every number, as do the hash of the detector, the number of clips and of frames.
 """
 
@@ -37,7 +38,7 @@ class VideoFeatures:
         preprocessing: Preprocessing = "crop",
         device: torch.device | str = "cpu",
     ) -> None:
-        """Load a detector.
+        """Load a detector. This EXECUTES code that the file contains: load what you trust.
 
         Raises:
             FileNotFoundError: no such file.

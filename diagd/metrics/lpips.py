@@ -17,6 +17,7 @@ import torchmetrics
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.metrics.quality import check_videos
 from diagd.metrics.weights import read_state_dict, short_sha256
 
 
@@ -110,11 +111,7 @@ class Lpips:
         Raises:
             ValueError: other shapes or dtypes.
         """
-        if video.shape != reference.shape or {video.dtype, reference.dtype} != {torch.uint8}:
-            raise ValueError(
-                f"videos must be uint8 of one shape, got {video.dtype} {tuple(video.shape)} "
-                f"and {reference.dtype} {tuple(reference.shape)}"
-            )
+        check_videos(video, reference)
         smallest = _MIN_PX[self.provenance["network"]]
         if min(video.shape[1:3]) < smallest:
             size = "x".join(map(str, video.shape[1:3]))

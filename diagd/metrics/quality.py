@@ -14,7 +14,7 @@ def psnr(video: Tensor, reference: Tensor) -> Tensor:
     Returns:
         (...) float64.
     """
-    _check(video, reference)
+    check_videos(video, reference)
     error = (video.double() - reference.double()).square().mean(dim=(-3, -2, -1))
     return (10 * torch.log10(255**2 / error)).clamp(max=100)
 
@@ -28,7 +28,7 @@ def ssim(video: Tensor, reference: Tensor) -> Tensor:
     Returns:
         (...) float32, 1 for equal frames.
     """
-    _check(video, reference)
+    check_videos(video, reference)
     images = [v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)]
     value = structural_similarity_index_measure(
         images[0], images[1], data_range=1.0, reduction="none"
@@ -37,7 +37,8 @@ def ssim(video: Tensor, reference: Tensor) -> Tensor:
     return value.view(video.shape[:-3])
 
 
-def _check(video: Tensor, reference: Tensor) -> None:
+def check_videos(video: Tensor, reference: Tensor) -> None:
+    """Raise ValueError unless two videos are uint8 and of one shape."""
     if video.shape != reference.shape or {video.dtype, reference.dtype} != {torch.uint8}:
         raise ValueError(
             f"videos must be uint8 of one shape, got {video.dtype} {tuple(video.shape)} "

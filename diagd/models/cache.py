@@ -10,6 +10,20 @@ import torch
 from torch import Tensor
 
 
+def check_sizes(batch_size: int, num_slots: int) -> None:
+    """Raise ValueError unless a cache of these sizes can be made."""
+    if batch_size < 1 or num_slots < 1:
+        raise ValueError(
+            f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
+        )
+
+
+def refuse_context(context: Tensor | None) -> None:
+    """Raise ValueError where a model without cross-attention is given something to attend to."""
+    if context is not None:
+        raise ValueError("context must be None: this model has no cross-attention")
+
+
 class Text(NamedTuple):
     """What cross-attention reads: keys and values of every layer, and which places may be seen."""
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diagd.models.config import ModelConfig
-from diagd.models.naming import Source
+from diagd.models.naming import Source, describe
 from diagd.models.presets import PRESETS
 from diagd.models.released import convert_source, find_checkpoint, read_side, read_source
 from diagd.models.transformer import Transformer
@@ -28,7 +28,6 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
-_NAMES_SHOWN = 3
 _FOREIGN_FIELDS = {"dim", "n_layers", "n_head", "num_attention_heads", "model", "model_type"}
 
 
@@ -109,9 +108,7 @@ def build_model(found: FoundModel, device: torch.device | str, dtype: torch.dtyp
     Raises:
         ValueError: Tensors are missing, unknown or of another shape (named).
     """
-    with torch.device("meta"):
-        model = Transformer(found.config)
-    check_weights(found, model)
+    model = empty_model(found)
     logger.info("%s: %s", found.path, found.family)
     weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
     model.load_state_dict(weights, assign=True)
@@ -180,8 +177,14 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
-    """Raise ValueError unless the weights are exactly those that the model has (any device)."""
+def empty_model(checkpoint: FoundModel) -> Transformer:
+    """Return the model of a checkpoint without its weights, which it has seen to fit.
+
+    Raises:
+        ValueError: Tensors are missing, unknown or of another shape (named).
+    """
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config)
     found, expected = checkpoint.weights, model.state_dict()
     misshaped = [
         f"{name} (expected {tuple(expected[name].shape)}, got {tuple(found[name].shape)})"
@@ -194,11 +197,7 @@ def check_weights(checkpoint: FoundModel, model: Transformer) -> None:
         "mis-shaped": misshaped,
         "non-float": [name for name in found if not found[name].is_floating_point()],
     }
-    parts = [_describe(kind, names) for kind, names in problems.items() if names]
+    parts = [describe(kind, names) for kind, names in problems.items() if names]
     if parts:
         raise ValueError(f"{checkpoint.path}: does not fit the config: {'; '.join(parts)}")
-
-
-def _describe(kind: str, names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-    return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
+    return model

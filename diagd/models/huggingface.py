@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.slot_cache import SlotCache
 
 _NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep")
@@ -68,11 +69,8 @@ class HuggingFaceModel:
         Raises:
             ValueError: A context is given, or a size is below 1.
         """
-        _refuse_context(context)
-        if batch_size < 1 or num_slots < 1:
-            raise ValueError(
-                f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
-            )
+        refuse_context(context)
+        check_sizes(batch_size, num_slots)
         return SlotCache(self.config.num_hidden_layers, batch_size, num_slots)
 
     def forward(
@@ -119,18 +117,13 @@ class HuggingFaceModel:
         Raises:
             ValueError: A context is given, or N exceeds max_positions.
         """
-        _refuse_context(context)
+        refuse_context(context)
         if tokens.shape[1] > self.max_positions:
             raise ValueError(
                 f"tokens must be at most max_positions={self.max_positions} long, "
                 f"got {tokens.shape[1]}"
             )
         return self.model(input_ids=tokens, use_cache=False).logits
-
-
-def _refuse_context(context: Tensor | None) -> None:
-    if context is not None:
-        raise ValueError("context must be None: this model has no cross-attention")
 
 
 def _check_model(model: PreTrainedModel) -> None:

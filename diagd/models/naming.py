@@ -77,8 +77,8 @@ def rename(
                     used.add(name)
                     renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
     unknown = [name for name in tensors if name not in used]
-    problems = [_describe("missing", missing)] if missing else []
-    problems += [_describe("unknown", unknown)] if unknown else []
+    problems = [describe("missing", missing)] if missing else []
+    problems += [describe("unknown", unknown)] if unknown else []
     if problems:
         raise ValueError("; ".join(problems))
     return renamed
@@ -91,6 +91,7 @@ def _part(tensor: Tensor, part: str) -> Tensor:
     return tensor.chunk(int(count))[int(index)]
 
 
-def _describe(kind: str, names: list[str]) -> str:
+def describe(kind: str, names: list[str]) -> str:
+    """Return `2 missing tensors: a, b`, with no more names than fit a line."""
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diagd.kernels.compiler import load_library
+from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.native_weights import NativeDType, NativeWeights, fields, whole_blocks
 from diagd.models.transformer import Transformer
@@ -92,12 +93,8 @@ class NativeModel:
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
         """Allocate a cache of num_slots slots, the scratch slot (the last one) included."""
-        if context is not None:
-            raise ValueError("context must be None: this model has no cross-attention")
-        if batch_size < 1 or num_slots < 1:
-            raise ValueError(
-                f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
-            )
+        refuse_context(context)
+        check_sizes(batch_size, num_slots)
         return NativeCache(self.config, batch_size, num_slots, self._laid_out.cache_dtype)
 
     def forward(

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
+from diagd.unpickling import UNPICKLING_ERRORS
+
 _REBUILD = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
@@ -89,18 +91,21 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: file not found")
     try:
-        names = zipfile.ZipFile(path).namelist()
-    except zipfile.BadZipFile:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except UNPICKLING_ERRORS:
         raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
     if any(name.endswith("/constants.pkl") for name in names):
         raise ValueError(f"{path}: a TorchScript program, expected a checkpoint with weights")
     try:
+        # weights_only=True refuses the records of WHAM's checkpoints. Without it `_Unpickler`
+        # decides what a name stands for: something of the tables above, or the reading ends.
         content = torch.load(
             path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True
         )
     except RefusedPickleError as error:
         raise ValueError(f"{path}: refused: {error}; nothing of it has run") from None
-    except (RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+    except UNPICKLING_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: damaged checkpoint: {reason}") from None
     if not isinstance(content, dict):

@@ -13,7 +13,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from diagd.models.attention import Visible
-from diagd.models.cache import StaticKVCache, Text
+from diagd.models.cache import StaticKVCache, Text, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.stack import DecoderStack
 
@@ -105,10 +105,7 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
             ValueError: A context that does not fit the model, or a size below 1.
         """
         text = self._read_text(context)
-        if batch_size < 1 or num_slots < 1:
-            raise ValueError(
-                f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
-            )
+        check_sizes(batch_size, num_slots)
         config = self.config
         return StaticKVCache(
             config.num_layers,
@@ -198,10 +195,9 @@ class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["
 
     def _read_text(self, context: Tensor | None, visible: Tensor | None = None) -> Text | None:
         size = self.config.context_size
-        if context is None and not size:
-            return None
         if not size:
-            raise ValueError("context must be None: this model has no cross-attention")
+            refuse_context(context)
+            return None
         if context is None or context.ndim != 3 or context.shape[2] != size:
             given = None if context is None else tuple(context.shape)
             raise ValueError(f"context must be this model's text, (B, M, {size}), got {given}")

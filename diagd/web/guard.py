@@ -6,22 +6,33 @@ load nothing from elsewhere (Content-Security-Policy).
 """
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-HEADERS = {
-    "content-security-policy": (
+
+def page_rules(images: str, media: str) -> dict[str, str]:
+    """Return the headers that let a page load its own scripts and styles, and no more.
+
+    Args:
+        images, media: from where it may take pictures, and videos.
+    """
+    policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' blob: data:; media-src 'self' blob:; base-uri 'none'; "
+        f"img-src {images}; media-src {media}; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+    )
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "cache-control": "no-store",
+    }
+
+
+_RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
 
 
 class Guard:
@@ -47,13 +58,13 @@ class Guard:
         origins = [value for name, value in named if name == "origin"]
         complaint = check_host(hosts, self.allowed_hosts) or check_origin(origins, hosts)
         if complaint is None:
-            await self.app(scope, receive, _adding_headers(send))
+            await self.app(scope, receive, adding_headers(send, _RULES))
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": complaint})
         else:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            send = _adding_headers(send)
+            send = adding_headers(send, _RULES)
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": complaint.encode()})
 
@@ -89,9 +100,9 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _adding_headers(send: Any) -> Any:
-    """Wrap `send` so that every HTTP response carries `HEADERS`."""
-    added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+def adding_headers(send: Any, headers: Mapping[str, str]) -> Any:
+    """Wrap an ASGI app's `send` so that every HTTP response carries these headers, too."""
+    added = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":

@@ -1,24 +1,19 @@
 """What every request passes first: is it meant for this server, by our own page, and small?
 
-A page elsewhere cannot drive a local server: not through the visitor's browser (Origin), and not
-through a name of its own that it points here, which is DNS rebinding (Host).
+Why Origin and Host are looked at is in `guard`. A study is stricter: it answers to the addresses
+that were printed, port included, and reads short messages only.
 """
 
 from collections.abc import Collection
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diagd.web.guard import adding_headers, check_origin, page_rules
+
 MAX_BODY_BYTES = 4096
-PAGE_RULES = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; media-src blob:; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-}
+_RULES = page_rules(images="data:", media="blob:")
 
 
 class RequestGuard:
@@ -38,26 +33,22 @@ class RequestGuard:
             await self.app(scope, receive, send)
             return
 
-        async def send_with_rules(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(PAGE_RULES)
-            await send(message)
-
+        send = adding_headers(send, _RULES)
         refusal = self._refusal(Headers(scope=scope), scope["method"])
         if refusal is None:
             body = await _read(receive)
             if body is not None:
-                await self.app(scope, _replay(body, receive), send_with_rules)
+                await self.app(scope, _replay(body, receive), send)
                 return
             refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
         status, error = refusal
-        await JSONResponse({"error": error}, status)(scope, receive, send_with_rules)
+        await JSONResponse({"error": error}, status)(scope, receive, send)
 
     def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
         if host.lower() not in self.hosts:
             return 421, "this address is not known here: use the one that diagd study printed"
-        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
+        if check_origin(headers.getlist("origin"), [host]):
             return 403, "this page belongs to another site"
         if method == "POST" and headers.get("content-type") != "application/json":
             return 415, "messages must be application/json"

@@ -10,7 +10,6 @@ from diagd.data.wham_actions import (
     action_ranges,
     actions_of_rows,
     stick_bins,
-    visual_ranges,
 )
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "wham_actions.json"
@@ -71,13 +70,6 @@ def test_the_names_are_single_words_of_different_meaning():
 def test_the_tokens_of_an_action_have_ranges_that_share_nothing():
     covered = [token for low, high in action_ranges() for token in range(low, high)]
     assert covered == list(range(CODEC.num_ids))
-
-
-def test_only_the_first_token_of_a_frame_cannot_be_0():
-    ranges = visual_ranges(height=3, width=5, codebook_size=64)
-    assert (ranges.shape, ranges.dtype) == ((3, 5, 2), torch.int64)
-    assert ranges[0, 0].tolist() == [1, 64]
-    assert (ranges.flatten(0, 1)[1:] == torch.tensor([0, 64])).all()
 
 
 def test_axes_are_binned_alone():

@@ -51,7 +51,7 @@ def model_of(name: str) -> diagd.HuggingFaceModel | Transformer | NativeModel:
         )
     )
     model.load_state_dict(llama().state_dict())
-    return NativeModel(model) if name == "native" else model.eval()
+    return NativeModel(model) if name == "native" else model
 
 
 @cache

@@ -169,7 +169,7 @@ def test_three_dimensional_positions_follow_the_slots(height):
         prefix_length=3,
         position="rope3d",
     )
-    model = Transformer.random(config).eval()
+    model = Transformer.random(config)
     with torch.no_grad():
         for weights in model.parameters():
             weights.mul_(20 if weights.dim() > 1 else 1)

@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from diagd.web.play import listen
+from diagd.web.play import listen, short_collections
 from tests.worlds import write_world
 
 
@@ -76,6 +77,13 @@ def test_it_serves_until_it_is_interrupted_and_says_what_happened(world):
         out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[-1] == f'{{"url": "{url}", "sessions": 0, "frames": 0}}'
+
+
+def test_collections_pass_over_what_was_there_before_while_people_play():
+    with short_collections():
+        assert gc.get_freeze_count() > 0
+        assert len(gc.get_objects()) < gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("module", ["fastapi", "uvicorn", "PIL"])
