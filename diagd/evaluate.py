@@ -22,14 +22,9 @@ from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.ways import Way, parse_ways
+from diagd.evaluation import likelihood
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.clips import choose_clips
-from diagd.evaluation.likelihood import (
-    FILE,
-    measure_likelihood,
-    print_likelihood,
-    summarize_likelihood,
-)
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
 from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.results import (
@@ -65,6 +60,7 @@ class EvaluateOptions:
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
     out: Path  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
+    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
     schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # ways to decode, after raster
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
@@ -147,6 +143,7 @@ class EvaluateOptions:
             fps=PROTOCOLS[self.protocol].fps if self.fps is None else self.fps,
             sampling=SamplingOptions(self.temperature, *truncation),
             seed=self.seed,
+            tokenizer=self.tokenizer,
             device=self.device,
             dtype=self.dtype,
             backend=self.backend,
@@ -174,9 +171,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     if options.teacher_forced:
         options.out.mkdir(parents=True, exist_ok=True)
         forced = [task for task in tasks if task.method not in BASELINES]
-        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out))
-        print_likelihood(gaps, console)
-        return {"results": str(options.out / FILE), "rows": gaps}
+        gaps = likelihood.summarize_likelihood(
+            likelihood.measure_likelihood(meter, forced, options.out)
+        )
+        likelihood.print_likelihood(gaps, console)
+        return {"results": str(options.out / likelihood.FILE), "rows": gaps}
     if not options.workers:  # they load the models
         _check_ways(options, meter)
     run = {

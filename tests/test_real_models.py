@@ -152,6 +152,23 @@ def test_cosmos_goes_on_from_real_footage(context, dreamt, command, tmp_path):
     assert video.fps == 30
 
 
+def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
+    """33 frames of a video of another shape, 9 of them given."""
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", smooth_frames(33, 66, 120), fps=30)
+    _, model, *eyes = write_cosmos(tmp_path)
+    outcome = command(
+        *("evaluate", "--models", f"tiny={model}", *eyes, "--clips", tmp_path / "clips"),
+        *("--protocol", "cosmos", "--num-clips", 1, "--schedules", "k=1", "--backend", "eager"),
+        *("--out", tmp_path / "out", "--json"),
+    )
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert (rows["raster"]["num_steps"], rows["k=1"]["num_steps"]) == (18, 3 * 4)
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["frame_size_px"] == [32, 48]
+
+
 def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     """Scaled until it covers the frame, then cropped; others are cropped, then scaled."""
     _, model, _, eyes = write_cosmos(tmp_path)

@@ -26,14 +26,14 @@ def read_clip(
     start: int,
     num_frames: int,
     fps: float | None,
-    size_px: tuple[int, int],
+    size_px: tuple[int, int] | None = None,
 ) -> Clip:
     """Read `num_frames` frames from frame `start` on, with the actions that led to them.
 
     Args:
         codec: of the model's actions; None leaves actions unread.
         fps: frame rate to read at (see `ClipFile.read`).
-        size_px: (height_px, width_px) to crop and scale to.
+        size_px: (height_px, width_px) to crop and scale to; None leaves frames as they are.
 
     Raises:
         FileNotFoundError, ValueError: a clip that cannot be read so (named).

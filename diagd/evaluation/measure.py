@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ class Settings:
     fps: float | None
     sampling: SamplingOptions
     seed: int
+    tokenizer: Path | None
     device: str
     dtype: DTypeName
     backend: Backend
@@ -112,6 +113,7 @@ class ClipMeter:
                     dtype_of(settings.dtype),
                     settings.backend,
                     settings.dtype == "int8",
+                    tokenizer=settings.tokenizer,
                 ),
             )
         return self._world[1]
@@ -127,9 +129,9 @@ class ClipMeter:
                 settings.start,
                 settings.num_frames,
                 settings.fps,
-                world.frame_size_px,
             )
-            self._clip = (model, name), clip
+            frames = world.tokenizer.fit_frames(clip.frames, *world.frame_size_px)
+            self._clip = (model, name), replace(clip, frames=frames)
         return self._clip[1]
 
     def __call__(self, task: Task) -> Outcome:
@@ -150,7 +152,8 @@ class ClipMeter:
         else:
             way = Way.parse(task.method)
             if (task.model, task.method) not in self._warm:
-                self._generate(task.model, clip, way, 1, seed)  # compiles, allocates
+                shortest = self.world(task.model).tokenizer.temporal_compression
+                self._generate(task.model, clip, way, shortest, seed)  # compiles, allocates
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()
             video = self._generate(task.model, clip, way, len(truth), seed)

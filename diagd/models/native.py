@@ -20,7 +20,7 @@ from diagd.models.transformer import Transformer
 
 
 class NativeCache:
-    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); kernels write them."""
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype

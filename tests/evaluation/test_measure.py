@@ -27,6 +27,7 @@ def settings_of(world, clips, **changes):
         "fps": None,
         "sampling": diagd.SamplingOptions(1.0, top_p=0.9),
         "seed": 5,
+        "tokenizer": None,
         "device": "cpu",
         "dtype": "float32",
         "backend": "eager",
