@@ -22,4 +22,4 @@ train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --step
 python runs/bundle.py --model "$work/model" --tokenizer "$work/tokenizer" \
   --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out diagd/assets/doom
 python runs/doom_actions.py --tokens "$work/tokens/heldout" --out docs/results
-python runs/doom_quality.py --clips "$work/heldout" --out docs/results --num-clips 16
+python runs/doom_quality.py --clips "$work/heldout" --out docs/results --num-clips 64
