@@ -29,7 +29,7 @@ from diagd.decoding.visibility import NEVER
 _POSITIONS, _SLOTS, _OUTPUTS, _STEPS = map(
     Lanes._fields.index, ("positions", "slots", "outputs", "steps")
 )
-DRAFT_LAG, DRAFTED_LANES = 2, 64  # the best of those tried on the bundled model (docs/exact.md)
+DRAFT_LAG, DRAFTED_LANES = 2, 40  # the best of those tried on the bundled model (docs/exact.md)
 
 
 @dataclass(frozen=True)

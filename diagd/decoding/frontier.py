@@ -20,8 +20,8 @@ NEIGHBOURS = ((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0))
 # never drawn; the token to the left changed, with it or since; another neighbour did; it changed
 # itself; it was confirmed.
 FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
-LEAST_SURVIVAL = 0.35  # of a lane to be fed at the front
-DRAFTS = 0.5  # most of a pass's lanes that draft ahead, though the front leaves more
+LEAST_SURVIVAL = 0.3  # of a lane to be fed at the front
+DRAFTS = 0.7  # most of a pass's lanes that draft ahead, though the front may leave more
 
 
 class Frontier:
