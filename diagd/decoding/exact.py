@@ -29,7 +29,7 @@ from diagd.decoding.visibility import NEVER
 _POSITIONS, _SLOTS, _OUTPUTS, _STEPS = map(
     Lanes._fields.index, ("positions", "slots", "outputs", "steps")
 )
-DRAFT_LAG, DRAFTED_LANES = 3, 40  # the best of those tried on the bundled model (docs/exact.md)
+DRAFT_LAG, DRAFTED_LANES = 2, 40  # the best of those tried on the bundled model (docs/exact.md)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ExactOptions:
 
     num_lanes: int | None = None
     draft_lag: int | None = None
-    draft_width: int = 2
+    draft_width: int = 3
     rule: Rule = "coupled"
     tolerance: float = 1.0
 

@@ -14,11 +14,14 @@ import numpy as np
 from diagd.decoding.layout import SequenceLayout
 
 # Rows down and columns right of a token whose draws are likely to change when it does: 9 to 45% of
-# the time on the bundled model (docs/exact.md).
+# the time on the bundled model (docs/exact.md). The first is the one to its right.
 NEIGHBOURS = ((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0))
-# How often a draw differed from its guess, by what is known of the lane (docs/exact.md).
-CHANGE_OF_FRESH, CHANGE_OF_STALE, CHANGE_OF_SETTLED = 0.6, 0.35, 0.03
-LEAST_SURVIVAL = 0.25  # of a lane to be fed at the front
+# How often a draw at the front differs from its guess, by what happened to it last (docs/exact.md):
+# never drawn; the token to the left changed, with it or since; another neighbour did; it changed
+# itself; it was confirmed.
+FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
+LEAST_SURVIVAL = 0.3  # of a lane to be fed at the front
+DRAFTS = 0.7  # most of a pass's lanes that draft ahead, though the front may leave more
 
 
 class Frontier:
@@ -57,6 +60,7 @@ class Frontier:
         within = (np.arange(self.size) % layout.slots_per_frame - num_actions).clip(0)
         self.frames = np.arange(self.size) // layout.slots_per_frame
         self.rows, self.columns = np.divmod(within, grid.width)
+        self.doubts = np.where(self.is_action, 0, FRESH)  # chances of change at the front
         self.neighbours = self._neighbours()
 
     @property
@@ -74,14 +78,10 @@ class Frontier:
         front = self.front
         if not self.draft_lag:
             return np.arange(front, min(front + self.num_lanes, self.size))
-        ahead = slice(front, min(front + self.num_lanes, self.size))
-        change = np.where(self.is_stale[ahead], CHANGE_OF_STALE, CHANGE_OF_SETTLED)
-        change[~self.is_fed[ahead]] = CHANGE_OF_FRESH
-        change[self.is_action[ahead]] = 0
-        survival = np.cumprod(1 - change[:-1])
-        end = front + 1 + int((survival > LEAST_SURVIVAL).sum())
-        drafts = self._drafts(end)
-        return np.concatenate([np.arange(front, end), drafts[: self.num_lanes - (end - front)]])
+        survival = np.cumprod(1 - self.doubts[front : front + self.num_lanes - 1])
+        end = min(front + 1 + int((survival > LEAST_SURVIVAL).sum()), self.size)
+        room = min(self.num_lanes - (end - front), int(self.num_lanes * DRAFTS))
+        return np.concatenate([np.arange(front, end), self._drafts(end)[:room]])
 
     def update(self, lanes: np.ndarray, changed: np.ndarray) -> int:
         """Take in a pass: move the fronts, and mark who has become stale.
@@ -103,32 +103,37 @@ class Frontier:
         self.is_fed[lanes] = True
         self.is_stale[lanes] = False
         if self.draft_lag:
-            self._spread(lanes[changed.any(0)])
+            turned = changed.any(0)
+            self.doubts[lanes] = np.where(turned, CHANGED, CONFIRMED) * ~self.is_action[lanes]
+            self._spread(lanes[turned])
         return self.front - before
 
     def _drafts(self, start: int) -> np.ndarray:
         """Return lanes from `start` on that are stale or that the diagonal has reached."""
-        grid = self.layout.grid
-        first = int(self.frames[self.front] * grid.height + self.rows[self.front])
-        cells = self.cells[first : first + grid.height]
-        reached = np.cumprod(self.is_fed[cells], axis=1).sum(1)
-        limit = np.full(len(cells), grid.width)
-        limit[1:] = np.where(reached[:-1] < grid.width, reached[:-1] - self.draft_lag, grid.width)
-        limit = np.minimum(limit, reached + self.draft_width)
-        columns = np.arange(grid.width)
+        height, width = self.layout.grid.height, self.layout.grid.width
+        first = int(self.frames[self.front] * height + self.rows[self.front])
+        cells = self.cells[first : first + height]
+        is_fed = self.is_fed[cells]
+        reached = np.where(is_fed.all(1), width, is_fed.argmin(1))
+        limit = np.minimum(reached + self.draft_width, width)
+        behind = np.where(reached < width, reached - self.draft_lag, width)
+        limit[1:] = np.minimum(limit[1:], behind[:-1])
+        columns = np.arange(width)
         opened = cells[(columns >= reached[:, None]) & (columns < limit[:, None])]
         wanted = self.is_stale.copy()
         wanted[opened] = True
-        for frame in set(self.frames[opened].tolist()):  # drafts see their actions
-            wanted[self.actions[frame]] |= ~self.is_fed[self.actions[frame]]
-        wanted[:start] = False
-        return np.flatnonzero(wanted)
+        if len(opened):  # drafts see their actions
+            seen = slice(opened[-1])
+            wanted[seen] |= self.is_action[seen] & ~self.is_fed[seen]
+        return np.flatnonzero(wanted[start:]) + start
 
     def _spread(self, lanes: np.ndarray) -> None:
-        """Mark the fed neighbours of tokens that changed as stale."""
-        near = self.neighbours[lanes].ravel()
-        near = near[near > self.front]
+        """Let the fed neighbours of tokens that changed be stale, and doubted."""
+        neighbours = self.neighbours[lanes]
+        near, right = neighbours[neighbours > self.front], neighbours[:, 0]
         self.is_stale[near] = self.is_fed[near]
+        self.doubts[near] = np.maximum(self.doubts[near], STALE)
+        self.doubts[right] = np.maximum(self.doubts[right], BESIDE_A_CHANGE)
 
     def _neighbours(self) -> np.ndarray:
         """Return (lanes, len(NEIGHBOURS)) which lanes to look at when one changes, 0 for none."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from diagd.decoding.costs import NUM_LANES, best_num_lanes, measure_costs
+from diagd.decoding.costs import NUM_LANES, TOKENS, best_num_lanes, measure_costs
 from diagd.decoding.engine import DiagonalEngine
 from diagd.models.native import NativeModel
 from tests.models.tiny import random_tokens, tiny_model
@@ -25,3 +25,20 @@ def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
     assert best_num_lanes(dict.fromkeys(NUM_LANES, 1.0)) == NUM_LANES[-1]
     assert best_num_lanes({lanes: float(lanes) for lanes in NUM_LANES}) == NUM_LANES[0]
     assert best_num_lanes({lanes: 1 + 0.05 * lanes for lanes in NUM_LANES}) in (16, 24)
+    assert best_num_lanes({1: 1.0, 8: 4.0, 16: 8.0}) == 1  # raster order
+
+
+def test_measuring_ends_where_more_lanes_cannot_pay(monkeypatch):
+    model = NativeModel(tiny_model(num_action_tokens=0))
+    engine = DiagonalEngine(model, 3, 5)
+    timed = []
+
+    def seconds(engine, num_lanes):
+        timed.append(num_lanes)
+        return float(num_lanes)
+
+    monkeypatch.setattr("diagd.decoding.costs._time", seconds)
+    costs = measure_costs(engine)
+    most = max(TOKENS.values())
+    assert list(costs) == timed == [n for n in NUM_LANES if n <= most] + timed[-1:]
+    assert timed[-1] > most

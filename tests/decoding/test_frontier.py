@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diagd.decoding.frontier import Frontier
+from diagd.decoding.frontier import DRAFTS, Frontier
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import TokenGrid
 
@@ -62,6 +62,28 @@ def test_neighbours_of_a_change_are_stale_and_fed_again_while_others_wait():
     assert 20 not in fed
     made.update(fed, changes(fed))
     assert not made.is_stale.any()
+
+
+def test_the_front_is_fed_past_one_change_and_up_to_the_second():
+    made = frontier(num_lanes=10)
+    everything = np.arange(made.size)
+    made.update(everything, changes(everything, 1, 6))
+    made.is_stale[:] = False  # no drafts
+    assert made.choose().tolist() == [2, 3, 4, 5, 6, 7]  # 2 and 7 stand right of a change
+    again = made.choose()
+    made.update(again, changes(again))
+    assert made.front == 8
+    assert made.choose().tolist() == list(range(8, 18))  # what was confirmed hardly counts
+
+
+def test_drafts_never_take_a_whole_pass():
+    made = frontier(num_lanes=10)
+    everything = np.arange(made.size)
+    made.update(everything, everything[None] % 2 == 1)
+    assert made.is_stale.sum() > 10
+    lanes = made.choose()
+    run = int((lanes == made.front + np.arange(len(lanes))).sum())
+    assert len(lanes) <= run + int(10 * DRAFTS)
 
 
 @pytest.mark.parametrize("draft_lag", [0, 2])
