@@ -146,6 +146,29 @@ struct Decoder {
             {(const Cached*)((const C*)s.values[layer] + offset), seen, nullptr, nullptr, slots}};
   }
 
+#if defined(__AMX_BF16__)
+  const bool rounds = std::is_same_v<Cached, Pair> && matrix_units();
+#else
+  static constexpr bool rounds = false;
+#endif
+  // Weights of attention: rounded at once where the matrix units take them, over what was read.
+  void keep_weight(float* row, int j, Floats weight) const {
+#if defined(__AMX_BF16__)
+    if (rounds) return round_to((bf16*)row + j, weight);
+#endif
+    store(row + j, weight);
+  }
+
+  void mix(const float* weights, int count, const Matrix<Cached>& values, float* result) const {
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<Cached, Pair>)
+      if (rounds)
+        return multiply_units((const bf16*)weights, 2 * score_stride, count, values, 0,
+                              head / BLOCK, Output{result, head, nullptr, nullptr, false});
+#endif
+    multiply(weights, score_stride, count, values, 0, head / BLOCK, result, head, false);
+  }
+
   // Softmax attention of some lanes of one head; scores is scratch for `attending` lanes.
   void attend(int b, int h, int first, int count, int layer, float* scores) const {
     const auto [keys, values] = cached(layer, b * m.kv_heads + h / (m.heads / m.kv_heads));
@@ -165,14 +188,14 @@ struct Decoder {
       const float peak = max(highest);
       for (int j = 0; j < seen; j += WIDTH) {
         const Floats weight = exp2(load(row + j) - peak);
-        store(row + j, weight);
+        keep_weight(row, j, weight);
         total += weight;
       }
       const float mass = sum(total);
       inverse[r] = mass > 0 ? 1 / mass : 0;  // a lane that sees nothing attends to nothing
     }
     float* result = scores + (ptrdiff_t)ATTENDING * score_stride;
-    multiply(scores, score_stride, count, values, 0, head / BLOCK, result, head, false);
+    mix(scores, count, values, result);
     for (int r = 0; r < count; r++) {
       float* to = mixed + (ptrdiff_t)(b * s.lanes + first + r) * mixed_stride + h * m.head_dim;
       for (int d = 0; d < m.head_dim; d++) to[d] = result[r * head + d] * inverse[r];

@@ -317,16 +317,13 @@ static void multiply_32(const bf16* x, ptrdiff_t x_stride, int rows, const Matri
       finish(out, row, b * BLOCK + t * WIDTH, load(sums[row / 16 * 2 + t][row % 16]));
 }
 
-static void multiply_units(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
-                           int from, int to, float* out, ptrdiff_t out_stride, bool add) {
-  static thread_local std::vector<bf16> rounded;
-  const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
-  const size_t needed = ceil_to(rows, 16) * stride;  // rows that fill up the last tile: whatever
-  if (rounded.size() < needed) rounded.resize(needed);
-  for (int row = 0; row < rows; row++)
-    for (int k = 0; k < w.K; k += WIDTH)
-      _mm256_storeu_si256((__m256i*)(rounded.data() + row * stride + k),
-                          (__m256i)_mm512_cvtneps_pbh((__m512)load(x + row * x_stride + k)));
+INLINE void round_to(bf16* to, Floats x) {
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
+
+// Rows of bfloat16; there have to be enough to fill the last tile of 16 unless it is the only one.
+static void multiply_units(const bf16* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w,
+                           int from, int to, const Output& out) {
   TileShapes shapes;
   const int tile_rows = std::min(rows, 16);
   for (int t = 0; t < 8; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = t < 5 ? tile_rows : 16;
@@ -334,13 +331,13 @@ static void multiply_units(const float* x, ptrdiff_t x_stride, int rows, const M
   for (int b = from; b < to; b += 2)
     for (int first = 0; first < rows; first += 32) {
       const int count = std::min(32, rows - first);
-      const bf16* part = rounded.data() + first * stride;
-      const Output output{out + first * out_stride, out_stride, w.bias, w.scale, add};
+      const bf16* part = x + first * x_stride;
+      const Output output{out.to + first * out.stride, out.stride, out.bias, out.scale, out.add};
       if (count <= 16)
-        multiply_16(part, stride, count, tile_rows, w, b, b + 1 < to, output);
+        multiply_16(part, x_stride, count, tile_rows, w, b, b + 1 < to, output);
       else
         for (int one = b; one < std::min(b + 2, to); one++)
-          multiply_32(part, stride, count, w, one, output);
+          multiply_32(part, x_stride, count, w, one, output);
     }
   _tile_release();
 }
@@ -349,7 +346,17 @@ static void multiply_units(const float* x, ptrdiff_t x_stride, int rows, const M
 static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w, int from,
                      int to, float* out, ptrdiff_t out_stride, bool add) {
 #if defined(__AMX_BF16__)
-  if (matrix_units()) return multiply_units(x, x_stride, rows, w, from, to, out, out_stride, add);
+  if (matrix_units()) {
+    static thread_local std::vector<bf16> rounded;
+    const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
+    const size_t needed = ceil_to(rows, 16) * stride;
+    if (rounded.size() < needed) rounded.resize(needed);
+    for (int row = 0; row < rows; row++)
+      for (int k = 0; k < w.K; k += WIDTH)
+        round_to(rounded.data() + row * stride + k, load(x + row * x_stride + k));
+    const Output output{out, out_stride, w.bias, w.scale, add};
+    return multiply_units(rounded.data(), stride, rows, w, from, to, output);
+  }
 #endif
   multiply<Pair>(x, x_stride, rows, w, from, to, out, out_stride, add);
 }

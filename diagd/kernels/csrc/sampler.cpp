@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels.h"
+
 extern "C" {
 struct Draw {
   int32_t batch, lanes, stride, threads;    // stride: floats from one lane's logits to the next
@@ -40,22 +42,26 @@ int64_t greedy(const float* logits, int low, int high) {
 }
 
 int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
-               std::vector<Candidate>& kept, std::vector<float>& scores) {
+               std::vector<Candidate>& kept, std::vector<float>& scores) {  // scratch
   const int n = high - low;
-  scores.resize(n);
+  const int whole = ceil_to(n, WIDTH);
+  scores.resize(2 * whole);
+  float* masses = scores.data() + whole;
   for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
+  for (int i = n; i < whole; i++) scores[i] = 0;
   float lowest = -INFINITY;
   if (d.top_k > 0 && d.top_k < n) {  // ties with the last one stay
-    std::vector<float> order(scores);
+    std::vector<float> order(scores.begin(), scores.begin() + n);
     std::nth_element(order.begin(), order.begin() + d.top_k - 1, order.end(), std::greater<>());
     lowest = order[d.top_k - 1];
   }
-  const float peak = *std::max_element(scores.begin(), scores.end());
+  const float peak = *std::max_element(scores.begin(), scores.begin() + n);
+  for (int i = 0; i < whole; i += WIDTH) store(masses + i, exp(load(scores.data() + i) - peak));
   double total = 0;
   kept.clear();
   for (int i = 0; i < n; i++)
     if (scores[i] >= lowest) {
-      kept.push_back({scores[i], std::exp(scores[i] - peak), low + i});
+      kept.push_back({scores[i], masses[i], low + i});
       total += kept.back().mass;
     }
   if (d.top_p < 1) {
