@@ -89,8 +89,10 @@ class Pass:
 class ExactEngine(DiagonalEngine):
     """A stream of frames, each equal to what the raster schedule writes with the same seed.
 
-    Used as a `DiagonalEngine`; of its schedules only the number of frames matters. Frames overlap
-    wherever their actions are known. Batch rows share their lanes, so the slowest sets the pace.
+    Used as a `DiagonalEngine`; of its schedules only the number of frames matters (unless
+    `follows_schedules` is set: then it is a `DiagonalEngine` until that is taken back). Frames
+    overlap wherever their actions are known. Batch rows share their lanes, so the slowest sets the
+    pace.
 
     Equal means bit for bit where the model gives a lane the same logits whoever shares its pass, as
     the native kernels do. Elsewhere rounding may turn a tie.
@@ -115,6 +117,7 @@ class ExactEngine(DiagonalEngine):
             shape = *self.tokens.shape, self.ranges.high - self.ranges.low
             self.drafted = torch.zeros(shape, device=self.tokens.device)
         self.passes: list[Pass] = []  # since the prefill
+        self.follows_schedules = False
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
         """Start the stream from a prompt (see `DiagonalEngine.prefill`)."""
@@ -124,6 +127,9 @@ class ExactEngine(DiagonalEngine):
     def _decode_fitting(
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
+        if self.follows_schedules:
+            yield from super()._decode_fitting(schedule, actions)
+            return
         base, options = self.num_used, self.options
         layout = self._layout(schedule.grid.num_frames, min(self.num_held, 1), base > 0)
         self._guess(layout, actions)

@@ -195,14 +195,15 @@ def _welcome(hall: Hall, player: Player, model: str) -> dict[str, Any]:
     """What a page needs to know before the first frame."""
     world, codec = hall.world, hall.world.vocabulary
     assert codec is not None
-    orders = ["raster", *(lag for lag in (4, 2, 1) if lag <= world.width)]
+    lags = [lag for lag in (4, 2, 1) if lag <= world.width]
+    steps = {order: Controls(order).schedule(world).num_steps for order in ("raster", *lags)}
     return {
         "type": "welcome",
         "session": player.id,
         "model": model,
         "grid": [world.height, world.width],
         "size_px": list(world.frame_size_px),
-        "orders": [[order, Controls(order).schedule(world).num_steps] for order in orders],
+        "orders": [["raster", steps.pop("raster")], ["exact", None], *steps.items()],
         "controls": {**vars(player.controls), "paced": player.paced},
         "fps": float(player.fps),
         "keyboard": keyboard_of(codec).document(),

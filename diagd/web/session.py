@@ -10,12 +10,13 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.pipeline import VideoGenerator
 from diagd.pretrained import Habits
 
-Order = int | Literal["raster"]
+Order = int | Literal["raster", "exact"]
 MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**32  # JavaScript holds it exactly
 
@@ -25,7 +26,8 @@ class Controls:
     """What a player may change between two frames.
 
     Attributes:
-        order: row_lag (the paper's k), or `raster` for one token a step.
+        order: row_lag (the paper's k), `raster` for one token a step, or `exact` for the same
+            tokens in fewer passes (see `ExactEngine`).
         temperature: 0 is greedy. top_p: 1 keeps all tokens.
     """
 
@@ -34,8 +36,10 @@ class Controls:
     top_p: float = Habits.top_p or 1.0
 
     def __post_init__(self) -> None:
-        if self.order != "raster" and (type(self.order) is not int or self.order < 1):
-            raise ValueError(f"order must be raster or a row_lag from 1, got {self.order!r}")
+        if self.order not in ("raster", "exact") and (
+            type(self.order) is not int or self.order < 1
+        ):
+            raise ValueError(f"order must be raster, exact or a row_lag from 1, got {self.order!r}")
         for name, low, high in (("temperature", 0, MAX_TEMPERATURE), ("top_p", 0.01, 1)):
             value = getattr(self, name)
             if type(value) not in (int, float) or not low <= value <= high:
@@ -43,9 +47,9 @@ class Controls:
 
     def schedule(self, world: VideoGenerator) -> DiagonalSchedule:
         """Return the schedule of one frame, or raise ValueError for a lag wider than it."""
-        if self.order == "raster":
-            return world.schedule(1, raster=True)
-        return world.schedule(1, self.order)
+        if isinstance(self.order, int):
+            return world.schedule(1, self.order)
+        return world.schedule(1, raster=True)
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
@@ -85,6 +89,8 @@ class Session:
 
     Attributes:
         history: the moments so far; with `start` they are the whole dream.
+        num_steps: forward passes of the newest frame.
+        runs: tokens that each of them made final, where the order was `exact`; else empty.
     """
 
     def __init__(self, world: VideoGenerator, start: Start) -> None:
@@ -96,9 +102,16 @@ class Session:
         self.world, self.start = world, start
         self.sampling = Controls().sampling(world)
         self.engine = world.start(
-            start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
+            start.frames,
+            context_actions=start.actions,
+            sampling=self.sampling,
+            seed=start.seed,
+            exact=True,
         )
+        assert isinstance(self.engine, ExactEngine)
         self.history: list[Moment] = []
+        self.num_steps = 0
+        self.runs: list[int] = []
 
     def advance(self, action: str, controls: Controls) -> Tensor:
         """Dream the frame that an action leads to; (1, height, width) int64 tokens.
@@ -112,7 +125,12 @@ class Session:
         if sampling != self.sampling:
             self.engine.set_sampling(sampling)
             self.sampling = sampling
+        self.engine.follows_schedules = controls.order != "exact"
+        self.engine.passes.clear()
+        before = self.engine.num_steps
         (tokens,) = self.engine.decode(schedule, ids)
+        self.num_steps = self.engine.num_steps - before
+        self.runs = [one.num_accepted for one in self.engine.passes]
         self.history.append(Moment(action, controls, checksum_of(tokens)))
         return tokens
 

@@ -41,7 +41,7 @@ def test_a_page_is_welcomed_with_what_it_needs(page):
     welcome = page.welcome
     assert welcome["grid"] == [HEIGHT, WIDTH]
     assert welcome["size_px"] == [HEIGHT_PX, WIDTH_PX]
-    assert welcome["orders"] == [["raster", 15], [4, 13], [2, 9], [1, 7]]
+    assert welcome["orders"] == [["raster", 15], ["exact", None], [4, 13], [2, 9], [1, 7]]
     assert welcome["keyboard"]["idle"] == "none"
     assert set(welcome["keyboard"]["keys"]) == set(NAMES) - {"none"}
     assert (welcome["scenes"][0], len(welcome["scenes"])) == ("prompt", 5)
@@ -88,6 +88,10 @@ def test_orders_and_sampling_change_while_playing(page):
     for order, steps in (("raster", 15), (4, 13), (2, 9)):
         page.send("adjust", order=order, temperature=0.5, top_p=0.8, paced=False)
         assert page.frames(4)[-1]["steps"] == steps
+    page.send("adjust", order="exact", temperature=0.5, top_p=0.8, paced=False)
+    newest = page.frames(4)[-1]
+    assert newest["steps"] == len(newest["runs"]) <= 16
+    assert sum(newest["runs"]) == 16  # 15 tokens and an action
 
 
 def test_a_pause_holds_and_lets_go(page):

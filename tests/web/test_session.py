@@ -12,7 +12,7 @@ choices = st.tuples(
     st.sampled_from(NAMES),
     st.builds(
         Controls,
-        order=st.sampled_from(["raster", 1, 2, WIDTH]),
+        order=st.sampled_from(["raster", "exact", 1, 2, WIDTH]),
         temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
         top_p=st.sampled_from([0.3, 0.9, 1]),
     ),
@@ -50,6 +50,18 @@ def test_controls_count_from_the_next_frame_on(dreamer, start):
     plain, changed = Session(dreamer, start), Session(dreamer, start)
     assert torch.equal(plain.advance("left", hot), changed.advance("left", hot))
     assert not torch.equal(plain.advance("left", hot), changed.advance("left", cold))
+
+
+def test_exact_frames_are_raster_s_among_others(dreamer, start):
+    slow, fast = Session(dreamer, start), Session(dreamer, start)
+    for number in range(11):  # longer than the context
+        order = ("raster", 1, "raster")[number % 3]
+        expected = slow.advance("left", Controls(order))
+        tokens = fast.advance("left", Controls("exact" if order == "raster" else order))
+        assert torch.equal(tokens, expected)
+        assert (sum(fast.runs), len(fast.runs)) == ((16, fast.num_steps) if order != 1 else (0, 0))
+        assert slow.runs == []
+        assert fast.num_steps <= slow.num_steps + 1  # the action may take a pass of its own
 
 
 def test_defaults_are_the_pipeline_s():

@@ -140,9 +140,9 @@ function drawOrders() {
   $("order").replaceChildren(...about.orders.map(([order, steps]) => {
     const button = document.createElement("button");
     const small = document.createElement("small");
-    small.textContent = `${steps} steps`;
+    small.textContent = steps === null ? "raster's picture" : `${steps} steps`;
     button.dataset.order = order;
-    button.append(order === "raster" ? "raster" : `k = ${order}`, small);
+    button.append(typeof order === "string" ? order : `k = ${order}`, small);
     button.onclick = () => adjust({ order });
     return button;
   }));

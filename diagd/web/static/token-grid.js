@@ -28,6 +28,7 @@ export class TokenGrid {
       this.colours.push(`rgb(${pixels[place]} ${pixels[place + 1]} ${pixels[place + 2]})`);
     }
     this.header = header.begun ? null : header;
+    this.steps = this.header ? this.#steps(header) : [];
     this.since = performance.now();
     if (this.header && !this.paused) this.#say(`${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`);
   }
@@ -53,8 +54,8 @@ export class TokenGrid {
     const gap = Math.max(1, Math.round(devicePixelRatio * 0.75));
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
-        const step = header ? (header.order === "raster" ? row * columns + column : row * header.order + column) : 0;
         const place = row * columns + column;
+        const step = this.steps[place] ?? 0;
         const left = Math.round(column * cell[0]), top = Math.round(row * cell[1]);
         const box = [left, top, Math.round((column + 1) * cell[0]) - left - gap, Math.round((row + 1) * cell[1]) - top - gap];
         const written = step <= front;
@@ -69,6 +70,15 @@ export class TokenGrid {
       }
     }
     context.globalAlpha = 1;
+  }
+
+  /** The step that wrote each place; of exact decoding, the one that made it final. */
+  #steps({ order, runs }) {
+    const places = Array.from({ length: this.rows * this.columns }, (_, place) => place);
+    if (order === "raster") return places;
+    if (order !== "exact") return places.map((place) => Math.floor(place / this.columns) * order + (place % this.columns));
+    const final = runs.flatMap((run, step) => Array(run).fill(step));
+    return final.slice(-places.length); // without the frame's actions, which stand before it
   }
 
   #front() {
