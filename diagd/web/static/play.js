@@ -140,7 +140,7 @@ function drawOrders() {
   $("order").replaceChildren(...about.orders.map(([order, steps]) => {
     const button = document.createElement("button");
     const small = document.createElement("small");
-    small.textContent = steps === null ? "raster's picture" : `${steps} steps`;
+    small.textContent = steps === null ? "fewer steps" : `${steps} steps`;
     button.dataset.order = order;
     button.append(typeof order === "string" ? order : `k = ${order}`, small);
     button.onclick = () => adjust({ order });
