@@ -116,21 +116,22 @@ struct Decoder {
         to[i] += m.positions[s.at[row % s.lanes] * m.hidden + i];
   }
 
-  // Rotates the queries and keys of one row and writes keys and values to its cache slot.
-  void write_cache(int row, int layer) const {
+  // Rotates one head's keys and the queries that share it, and writes keys and values to the cache.
+  void write_cache(int kv, int layer) const {
     const LayerWeights& w = m.weights[layer];
-    const int b = row / s.lanes, lane = row % s.lanes, half = m.head_dim / 2;
-    const int64_t slot = s.slots[lane], at = s.at[lane];
-    float* q = projected + (ptrdiff_t)row * qkv_stride;
-    for (int h = 0; h < m.heads + m.kv_heads; h++) {
-      float* states = q + h * m.head_dim;
-      const float* weight = h < m.heads ? w.q_norm : w.k_norm;
-      if (weight) norm(m, states, states, m.head_dim, weight, nullptr, true);
-      if (m.cosines) rotate(states, m.cosines + at * half, m.sines + at * half, half);
-    }
-    for (int h = 0; h < m.kv_heads; h++) {
-      const float* key = q + q_width + h * m.head_dim;
-      const auto [keys, values] = cached(layer, b * m.kv_heads + h);
+    const int group = m.heads / m.kv_heads, half = m.head_dim / 2;
+    for (int row = 0; row < rows; row++) {
+      const int lane = row % s.lanes;
+      const int64_t slot = s.slots[lane], at = s.at[lane];
+      float* q = projected + (ptrdiff_t)row * qkv_stride;
+      float* key = q + q_width + kv * m.head_dim;
+      const auto turn = [&](float* states, const float* weight) {
+        if (weight) norm(m, states, states, m.head_dim, weight, nullptr, true);
+        if (m.cosines) rotate(states, m.cosines + at * half, m.sines + at * half, half);
+      };
+      for (int h = kv * group; h < (kv + 1) * group; h++) turn(q + h * m.head_dim, w.q_norm);
+      turn(key, w.k_norm);
+      const auto [keys, values] = cached(layer, row / s.lanes * m.kv_heads + kv);
       C *to_keys = (C*)keys.blocks, *to_values = (C*)values.blocks;
       for (int d = 0; d < m.head_dim; d++) {
         put(to_keys + keys.at(d, slot), key[d]);
@@ -250,8 +251,9 @@ struct Decoder {
                      false);
 #pragma omp barrier
       lap(LINEARS);
-      for (int row = rows * thread / threads; row < rows * (thread + 1) / threads; row++)
-        write_cache(row, layer);  // neighbours share cache lines, and so a thread
+      const int heads = m.kv_heads;  // split as in attention: whoever writes a head reads it
+      for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
+        write_cache(h, layer);
 #pragma omp barrier
       lap(REST);
       attend_share(thread, threads, layer, scores);

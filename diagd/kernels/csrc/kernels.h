@@ -64,10 +64,10 @@ INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite number
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = round_to_bf16(x); }
 
-// 2^x to 3 ulp for x below 127; 0 far below -126.
+// 2^x to 3 ulp for x below 127; 0 where it would be less than 2^-126: such numbers are slow.
 INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
-  x = x > -200.0f ? x : splat(-200.0f);
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_GE_OQ);
   const __m512 n = _mm512_roundscale_ps((__m512)x, 8);
   const Floats r = x - (Floats)n;
 #else
@@ -82,7 +82,7 @@ INLINE Floats exp2(Floats x) {
   p = p * r + 6.9314698e-1f;
   p = p * r + 1.0f;
 #if defined(__AVX512F__)
-  return (Floats)_mm512_scalef_ps((__m512)p, n);
+  return (Floats)_mm512_maskz_scalef_ps(normal, (__m512)p, n);
 #else
   return x < -126.0f ? Floats{} : (Floats)((Ints)p + (((Ints)shifted - (Ints)magic) << 23));
 #endif
