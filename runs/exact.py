@@ -22,7 +22,6 @@ import tyro
 from rich.progress import track
 from torch import Tensor
 
-from diagd.decoding.costs import measure_costs
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
@@ -158,7 +157,7 @@ def measure(
             exact=way.exact,
         )
         if isinstance(engine, ExactEngine) and not report["milliseconds_by_lanes"]:
-            costs = measure_costs(engine)
+            costs = engine.measure_costs()
             report["milliseconds_by_lanes"] = {str(n): 1000 * s for n, s in costs.items()}
         stretch = 1 if frame_by_frame else options.frames
         schedule = way.schedule(TokenGrid(stretch, world.height, world.width))

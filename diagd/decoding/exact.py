@@ -124,6 +124,18 @@ class ExactEngine(DiagonalEngine):
         super().prefill(prompt, context_frames)
         self.passes = []
 
+    def measure_costs(self) -> dict[int, float]:
+        """Return the seconds of a pass by its lanes (see `decoding.costs`); between frames."""
+        here = max(self.num_used, 1) - 1
+        scratch = self.max_slots
+        place = here, scratch, here, scratch, 0, 0, 0, 0  # the fields of `Lanes`
+        table, fronts = torch.tensor(place)[:, None], np.zeros(len(self.tokens), np.int64)
+
+        def dry_pass(num_lanes: int) -> None:
+            self._pass(table, np.zeros(num_lanes, np.int64), fronts)
+
+        return measure_costs(self.model, (len(self.tokens), self.pad), dry_pass)
+
     def _decode_fitting(
         self, schedule: DiagonalSchedule, actions: Tensor
     ) -> Generator[Tensor, None, None]:
@@ -132,8 +144,8 @@ class ExactEngine(DiagonalEngine):
             return
         base, options = self.num_used, self.options
         layout = self._layout(schedule.grid.num_frames, min(self.num_held, 1), base > 0)
+        self.num_lanes = self.num_lanes or best_num_lanes(self.measure_costs())
         self._guess(layout, actions)
-        self.num_lanes = self.num_lanes or best_num_lanes(measure_costs(self))
         draft_lag = options.draft_lag
         if draft_lag is None:
             draft_lag = DRAFT_LAG if self.num_lanes <= DRAFTED_LANES else 0
