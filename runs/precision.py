@@ -50,6 +50,7 @@ def main(options: Options) -> None:
             "loss": functional.cross_entropy(logits[visual], targets[visual]).item(),
             "likeliest_token_unchanged": (best == likeliest).float().mean().item(),
         }
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "precision.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
