@@ -39,8 +39,10 @@ def test_sizes_that_fill_no_block_are_padded(changes):
 
 
 @pytest.mark.parametrize("weights", TOLERANCE)
-def test_logits_do_not_depend_on_how_many_lanes_share_a_step(weights):
-    native, tokens = NativeModel(tiny_model(**KINDS["world"]), weights), random_tokens(1, 40)
+@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
+def test_logits_do_not_depend_on_how_many_lanes_share_a_step(weights, num_kv_heads):
+    model = tiny_model(**{**KINDS["world"], "num_kv_heads": num_kv_heads})
+    native, tokens = NativeModel(model, weights), random_tokens(1, 40)
     one_by_one = feed(native, tokens, torch.arange(40))
     for width in (2, 3, 13, 14, 15, 40):
         assert torch.equal(feed(native, tokens, torch.arange(40) // width), one_by_one), width

@@ -81,6 +81,7 @@ struct Decoder {
   const Step& s;
   const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
   const int hidden = ceil_to(m.hidden, BLOCK), inner = ceil_to(m.intermediate, BLOCK);
+  const int group = m.heads / m.kv_heads;  // heads of queries for a head of the cache
   const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
   const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
   const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
@@ -119,7 +120,7 @@ struct Decoder {
   // Rotates one head's keys and the queries that share it, and writes keys and values to the cache.
   void write_cache(int kv, int layer) const {
     const LayerWeights& w = m.weights[layer];
-    const int group = m.heads / m.kv_heads, half = m.head_dim / 2;
+    const int half = m.head_dim / 2;
     for (int row = 0; row < rows; row++) {
       const int lane = row % s.lanes;
       const int64_t slot = s.slots[lane], at = s.at[lane];
@@ -170,15 +171,21 @@ struct Decoder {
     multiply(weights, score_stride, count, values, 0, head / BLOCK, result, head, false);
   }
 
-  // Softmax attention of some lanes of one head; scores is scratch for `attending` lanes.
-  void attend(int b, int h, int first, int count, int layer, float* scores) const {
-    const auto [keys, values] = cached(layer, b * m.kv_heads + h / (m.heads / m.kv_heads));
+  // Softmax attention of some queries to one head of the cache. Queries of all lanes and heads that
+  // share it count as rows, heads of a lane in a row; scratch is for ATTENDING of them.
+  void attend(int b, int kv, int first, int count, int layer, float* scores) const {
+    const auto [keys, values] = cached(layer, b * m.kv_heads + kv);
     const float scale = LOG2_E / std::sqrt((float)m.head_dim);  // softmax to the base 2
-    const float* q = projected + (ptrdiff_t)(b * s.lanes + first) * qkv_stride + h * m.head_dim;
-    multiply(q, qkv_stride, count, keys, 0, seen / BLOCK, scores, score_stride, false);
+    float* result = scores + (ptrdiff_t)ATTENDING * score_stride;
+    float* queries = result + ATTENDING * head;
+    std::memset(queries, 0, (size_t)count * head * sizeof(float));  // padding has to be finite
+    for (int r = 0; r < count; r++)
+      std::memcpy(queries + r * head, projected + place(b, kv, first + r, qkv_stride),
+                  m.head_dim * sizeof(float));
+    multiply(queries, head, count, keys, 0, seen / BLOCK, scores, score_stride, false);
     float inverse[ATTENDING];
     for (int r = 0; r < count; r++) {
-      const float* hide = hidden_slots + (ptrdiff_t)(first + r) * seen;
+      const float* hide = hidden_slots + (ptrdiff_t)((first + r) / group) * seen;
       float* row = scores + (ptrdiff_t)r * score_stride;
       Floats highest = splat(-1e30f), total = {};
       for (int j = 0; j < seen; j += WIDTH) {
@@ -195,20 +202,27 @@ struct Decoder {
       const float mass = sum(total);
       inverse[r] = mass > 0 ? 1 / mass : 0;  // a lane that sees nothing attends to nothing
     }
-    float* result = scores + (ptrdiff_t)ATTENDING * score_stride;
     mix(scores, count, values, result);
     for (int r = 0; r < count; r++) {
-      float* to = mixed + (ptrdiff_t)(b * s.lanes + first + r) * mixed_stride + h * m.head_dim;
+      float* to = mixed + place(b, kv, first + r, mixed_stride);
       for (int d = 0; d < m.head_dim; d++) to[d] = result[r * head + d] * inverse[r];
     }
   }
 
-  // This thread's share of all attention: lanes of a head stay together, for they read the same.
+  // Where row r of the queries of head kv begins, in an array with so many floats a lane.
+  ptrdiff_t place(int b, int kv, int r, int stride) const {
+    return (ptrdiff_t)(b * s.lanes + r / group) * stride + (kv * group + r % group) * m.head_dim;
+  }
+
+  // This thread's share of all attention: rows of a head stay together, for they read the same.
   void attend_share(int thread, int threads, int layer, float* scores) const {
-    const int chunks = (s.lanes + ATTENDING - 1) / ATTENDING, total = s.batch * m.heads * chunks;
-    for (int task = total * thread / threads; task < total * (thread + 1) / threads; task++) {
-      const int head = task / chunks, chunk = task % chunks, first = s.lanes * chunk / chunks;
-      attend(head / m.heads, head % m.heads, first, s.lanes * (chunk + 1) / chunks - first, layer,
+    const int count = s.lanes * group, heads = s.batch * m.kv_heads;
+    const int chunks = std::min(count, std::max(ceil_to(count, ATTENDING) / ATTENDING,
+                                                ceil_to(threads, heads) / heads));
+    for (int task = heads * chunks * thread / threads;
+         task < heads * chunks * (thread + 1) / threads; task++) {
+      const int kv = task / chunks, chunk = task % chunks, first = count * chunk / chunks;
+      attend(kv / m.kv_heads, kv % m.kv_heads, first, count * (chunk + 1) / chunks - first, layer,
              scores);
     }
   }
@@ -306,7 +320,7 @@ int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
   Decoder<W, C> d{m, s};
-  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + d.head);
+  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + 2 * d.head);
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask;
   if (memory.size() < needed) memory.resize(needed);
