@@ -101,14 +101,15 @@ class Session:
         """
         self.world, self.start = world, start
         self.sampling = Controls().sampling(world)
-        self.engine = world.start(
+        engine = world.start(
             start.frames,
             context_actions=start.actions,
             sampling=self.sampling,
             seed=start.seed,
             exact=True,
         )
-        assert isinstance(self.engine, ExactEngine)
+        assert isinstance(engine, ExactEngine)
+        self.engine = engine
         self.history: list[Moment] = []
         self.num_steps = 0
         self.runs: list[int] = []
