@@ -9,6 +9,7 @@ Tensors stay on disk until they are used (mmap).
 import pickle
 import zipfile
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _REBUILD:
-            return _REBUILD[module, name]
+            found = _REBUILD[module, name]
+            if isinstance(found, type):
+                return found
+            return partial(found)  # a file may set attributes: not on torch's own functions
         if module == "torch" and name.removesuffix("Storage") in _STORAGES:
             return getattr(torch, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):

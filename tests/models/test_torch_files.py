@@ -117,3 +117,17 @@ def test_something_else_than_a_dict_is_refused(tmp_path):
     torch.save([torch.zeros(1)], tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt: expected a dict of tensors, got list"):
         read_torch_file(tmp_path / "model.pt")
+
+
+def test_a_file_leaves_no_attributes_on_the_functions_that_rebuild_tensors(tmp_path):
+    torch.save({"a": torch.zeros(2)}, tmp_path / "whole.pt")
+    state = b"N}X\x04\x00\x00\x00markK\x01s\x86b"  # setattr(function, "mark", 1)
+    evil = b"\x80\x02}X\x01\x00\x00\x00fctorch._utils\n_rebuild_tensor_v2\n" + state + b"s."
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "evil.pt", "w") as changed,
+    ):
+        for name in whole.namelist():
+            changed.writestr(name, evil if name.endswith("data.pkl") else whole.read(name))
+    assert read_torch_file(tmp_path / "evil.pt")["f"].mark == 1
+    assert not hasattr(torch._utils._rebuild_tensor_v2, "mark")
