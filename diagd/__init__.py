@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from diagd.decoding.generate import GeneratedTokens, generate_tokens
     from diagd.decoding.sampling import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-    from diagd.hf_generate import custom_generate
-    from diagd.models.checkpoints import load_model, save_model
+    from diagd.families.checkpoints import load_model, save_model
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
-    from diagd.pipeline import VideoGenerator
+    from diagd.pipeline.generator import VideoGenerator
+    from diagd.pipeline.hf_generate import custom_generate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,11 +46,11 @@ _MODULES = {
     "HuggingFaceModel": "models.huggingface",
     "SamplingOptions": "decoding.sampling",
     "TokenGrid": "decoding.schedule",
-    "VideoGenerator": "pipeline",
-    "custom_generate": "hf_generate",
+    "VideoGenerator": "pipeline.generator",
+    "custom_generate": "pipeline.hf_generate",
     "generate_tokens": "decoding.generate",
-    "load_model": "models.checkpoints",
-    "save_model": "models.checkpoints",
+    "load_model": "families.checkpoints",
+    "save_model": "families.checkpoints",
 }
 
 

@@ -1,11 +1,12 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
-A command is a dataclass of options (its docstring and comments are the help) beside a `main` that
-takes it. Only the module of the command chosen is imported.
+A command is a module of `diagd.commands`: a `main` that takes a dataclass of options, whose
+docstring and comments are the help. Only the module of the command chosen is imported.
 """
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import re
@@ -13,29 +14,20 @@ import sys
 from typing import Any, NoReturn
 
 COMMANDS = {
-    "generate": ("diagd.dream:GenerateOptions", "dream a video from a prompt (no flags needed)"),
-    "plan": ("diagd.plan_report:PlanOptions", "steps and lanes of a schedule"),
-    "play": ("diagd.web.play:PlayOptions", "walk through a generated world in the browser"),
-    "bench": ("diagd.bench:BenchOptions", "time raster and diagonal decoding side by side"),
-    "convert": (
-        "diagd.convert:ConvertOptions",
-        "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
-    ),
-    "attention": ("diagd.attention_maps:AttentionOptions", "where the model looks when it writes"),
-    "evaluate": ("diagd.evaluate:EvaluateOptions", "compare schedules on recorded clips"),
-    "report": ("diagd.report:ReportOptions", "turn an evaluation into tables, plots and a page"),
-    "record": ("diagd.data.doom:RecordOptions", "record gameplay with actions from ViZDoom"),
-    "tokenize": (
-        "diagd.data.tokenizer_training:TokenizeOptions",
-        "train a tokenizer, or turn clips into token shards",
-    ),
-    "train": ("diagd.training:TrainOptions", "train a world model on token shards"),
-    "finetune": (
-        "diagd.finetuning:FinetuneOptions",
-        "train a model under the visibility of a diagonal schedule",
-    ),
-    "tune": ("diagd.tune:TuneOptions", "find the fastest schedule that a model can afford"),
-    "study": ("diagd.web.study:StudyOptions", "ask people which of two videos is better, blind"),
+    "generate": "dream a video from a prompt (no flags needed)",
+    "plan": "steps and lanes of a schedule",
+    "play": "walk through a generated world in the browser",
+    "bench": "time raster and diagonal decoding side by side",
+    "convert": "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
+    "attention": "where the model looks when it writes",
+    "evaluate": "compare models and decoding strategies on recorded clips",
+    "report": "turn an evaluation into tables, plots and a page",
+    "record": "record gameplay with actions from ViZDoom",
+    "tokenize": "train a tokenizer, or turn clips into token shards",
+    "train": "train a world model on token shards",
+    "finetune": "train a model under the visibility of a diagonal schedule",
+    "tune": "find the fastest schedule that a model can afford",
+    "study": "ask people which of two videos is better, blind",
 }
 
 
@@ -60,9 +52,8 @@ def main() -> None:
 
 
 def _run(name: str, flags: list[str]) -> dict[str, Any]:
-    module_name, _, class_name = COMMANDS[name][0].partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(f"diagd.commands.{name}")
     except ModuleNotFoundError as error:
         extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
         web = "fastapi", "uvicorn", "starlette", "pydantic", "websockets", "PIL"
@@ -72,7 +63,8 @@ def _run(name: str, flags: list[str]) -> dict[str, Any]:
         raise ValueError(
             f"{name} needs {error.name}: pip install 'diagd[{extra[error.name]}]'"
         ) from None
-    return module.main(parse(getattr(module, class_name), name, flags))
+    (options,) = inspect.signature(module.main).parameters.values()
+    return module.main(parse(options.annotation, name, flags))
 
 
 def parse(options: type, name: str, flags: list[str]) -> Any:
@@ -91,7 +83,7 @@ def parse(options: type, name: str, flags: list[str]) -> Any:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    rows = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
             "diagd: fast decoding of autoregressive video models",

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import tyro
 
-from diagd.frame_attention import measure_attention
-from diagd.models.checkpoints import load_model
-from diagd.models.positional_start import aim_heads
+from diagd.attention.analysis import measure_attention
+from diagd.families.checkpoints import load_model
+from diagd.models.attention_init import aim_heads
 from diagd.models.transformer import Transformer
 
 

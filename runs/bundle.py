@@ -15,9 +15,9 @@ import torch
 import tyro
 
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
-from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import read_video, write_video
-from diagd.models.checkpoints import load_model, save_model
+from diagd.families.checkpoints import load_model, save_model
+from diagd.tokenizers.vq import VQTokenizer
 
 
 @dataclass(frozen=True)

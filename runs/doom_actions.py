@@ -12,10 +12,10 @@ import tyro
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.sequences import draw_batch
-from diagd.data.token_shards import read_shards
-from diagd.models.checkpoints import load_model
+from diagd.families.checkpoints import load_model
 from diagd.models.transformer import Transformer
+from diagd.tokenizers.shards import read_shards
+from diagd.training.sequences import draw_batch
 
 FRAMES = 8
 

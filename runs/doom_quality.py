@@ -24,8 +24,8 @@ from diagd.decoding.generate import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.metrics.quality import psnr, ssim
-from diagd.pipeline import VideoGenerator
-from diagd.pretrained import Habits
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.pretrained import Habits
 
 HORIZON = 8
 TURN_FRAMES = 4

@@ -22,6 +22,7 @@ import tyro
 from rich.progress import track
 from torch import Tensor
 
+from diagd.backends.devices import DTypeName, dtype_of
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
@@ -29,10 +30,9 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.ways import Way, parse_ways
 from diagd.evaluation.clips import choose_clips, read_clip
 from diagd.evaluation.protocol import seed_of
-from diagd.flags import DTypeName, dtype_of
 from diagd.notes import without_context_warnings
-from diagd.pipeline import VideoGenerator
-from diagd.pretrained import Habits
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.pretrained import Habits
 from diagd.provenance import cpu_name
 
 SHOWN = "exact"  # the way in the picture

@@ -16,15 +16,15 @@ import tyro
 from rich.progress import Progress
 from torch import Tensor
 
-from diagd.data.sequences import windows
-from diagd.data.token_shards import read_shards
 from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.likelihood import Sees, view_nll
 from diagd.decoding.plan import RowStart
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.models.checkpoints import load_model
-from diagd.recipe import check_fit
-from diagd.teacher_forced import Sees, view_nll
+from diagd.families.checkpoints import load_model
+from diagd.tokenizers.shards import read_shards
+from diagd.training.sequences import windows
+from diagd.training.setup import check_fit
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.models.checkpoints import load_model
+from diagd.families.checkpoints import load_model
 
 FIXTURE = Path(__file__).parent.parent / "tests" / "fixtures" / "mineworld_tiny"
 GRID = TokenGrid(3, 4, 6)

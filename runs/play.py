@@ -27,8 +27,8 @@ import tyro
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from diagd.commands.play import PlayOptions, listen, make_hall, make_server
 from diagd.provenance import cpu_name
-from diagd.web.play import PlayOptions, listen, make_hall, make_server
 
 ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
 WARM_UP_FRAMES = 5

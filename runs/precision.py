@@ -13,10 +13,10 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.data.sequences import draw_batch
-from diagd.data.token_shards import read_shards
-from diagd.models.checkpoints import load_model
-from diagd.models.native import NativeModel
+from diagd.backends.native.model import NativeModel
+from diagd.families.checkpoints import load_model
+from diagd.tokenizers.shards import read_shards
+from diagd.training.sequences import draw_batch
 
 FRAMES = 8
 

@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from diagd import plan_report
 from diagd.cli import COMMANDS
+from diagd.commands import plan as plan_report
 
 COSMOS = "3x40x64"
 PAPER = [  # arXiv:2503.14070, design section 6: grid, k, d, steps
@@ -169,7 +169,7 @@ def test_an_unknown_dtype_lists_the_known_ones(command):
 )
 def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    for loaded in (COMMANDS[name][0].partition(":")[0], "diagd.training_loop"):
+    for loaded in (f"diagd.commands.{name}", "diagd.training.loop"):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     outcome = command(name, "--out", tmp_path / "out", *flags)
     outcome.assert_refused(rf"needs (accelerate|ViZDoom): pip install 'diagd\[{extra}\]'")
@@ -178,7 +178,7 @@ def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypat
 
 def test_a_module_of_no_extra_that_is_missing_is_our_bug(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.table", None)
-    monkeypatch.delitem(sys.modules, "diagd.plan_report")
+    monkeypatch.delitem(sys.modules, "diagd.commands.plan")
     with pytest.raises(ModuleNotFoundError, match=r"rich\.table"):
         command("plan", "--grid", COSMOS)
 

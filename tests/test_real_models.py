@@ -15,21 +15,21 @@ from rich.console import Console
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
-from diagd.data.clips import ClipFile
-from diagd.data.cosmos_tokenizer import fit_frames
-from diagd.data.fsq import CODEBOOK_SIZE
-from diagd.data.text import encode_text, read_embedding
 from diagd.data.video import read_video, resize, write_image, write_video
-from diagd.data.vit_vqgan import ViTVQGAN, ViTVQGANConfig
-from diagd.data.wham_actions import WHAMActions
-from diagd.data.wham_tokenizer import WHAMTokenizer
 from diagd.decoding.sampling import SamplingOptions
-from diagd.dream_inputs import read_start
-from diagd.models.checkpoints import find_model, load_model, save_model
+from diagd.families.checkpoints import find_model, load_model, save_model
+from diagd.families.clip_files import ClipFile
+from diagd.families.cosmos.fsq import CODEBOOK_SIZE
+from diagd.families.cosmos.tokenizer import fit_frames
+from diagd.families.wham.actions import WHAMActions
+from diagd.families.wham.tokenizer import WHAMTokenizer
+from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.pipeline import VideoGenerator
-from diagd.pretrained import Habits, load_parts, visual_ranges
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.pretrained import Habits, load_parts, visual_ranges
+from diagd.pipeline.prompt_files import read_start
+from diagd.tokenizers.text import encode_text, read_embedding
 from tests.data.cosmos_scripts import write_scripts
 from tests.data.fixtures import FIXTURES, golden
 from tests.data.shapes import rectangles

@@ -6,9 +6,9 @@ import zipfile
 import pytest
 import torch
 
-from diagd.data.tokenizer_files import read_tensors
 from diagd.metrics.weights import read_state_dict
 from diagd.models.torch_files import read_torch_file
+from diagd.tokenizers.storage import read_tensors
 
 MALFORMED = {
     "foreign persistent id": b"K\x07Q.",

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary, write_actions
-from diagd.data.token_shards import TokenClips
-from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import write_video
-from diagd.models.checkpoints import save_model
+from diagd.families.checkpoints import save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.tokenizers.shards import TokenClips
+from diagd.tokenizers.vq import VQTokenizer
 
 HEIGHT, WIDTH, PATCH_PX = 3, 5, 8
 HEIGHT_PX, WIDTH_PX = HEIGHT * PATCH_PX, WIDTH * PATCH_PX

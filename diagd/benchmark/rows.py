@@ -10,7 +10,7 @@ from rich.progress import Progress
 from torch import Tensor
 from transformers import DynamicCache
 
-from diagd.backends import Backend, prepare
+from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
 from diagd.decoding.engine import DiagonalEngine

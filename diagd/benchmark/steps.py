@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagd.backends.native.model import NativeModel
 from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.generate import synchronized_time
 from diagd.models.config import ModelConfig
-from diagd.models.native import NativeModel
 
 
 @dataclass

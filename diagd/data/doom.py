@@ -2,8 +2,6 @@
 
 Every clip is one episode with its own seed: a new spawn, a new policy, nothing shared, so recording
 can be killed and started again at any clip, and two machines record the same clips.
-
-    diagd record --out gameplay --clips 400 --first-seed 0
 """
 
 import contextlib
@@ -101,7 +99,7 @@ def _horizon(depth: np.ndarray) -> np.ndarray:
     return depth[middle - 8 : middle + 8].mean(axis=0)
 
 
-def main(options: RecordOptions) -> dict[str, int]:
+def record_clips(options: RecordOptions) -> dict[str, int]:
     """Record the clips that are not there yet."""
     try:
         import vizdoom

@@ -6,7 +6,7 @@ What lies in the folder is `data.clips`' business: videos, videos with action fi
 from pathlib import Path
 
 from diagd.data.actions import ActionCodec
-from diagd.data.clips import Clip, find_clips, sample_clips
+from diagd.families.clip_files import Clip, find_clips, sample_clips
 
 
 def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:

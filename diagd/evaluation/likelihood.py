@@ -1,7 +1,7 @@
 """The teacher-forced gap on clips: what true frames cost under a schedule, minus under raster.
 
 One line a clip, model and schedule in `teacher_forced.jsonl`; a killed run goes on where it was.
-Nothing is generated: `diagd.teacher_forced` reads the clip once under the lanes of the schedule.
+Nothing is generated: `diagd.decoding.likelihood` reads the clip once under the schedule's lanes.
 """
 
 import json
@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.ways import Way
 from diagd.evaluation.measure import ClipMeter, Task
 from diagd.evaluation.results import RASTER
-from diagd.teacher_forced import schedule_nll
 
 FILE = "teacher_forced.jsonl"
 

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.backends import Backend
-from diagd.data.tokenizers import VQTokenizer
+from diagd.backends.devices import DTypeName, dtype_of
+from diagd.backends.prepare import Backend
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.ways import Way
 from diagd.evaluation.clips import Clip, read_clip
 from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import Record, pack
-from diagd.flags import DTypeName, dtype_of
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
 from diagd.notes import without_context_warnings
-from diagd.pipeline import GeneratedVideo, VideoGenerator
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.tokenizers.vq import VQTokenizer
 
 
 class Task(NamedTuple):

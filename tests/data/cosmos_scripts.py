@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.data.fsq import LEVELS, codes_to_indices, indices_to_codes, quantize
+from diagd.families.cosmos.fsq import LEVELS, codes_to_indices, indices_to_codes, quantize
 
 PATCH = (8, 16, 16)  # frames, rows and columns of pixels per token
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from diagd.data.wham_tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
+from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 MINEWORLD = FIXTURES / "mineworld_tiny_v256"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from diagd.data.actions import write_actions
-from diagd.data.tokenizer_init import linear_tokenizer_model
-from diagd.data.tokenizers import VQTokenizer
 from diagd.data.video import write_video
+from diagd.tokenizers.linear_init import linear_tokenizer_model
+from diagd.tokenizers.vq import VQTokenizer
 
 HEIGHT_PX, WIDTH_PX = 24, 40  # 3 x 5 tokens
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
-from diagd.data.minecraft_actions import MinecraftActions
+from diagd.families.mineworld.actions import MinecraftActions
 
 VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
 

@@ -16,7 +16,7 @@ from diagd.data.doom import (
     Explorer,
     RecordOptions,
     clip_paths,
-    main,
+    record_clips,
 )
 from diagd.data.video import read_video
 
@@ -44,7 +44,7 @@ def recording(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gameplay")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
-        assert main(options_for(folder)) == {"recorded": 2, "clips": 2}
+        assert record_clips(options_for(folder)) == {"recorded": 2, "clips": 2}
     return folder
 
 
@@ -81,11 +81,11 @@ def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
     clip_paths(folder, 71)[1].write_text("half")
     for path in clip_paths(folder, 72):
         path.write_text("kept")
-    assert main(options_for(folder, first_seed=71)) == {"recorded": 1, "clips": 2}
+    assert record_clips(options_for(folder, first_seed=71)) == {"recorded": 1, "clips": 2}
     for ours, theirs in zip(clip_paths(folder, 71), clip_paths(recording, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert [path.read_text() for path in clip_paths(folder, 72)] == ["kept", "kept"]
-    assert main(options_for(folder, first_seed=71)) == {"recorded": 0, "clips": 2}
+    assert record_clips(options_for(folder, first_seed=71)) == {"recorded": 0, "clips": 2}
 
 
 def test_action_names_press_their_buttons():
@@ -101,7 +101,7 @@ def test_action_names_press_their_buttons():
 def test_recording_leaves_nothing_where_it_was_started(tmp_path, monkeypatch):
     pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
     monkeypatch.chdir(tmp_path)
-    main(options_for(tmp_path / "gameplay", clips=1, frames=2))
+    record_clips(options_for(tmp_path / "gameplay", clips=1, frames=2))
     assert [path.name for path in tmp_path.iterdir()] == ["gameplay"]
 
 
@@ -129,7 +129,7 @@ def test_an_output_that_is_a_file_is_refused(command, tmp_path):
 def test_without_vizdoom_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vizdoom", None)
     with pytest.raises(ValueError, match=r"recording needs ViZDoom: pip install 'diagd\[doom\]'"):
-        main(options_for(tmp_path / "out"))
+        record_clips(options_for(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

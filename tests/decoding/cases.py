@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import gumbel_noise
 from diagd.models.config import ModelConfig
-from diagd.models.native import NativeModel
 from diagd.models.transformer import Transformer
 from tests import oracles
 

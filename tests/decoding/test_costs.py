@@ -2,9 +2,9 @@
 
 import torch
 
+from diagd.backends.native.model import NativeModel
 from diagd.decoding.costs import NUM_LANES, TOKENS, best_num_lanes
 from diagd.decoding.exact import ExactEngine
-from diagd.models.native import NativeModel
 from tests.models.tiny import random_tokens, tiny_model
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._utils import _rebuild_tensor_v2
 
 from diagd.models.torch_files import Record, read_torch_file, tensors_of
 
@@ -131,4 +132,4 @@ def test_a_file_leaves_no_attributes_on_the_functions_that_rebuild_tensors(tmp_p
             changed.writestr(name, evil if name.endswith("data.pkl") else whole.read(name))
     with pytest.raises(ValueError, match="damaged checkpoint"):
         read_torch_file(tmp_path / "evil.pt")
-    assert not hasattr(torch._utils._rebuild_tensor_v2, "mark")
+    assert not hasattr(_rebuild_tensor_v2, "mark")

@@ -10,7 +10,7 @@ from tests.web.serving import Served, serving
 @pytest.fixture(scope="session")
 def dreamer(world):
     """Return the tiny world, loaded once."""
-    from diagd.pipeline import VideoGenerator
+    from diagd.pipeline.generator import VideoGenerator
 
     return VideoGenerator.from_pretrained(world)
 

@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
-from diagd.web.hall import Hall
-from diagd.web.messages import unpack
-from diagd.web.play import PlayOptions, listen, make_hall, make_server
+from diagd.commands.play import PlayOptions, listen, make_hall, make_server
+from diagd.web.play.messages import unpack
+from diagd.web.play.scheduler import Hall
 
 PATIENCE = 10.0  # seconds; the machines of tests are slow at times
 

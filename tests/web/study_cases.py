@@ -13,9 +13,9 @@ import torch
 
 from diagd.data.actions import write_actions
 from diagd.data.video import write_video
-from diagd.web.study_pairs import StudyPairs, find_pairs
-from diagd.web.study_server import listen, study_server
-from diagd.web.study_store import StudyStore
+from diagd.web.study.pairs import StudyPairs, find_pairs
+from diagd.web.study.server import listen, study_server
+from diagd.web.study.store import StudyStore
 
 COLOURS = {"k=1": (200, 30, 30), "raster": (30, 30, 200), "k=2": (30, 160, 30)}
 ACTIONS = ("none", "forward", "forward", "forward+left", "left", "left")

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from diagd.data.video import read_video, write_image
-from diagd.web.pictures import from_jpeg, to_jpeg
-from diagd.web.saved import load
-from diagd.web.session import Session
+from diagd.web.play.pictures import from_jpeg, to_jpeg
+from diagd.web.play.saved import load
+from diagd.web.play.session import Session
 from tests.web.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diagd.web.play import short_collections
+from diagd.commands.play import short_collections
 from tests.web.serving import serving, wait_until
 
 CLIENTS = 8

@@ -1,0 +1,213 @@
+"""Where a video model looks when it writes a token: the paper's attention analysis, with numbers.
+
+Diagonal decoding rests on two observations (arXiv:2503.14070, section 4.3): a token attends to the
+rows above in its own column, and to its own place in the frame before. Here both are measured. The
+query of token (t, i, j) is the lane that predicts it, which stands at its raster predecessor.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagd.attention.capture import capture_attention
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.transformer import Transformer
+
+# What a token may be to the one that is written; each token is the first of these that holds.
+KINDS = (
+    "conditioning",  # a prefix or action token
+    "previous_in_row",  # (t, i, j - 1)
+    "row_above",  # (t, i - 1, j)
+    "two_rows_above",  # (t, i - 2, j)
+    "further_up",  # same column, three rows above or more
+    "previous_frame",  # (t - 1, i, j)
+    "older_frames",  # the same place, two frames before or more
+    "neighbours",  # at most a row and a column away, in this frame or the one before
+    "elsewhere",
+)
+ROW_LAGS = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class FrameAttention:
+    """Whom the tokens of one frame attend to. Q = height * width queries, N tokens up to there.
+
+    Attributes:
+        height, width: tokens of a frame. frame: which one, from 0.
+        mean_map: (Q, N) float32, mean over clips and the layers and heads asked for. A row is a
+            token written, a column a token looked at.
+        shares: (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1 over kinds.
+        hidden: (layers, heads, row lags) float32, mass on tokens of the frame that diagonals with
+            the lags `ROW_LAGS` have not written yet.
+        even_shares, even_hidden: the same if every visible token got the same attention.
+    """
+
+    height: int
+    width: int
+    frame: int
+    slots_per_frame: int
+    mean_map: Tensor
+    shares: Tensor
+    hidden: Tensor
+    even_shares: Tensor
+    even_hidden: Tensor
+
+    def report(self) -> dict[str, Any]:
+        """Return the numbers as plain data: over all, by layer, by layer and head."""
+        return {
+            "frame": self.frame,
+            "grid": f"{self.height}x{self.width}",
+            "shares": _named(self.shares.mean((0, 1))),
+            "shares_if_even": _named(self.even_shares),
+            "not_written_yet": _by_lag(self.hidden.mean((0, 1))),
+            "not_written_yet_if_even": _by_lag(self.even_hidden),
+            "layers": [
+                {
+                    "shares": _named(shares.mean(0)),
+                    "not_written_yet": _by_lag(hidden.mean(0)),
+                    "heads": [_named(head) for head in shares],
+                }
+                for shares, hidden in zip(self.shares, self.hidden, strict=True)
+            ],
+        }
+
+    def around(self, frames_back: int, reach: int) -> Tensor:
+        """Return the mean mass at every offset from the place written.
+
+        Returns:
+            (2 * reach + 1, 2 * reach + 1) float32 over row and column offsets -reach .. reach;
+            NaN where no token looked at is at such an offset.
+        """
+        start = self.mean_map.shape[1] - (frames_back + 1) * self.slots_per_frame
+        start += self.slots_per_frame - self.height * self.width
+        looked_at = self.mean_map[:, start : start + self.height * self.width]
+        rows, columns = _places(self.height, self.width)
+        row_offset = rows[None] - rows[:, None] + reach
+        column_offset = columns[None] - columns[:, None] + reach
+        size = 2 * reach + 1
+        near = (row_offset >= 0) & (row_offset < size)
+        near &= (column_offset >= 0) & (column_offset < size)
+        if frames_back == 0:
+            near &= torch.ones_like(near).tril(-1)
+        offsets = (row_offset * size + column_offset)[near]
+        mass = torch.zeros(size * size).index_add_(0, offsets, looked_at[near])
+        return (mass / offsets.bincount(minlength=size * size)).view(size, size)
+
+
+def measure_attention(
+    model: Transformer | HuggingFaceModel,
+    tokens: Tensor,
+    height: int,
+    width: int,
+    frame: int = 1,
+    *,
+    num_action_tokens: int = 0,
+    prefix_length: int = 0,
+    layer: int | None = None,
+    head: int | None = None,
+    chunk: int = 64,
+) -> FrameAttention:
+    """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
+
+    Args:
+        tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
+            the first frame; what comes after `frame` is not looked at.
+        frame: which frame, from 0; 1 is the paper's.
+        layer, head: what `mean_map` is to show; None is the mean. The shares are of all.
+        chunk: queries at a time.
+
+    Raises:
+        ValueError: tokens without that frame, or a layer or head that the model does not have.
+    """
+    size = height * width
+    start = prefix_length + frame * (size + num_action_tokens)
+    if tokens.ndim != 2 or start < 1 or tokens.shape[1] < start + size:
+        raise ValueError(
+            f"frame {frame} of {height}x{width} takes tokens [{start}, {start + size}) and one "
+            f"before, got tokens of shape {tuple(tokens.shape)}"
+        )
+    if isinstance(model, Transformer):
+        layers, heads = model.config.num_layers, model.config.num_heads
+    else:
+        layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
+        if chosen is not None and not 0 <= chosen < count:
+            raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
+    kinds = _kinds(height, width, frame, num_action_tokens, prefix_length)
+    unwritten = _unwritten(height, width, start)
+    mean_map = torch.zeros(size, start + size)
+    shares = torch.zeros(layers, heads, len(KINDS))
+    hidden = torch.zeros(layers, heads, len(ROW_LAGS))
+
+    def add(at: int, query: int, probabilities: Tensor) -> None:
+        mean = probabilities.mean(0).cpu()  # (heads, L, M) over the clips
+        rows = slice(query - start + 1, query - start + 1 + mean.shape[1])
+        read = mean.shape[2]
+        shares[at].index_add_(1, kinds[rows, :read].flatten(), mean.flatten(1))
+        hidden[at] += mean.flatten(1) @ unwritten[:, rows, :read].flatten(1).float().T
+        if layer in (None, at):
+            mean_map[rows, :read] += mean.mean(0) if head is None else mean[head]
+
+    capture_attention(model, tokens[:, : start + size - 1], start - 1, add, chunk)
+    mean_map /= layers if layer is None else 1
+    even = torch.ones(size, start + size).tril(start - 1)
+    even /= even.sum(1, keepdim=True)
+    even_shares = torch.zeros(len(KINDS)).index_add_(0, kinds.flatten(), even.flatten())
+    even_hidden = (unwritten * even).sum((1, 2))
+    return FrameAttention(
+        *(height, width, frame, size + num_action_tokens, mean_map),
+        *(shares / size, hidden / size, even_shares / size, even_hidden / size),
+    )
+
+
+def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return row and column of every token of a frame, each (height * width,)."""
+    cells = torch.arange(height * width)
+    return cells // width, cells % width
+
+
+def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -> Tensor:
+    """Return what every token is to every token of a frame; (Q, N) indices of `KINDS`."""
+    rows, columns = _places(height, width)
+    slots = torch.arange(prefix, prefix + (frame + 1) * (height * width + num_actions))
+    cell = (slots - prefix) % (height * width + num_actions)
+    frames_back = frame - (slots - prefix) // (height * width + num_actions)
+    up, left = rows[:, None] - cell // width, columns[:, None] - cell % width
+    same_place = (up == 0) & (left == 0)
+    here, same_column = frames_back == 0, left == 0
+    holds = [
+        (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
+        here & (up == 0) & (left == 1),
+        here & same_column & (up == 1),
+        here & same_column & (up == 2),
+        here & same_column & (up > 2),
+        (frames_back == 1) & same_place,
+        (frames_back > 1) & same_place,
+        (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
+        torch.ones_like(same_place),
+    ]
+    kinds = torch.stack(holds).int().argmax(0)  # the first that holds
+    kinds = kinds[:, : len(slots) - num_actions]
+    return F.pad(kinds, (prefix, 0))
+
+
+def _unwritten(height: int, width: int, start: int) -> Tensor:
+    """Return which earlier tokens each schedule has yet to write; (row lags, Q, N) bool."""
+    rows, columns = _places(height, width)
+    earlier = torch.ones(len(rows), len(rows), dtype=torch.bool).tril(-1)
+    late = []
+    for lag in ROW_LAGS:
+        steps = rows * min(lag, width) + columns
+        late.append(earlier & (steps[None] >= steps[:, None]))
+    return F.pad(torch.stack(late), (start, 0))
+
+
+def _named(shares: Tensor) -> dict[str, float]:
+    return {kind: round(share, 5) for kind, share in zip(KINDS, shares.tolist(), strict=True)}
+
+
+def _by_lag(masses: Tensor) -> dict[str, float]:
+    return {f"row_lag_{k}": round(m, 5) for k, m in zip(ROW_LAGS, masses.tolist(), strict=True)}

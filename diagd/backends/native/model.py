@@ -1,0 +1,187 @@
+"""Decode a Transformer with our own C++ kernels: one call a step, for CPUs.
+
+At a few lanes a step, PyTorch spends more time between kernels than in them, and its float32
+products of 2 to 16 rows read memory at half its speed (docs/log.md). `NativeModel` runs all layers
+in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share a step.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from diagd.backends.native.compiler import load_library
+from diagd.backends.native.weights import NativeDType, NativeWeights, fields, whole_blocks
+from diagd.models.cache import check_sizes, refuse_context
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+
+
+class NativeCache:
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
+
+    def __init__(
+        self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype
+    ) -> None:
+        self.batch_size, self.num_slots = batch_size, num_slots
+        heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots)
+        size = heads * slots * whole_blocks(config.head_dim)
+        self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
+        self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
+        self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
+
+    @property
+    def bytes(self) -> int:
+        """Memory the buffers hold."""
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+
+class NativeModel:
+    """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
+
+    Activations are float32 whatever the weights are. int8 weights have one scale for each output
+    (the largest magnitude becomes 127), a bfloat16 cache, and are for speed at some loss.
+    """
+
+    def __init__(
+        self, model: Transformer, weights: NativeDType = "float32", use_up: bool = False
+    ) -> None:
+        """Pack the weights of a model.
+
+        Args:
+            use_up: empty the model layer by layer, so that a large one is never there twice.
+
+        Raises:
+            ValueError: Unknown `weights`.
+            OSError: The kernels cannot be built here (see `load_library`).
+        """
+        if weights not in get_args(NativeDType):
+            names = ", ".join(get_args(NativeDType))
+            raise ValueError(f"weights must be one of {names}, got {weights!r}")
+        if model.config.context_size or model.config.position_table:
+            raise ValueError("the native kernels have no cross-attention and no position table")
+        self.config, self.weights = model.config, weights
+        self._library = load_library()
+        suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
+        self._decode = getattr(self._library, f"decode_{suffix}")
+        self.seconds: Tensor | None = None  # (3,) float64: linears, attention, rest add up here
+        self._laid_out = NativeWeights(model, weights, use_up)
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU."""
+        return torch.device("cpu")
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.config.vocab_size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Ids that may be fed: [0, num_embeddings)."""
+        return self.config.vocab_size + self.config.extra_embeddings
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model can hold."""
+        return self.config.max_positions
+
+    def make_cache(
+        self, batch_size: int, num_slots: int, context: Tensor | None = None
+    ) -> NativeCache:
+        """Allocate a cache of num_slots slots, the scratch slot (the last one) included."""
+        refuse_context(context)
+        check_sizes(batch_size, num_slots)
+        return NativeCache(self.config, batch_size, num_slots, self._laid_out.cache_dtype)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        cache: NativeCache,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Feed lanes; arguments as in `Transformer.forward`. Returns float32 logits.
+
+        Raises:
+            ValueError: Arguments of another dtype, or an index out of range.
+        """
+        indices = tokens, positions, slots
+        if any(index.dtype != torch.int64 for index in indices) or visible.dtype != torch.bool:
+            raise ValueError("tokens, positions and slots must be int64, and visible bool")
+        batch, lanes = tokens.shape
+        keep = min(logits_to_keep or lanes, lanes)
+        logits = torch.empty(batch, keep, whole_blocks(self.vocab_size))
+        inputs = tuple(index.contiguous() for index in indices)
+        visible = visible.contiguous()
+        step = _Step(
+            *(batch, lanes, visible.shape[1], cache.num_slots, keep),
+            *(tensor.data_ptr() for tensor in inputs),
+            visible.data_ptr(),
+            ctypes.addressof(cache.key_pointers),
+            ctypes.addressof(cache.value_pointers),
+            logits.data_ptr(),
+            None if self.seconds is None else self.seconds.data_ptr(),
+        )
+        record = self._laid_out.record
+        record.threads = torch.get_num_threads()
+        if self._decode(ctypes.byref(record), ctypes.byref(step)):
+            raise ValueError("a token, position or slot is out of range")
+        return logits[..., : self.vocab_size]
+
+    def sample(
+        self,
+        logits: Tensor,
+        options: Any,
+        ranges: Any,
+        seeds: Tensor,
+        frames: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
+        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
+        batch, lanes = logits.shape[:2]
+        if ranges.by_place is None:
+            bounds = torch.tensor([[ranges.low], [ranges.high]]).expand(2, lanes).contiguous()
+        else:
+            bounds = ranges.by_place[rows, columns].T.contiguous()
+        drawn = torch.empty(batch, lanes, dtype=torch.int64)
+        places = tuple(place.contiguous() for place in (seeds, frames, rows, columns))
+        draw = _Draw(
+            *(batch, lanes, logits.stride(1), torch.get_num_threads(), options.top_k or 0),
+            options.exclusive_top_p,
+            *(options.temperature, 1.0 if options.top_p is None else options.top_p),
+            *(logits.data_ptr(), bounds[0].data_ptr(), bounds[1].data_ptr()),
+            *(place.data_ptr() for place in places),
+            drawn.data_ptr(),
+        )
+        self._library.draw(ctypes.byref(draw))
+        return drawn
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+class _Step(ctypes.Structure):
+    """Step in csrc/decoder.cpp."""
+
+    _fields_ = [
+        *fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
+        *fields(ctypes.c_void_p, "tokens at slots visible keys values logits seconds"),
+    ]
+
+
+class _Draw(ctypes.Structure):
+    """Draw in csrc/sampler.cpp."""
+
+    _fields_ = [
+        *fields(ctypes.c_int32, "batch lanes stride threads top_k exclusive_top_p"),
+        *fields(ctypes.c_float, "temperature top_p"),
+        *fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn"),
+    ]

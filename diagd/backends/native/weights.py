@@ -1,0 +1,161 @@
+"""Lay a Transformer's weights out as the C++ kernels read them."""
+
+import ctypes
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diagd.models.layers import SwiGLU
+from diagd.models.transformer import Transformer
+
+NativeDType = Literal["float32", "bfloat16", "int8"]
+BLOCK = 32  # columns of a block of weights, as in csrc/kernels.h
+
+
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Declare members of one type for a ctypes structure."""
+    return [(name, kind) for name in names.split()]
+
+
+class LayerRecord(ctypes.Structure):
+    """Addresses of one layer's weights: LayerWeights in csrc/decoder.cpp."""
+
+    _fields_ = fields(
+        ctypes.c_void_p,
+        "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias "
+        "qkv_scale out_scale gate_up_scale down_scale "
+        "norm1 norm1_bias norm2 norm2_bias q_norm k_norm",
+    )
+
+
+class ModelRecord(ctypes.Structure):
+    """Shape of a model and addresses of its weights: Model in csrc/decoder.cpp."""
+
+    _fields_ = [
+        *fields(
+            ctypes.c_int32,
+            "hidden intermediate layers heads kv_heads head_dim vocab rms gated threads "
+            "num_embeddings max_positions",
+        ),
+        ("eps", ctypes.c_float),
+        *fields(
+            ctypes.c_void_p,
+            "embeddings head positions cosines sines norm norm_bias head_scale weights",
+        ),
+    ]
+
+
+class NativeWeights:
+    """Copies of a model's weights in blocks, and the record that points to them.
+
+    Args:
+        use_up: empty each layer of the model once it is copied, so that both never are whole.
+
+    Attributes:
+        record: what the C++ side takes; valid as long as this object lives.
+        cache_dtype: of embeddings, keys and values.
+    """
+
+    def __init__(self, model: Transformer, weights: NativeDType, use_up: bool = False) -> None:
+        self.config, self.weights, self.use_up = model.config, weights, use_up
+        self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
+        self.record = self._describe(model)
+
+    def _describe(self, model: Transformer) -> ModelRecord:
+        config, stack = self.config, model.model
+        layers = (LayerRecord * config.num_layers)()
+        for layer, target in zip(stack.blocks, layers, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv = attention.q_proj, attention.k_proj, attention.v_proj
+            up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
+            for name, parts in (
+                ("qkv", qkv),
+                ("out", (attention.o_proj,)),
+                ("gate_up", up),
+                ("down", (mlp.down_proj,)),
+            ):
+                weights: list[Tensor] = [part.weight for part in parts]
+                biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
+                if name == "gate_up":  # each of the two begins with a block of its own
+                    weights = [_pad(weight, 0) for weight in weights]
+                    biases = [_pad(bias, 0) for bias in biases]
+                blocks, scale = self._matrix(torch.cat(weights))
+                setattr(target, name, blocks)
+                setattr(target, f"{name}_scale", scale)
+                setattr(target, f"{name}_bias", self._floats(torch.cat(biases)) if biases else None)
+            for name, module in (
+                ("norm1", layer.input_layernorm),
+                ("norm2", layer.post_attention_layernorm),
+                ("q_norm", attention.q_norm),
+                ("k_norm", attention.k_norm),
+            ):
+                setattr(target, name, self._floats(getattr(module, "weight", None)))
+                if name in ("norm1", "norm2"):
+                    bias = getattr(module, "bias", None)
+                    setattr(target, f"{name}_bias", self._floats(bias))
+            if self.use_up:
+                for parameter in layer.parameters():
+                    parameter.data = parameter.data.new_empty(0)
+        self._kept.append(layers)
+        embeddings = stack.embed_tokens.weight
+        head, head_scale = self._matrix(
+            embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
+        )
+        rotary = stack.rotary
+        positions = stack.embed_positions
+        return ModelRecord(
+            *(config.hidden_size, config.intermediate_size, config.num_layers, config.num_heads),
+            *(config.num_kv_heads, config.head_dim, config.vocab_size, config.norm == "rms"),
+            *(config.mlp == "swiglu", 1, len(embeddings), config.max_positions),
+            config.norm_eps,
+            self._keep(_pad(embeddings.detach(), 1).to(self.cache_dtype)),
+            head,
+            self._floats(None if positions is None else positions.weight, pad=False),
+            self._floats(None if rotary is None else rotary.cos, pad=False),
+            self._floats(None if rotary is None else rotary.sin, pad=False),
+            self._floats(getattr(stack.norm, "weight", None)),
+            self._floats(getattr(stack.norm, "bias", None)),
+            head_scale,
+            ctypes.addressof(layers),
+        )
+
+    def _matrix(self, weight: Tensor) -> tuple[int, int | None]:
+        """Keep an (N, K) weight as (N / 32, K, 32): blocks of 32 outputs, padded with zeros."""
+        weight = _pad(_pad(weight.detach().float(), 0), 1)
+        scale = None
+        if self.weights == "int8":
+            steps = weight.abs().amax(1).clamp(min=1e-12) / 127
+            weight, scale = (weight / steps[:, None]).round(), self._keep(steps)
+        dtype = torch.int8 if self.weights == "int8" else self.cache_dtype
+        blocks = weight.to(dtype).unflatten(0, (-1, BLOCK))  # (N / 32, 32, K)
+        if self.weights == "bfloat16":
+            blocks = blocks.unflatten(2, (-1, 2)).transpose(1, 2)  # (N / 32, K / 2, 32, 2)
+        else:
+            blocks = blocks.transpose(1, 2)
+        return self._keep(blocks), scale
+
+    def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
+        """Keep a float32 copy (padded to whole blocks); returns its address."""
+        if values is None:
+            return None
+        values = values.detach().float()
+        return self._keep(_pad(values, 0) if pad else values.clone())
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor := tensor.contiguous())
+        return tensor.data_ptr()
+
+
+def whole_blocks(size: int) -> int:
+    """Round a size up to whole blocks."""
+    return -(-size // BLOCK) * BLOCK
+
+
+def _pad(tensor: Tensor, dim: int) -> Tensor:
+    """Append zeros up to a whole number of blocks."""
+    missing = whole_blocks(tensor.shape[dim]) - tensor.shape[dim]
+    shape = list(tensor.shape)
+    shape[dim] = missing
+    return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)

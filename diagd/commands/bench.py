@@ -1,0 +1,228 @@
+"""Time ways to decode side by side on the same weights: raster, diagonals, exact, Hugging Face.
+
+Speedup is over raster of the same dtype and backend. Efficiency is the speedup divided by the cut
+in steps: 1 means that a step of many lanes costs what a step of one lane costs, so the whole cut
+became wall-clock. All rows run in turns, so a machine that slows down slows all of them; the first
+run of each (with compilation) is timed apart.
+
+    diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
+    diagd bench --ways exact exact,lanes=32 zipar=4 --temperature 1 --baseline none
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.prepare import Backend
+from diagd.benchmark.ceilings import measure_ceilings
+from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
+from diagd.decoding.generate import peak_memory_bytes
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way, parse_ways
+from diagd.families.checkpoints import load_model, model_path, read_config
+from diagd.models.config import ModelConfig
+from diagd.models.presets import PRESETS
+from diagd.models.transformer import Transformer
+from diagd.pipeline.pretrained import Habits
+from diagd.provenance import cpu_name
+
+TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
+SPEED = {
+    "steps": "{steps}",
+    "ms/step": "{ms_per_step:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "over HF": "{over_hugging_face:.1f}x",
+    "speedup": "{speedup:.1f}x",
+    "fed/token": "{fed_per_token:.2f}",
+    "= raster": "{tokens_equal_to_raster:.0%}",
+    "efficiency": "{efficiency:.2f}",
+    "first s": "{warm_up_seconds:.1f}",
+}
+LIMITS = {
+    "p99": "{step_ms[p99]:.2f}",
+    "MB/step": "{megabytes_per_step:.0f}",
+    "of peak": "{bandwidth_share:.0%}",
+    "MFLOP/step": "{megaflops_per_step:.0f}",
+    "of peak ": "{flops_share:.0%}",
+    "forward": "{parts_ms[forward]:.2f}",
+    "linears": "{parts_ms[linears]:.2f}",
+    "attention": "{parts_ms[attention]:.2f}",
+    "sampling": "{parts_ms[sampling]:.2f}",
+    "other": "{parts_ms[bookkeeping]:.2f}",
+}
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Run raster, diagonal decoding and other ways (after one context frame) and compare.
+
+    How many passes exact and the like take follows how sure the model is: random weights say little
+    about it. Trained ones (doom) after a context of random tokens, as here, take more than on
+    recorded clips, which runs/exact.py and `diagd evaluate` measure.
+    """
+
+    model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
+    grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
+    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)
+    ways: tuple[str, ...] = ()  # more rows, named as in diagd evaluate: exact, exact,lanes=32, sjd
+    overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
+    context_frames: int = 1  # frames in the prompt
+    dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
+    backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
+    device: str = "cpu"
+    baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
+    repeats: int = 3  # timed runs of every row
+    steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
+    random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
+    seed: int = 0  # of random weights, prompt and actions
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "context_frames", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.steps and self.baseline == "hf":
+            raise ValueError("steps skips most of our own steps: it needs --baseline none")
+        if self.temperature and self.baseline == "hf":
+            raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
+        for way in parse_ways(self.ways, self.temperature):
+            if self.steps and way.exact:
+                raise ValueError(f"steps skips most steps, of which {way.name} needs every one")
+
+    def all_ways(self, grid: TokenGrid) -> list[Way]:
+        """Return raster, a diagonal for each row_lag, and the other ways."""
+        names = {way.name: way for way in parse_ways(("raster", *self.ways), self.temperature)}
+        frame_lags = {lag: lag * grid.height if self.overlap else None for lag in self.row_lag}
+        lags = [Way(f"row_lag {lag}", lag, between) for lag, between in frame_lags.items()]
+        return [names.pop("raster"), *lags, *names.values()]
+
+    def sampling(self) -> SamplingOptions:
+        """Return how tokens are drawn."""
+        return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
+
+
+def main(options: BenchOptions) -> dict[str, Any]:
+    """Time every row and print the tables."""
+    device = device_of(options.device)
+    config = _config(options.model)
+    grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
+    ways, sampling = options.all_ways(grid), options.sampling()
+    for way in ways:
+        way.schedule(grid)  # or it does not fit
+    inputs = _inputs(options, config, grid, device)
+    rows: list[Row] = []
+    ceilings = {}
+    for dtype in options.dtype:
+        ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
+        if options.baseline == "hf" and dtype != "int8":
+            model = _model(options, config, dtype, device)
+            rows.append(hugging_face_row(model, dtype, grid, inputs))
+            del model
+        for backend in options.backend:  # each uses up a model: a large one is there once
+            model = _model(options, config, dtype, device)
+            rows += engine_rows(model, dtype, backend, ways, grid, inputs, sampling, options.steps)
+            del model
+    time_rows(rows, options.repeats)
+    document = {
+        "options": asdict(options),
+        "grid": [grid.num_frames, grid.height, grid.width],
+        "parameters": num_parameters(config),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        "ceilings": {dtype: asdict(ceiling) for dtype, ceiling in ceilings.items()},
+        "peak_memory_bytes": peak_memory_bytes(device),
+        "rows": report_rows(rows, config, grid, ceilings),
+    }
+    _print(document)
+    return document
+
+
+def _inputs(
+    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device
+) -> Inputs:
+    """Draw a prompt of prefix and context frames, actions, and a text where one is read."""
+    generator = torch.Generator().manual_seed(options.seed)
+    count, actions = options.context_frames, config.num_action_tokens
+    image, text_size = config.image_vocab_size, config.context_size
+    between = min(image, config.vocab_size - 1), config.vocab_size
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, (1, *shape), generator=generator).to(device)
+
+    frames = draw(0, image, count, grid.tokens_per_frame)
+    sequence = torch.cat([draw(*between, count, actions), frames], 2).flatten(1)[:, actions:]
+    prompt = torch.cat([draw(*between, config.prefix_length), sequence], 1)
+    coming = draw(*between, grid.num_frames, actions)
+    length = prompt.numel() + grid.num_tokens + coming.numel()
+    if length > config.max_positions:
+        raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
+    text = torch.randn(1, TEXT_PLACES, text_size, generator=generator).to(device)
+    return Inputs(prompt, count, coming, text if text_size else None)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Count weights."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in Transformer(config).parameters())
+
+
+def _config(name: str) -> ModelConfig:
+    if name in PRESETS:
+        return PRESETS[name]
+    return read_config(model_path(name) / "config.json")
+
+
+def _model(
+    options: BenchOptions, config: ModelConfig, dtype: DTypeName, device: torch.device
+) -> Transformer:
+    if options.model in PRESETS or options.random_weights:
+        return Transformer.random(config, options.seed, device, dtype_of(dtype))
+    return load_model(options.model, device=device, dtype=dtype_of(dtype))
+
+
+def _print(document: dict[str, Any]) -> None:
+    options, console = document["options"], Console()
+    console.print(
+        f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
+        f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
+        f"medians of {options['repeats']}"
+    )
+    for dtype, ceiling in document["ceilings"].items():
+        rate, flops = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e9
+        console.print(
+            f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {flops:.0f} GFLOP/s"
+        )
+    rows = document["rows"]
+    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
+    common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
+    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
+    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
+        shown = [row for row in rows if texts is SPEED or "step_ms" in row]
+        columns = {h: t for h, t in texts.items() if any(_cell(t, row) != "-" for row in shown)}
+        table = Table(title=f"{title} {common and f'({common})'}", box=SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("", no_wrap=True)
+        for header in columns:
+            table.add_column(header.strip(), justify="right", no_wrap=True)
+        for row in shown:
+            name = " ".join(filter(None, (row[key] for key in told_apart)))
+            table.add_row(name, *(_cell(text, row) for text in columns.values()))
+        console.print(table)
+
+
+def _cell(text: str, row: dict[str, Any]) -> str:
+    """Fill in a number, or a dash where this row has none."""
+    try:
+        return text.format(**row)
+    except (KeyError, TypeError):
+        return "-"

@@ -1,0 +1,61 @@
+"""Turn a released checkpoint into our folder format: config.json and model.safetensors.
+
+diagd convert Cosmos-Predict1-4B/model.pt cosmos-4b
+diagd convert WHAM_200M.ckpt wham-200m
+
+Weights keep their type and are copied one tensor at a time, so 24 GB need no 24 GB of memory. What
+makes a world of a model (tokenizer, actions) comes along where the checkpoint holds it.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from diagd.families.checkpoints import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    empty_model,
+    find_model,
+    write_config,
+)
+from diagd.models.weight_files import write_weights
+from diagd.pipeline.pretrained import save_parts
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
+
+    Every command takes it; of Cosmos, whose tokenizer stays apart, `generate --tokenizer` does.
+    """
+
+    source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint
+    target: Annotated[Path, tyro.conf.Positional]  # folder to write
+    config: Path | None = None  # config in the original field names, if not beside the checkpoint
+    tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
+    force: bool = False  # overwrite a checkpoint that is already there
+
+
+def main(options: ConvertOptions) -> dict[str, Any]:
+    """Recognise, rename, write; say what it was."""
+    if (options.target / WEIGHTS_FILE).exists() and not options.force:
+        raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
+    found = find_model(options.source, options.config)
+    model = empty_model(found)
+    options.target.mkdir(parents=True, exist_ok=True)
+    parts = save_parts(found, options.target, options.tokenizer)
+    write_weights(options.target / WEIGHTS_FILE, found.weights)
+    write_config(options.target / CONFIG_FILE, found.config)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    console = Console()
+    console.print(f"{found.path}: {found.family}, {parameters / 1e6:.1f}M parameters")
+    console.print(f"wrote {options.target}: {', '.join([CONFIG_FILE, WEIGHTS_FILE, *parts])}")
+    return {
+        "family": found.family,
+        "parameters": parameters,
+        "config": asdict(found.config),
+        "parts": parts,
+    }

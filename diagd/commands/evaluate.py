@@ -1,0 +1,249 @@
+"""Compare ways to decode on recorded clips: quality, speed, steps, agreement with raster.
+
+Every clip is continued from its first frames under its recorded actions, by each model in each way
+with the same seed. Raster, the tokenizer's reconstruction and a copy of the last given frame are
+always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a page.
+
+    diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from diagd.backends.devices import DTypeName, device_of
+from diagd.backends.prepare import Backend
+from diagd.data.video import write_video
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way, parse_ways
+from diagd.evaluation import likelihood
+from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.clips import choose_clips
+from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
+from diagd.evaluation.protocol import PROTOCOLS
+from diagd.evaluation.ray_workers import Pool, measure_on_workers
+from diagd.evaluation.results import (
+    BASELINES,
+    RASTER,
+    RESULTS_FILE,
+    ResultsWriter,
+    check_same,
+    key_of,
+    read_results,
+    video_path,
+)
+from diagd.evaluation.statistics import summarize
+from diagd.evaluation.table import print_summary
+from diagd.families.checkpoints import model_path
+from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
+from diagd.pipeline.pretrained import Habits
+from diagd.provenance import fingerprint, provenance
+
+Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Continue recorded clips by every model in every way to decode, and compare with the truth.
+
+    Ways: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5, sjd,
+    mc-sjd; the last five also with lanes, such as exact,lanes=32 (see `diagd.decoding.ways`).
+    """
+
+    clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
+    out: Path  # folder for results.jsonl; a run that was killed goes on from here
+    models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
+    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
+    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # ways to decode, after raster
+    protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
+    num_clips: int | None = None  # clips, drawn at random from the folder by the seed
+    frames: int | None = None  # frames of a clip, the given ones included
+    context_frames: int | None = None  # given frames
+    fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
+    start: int = 0  # first frame taken of each clip
+    temperature: float = Habits.temperature  # 0 is greedy
+    top_k: int | None = None  # keep the k likeliest tokens
+    top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
+    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all ways
+    device: str = "cpu"  # cpu, cuda, cuda:1
+    dtype: DTypeName = "float32"  # of the weights
+    backend: Backend = "auto"  # what runs the steps
+    lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
+    lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
+    fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
+    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
+    teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
+    save_videos: bool = False  # keep what was generated, for strips and videos in the report
+    workers: int = 0  # Ray actors that share the work; 0 is this process alone
+    worker_cpus: float = 1  # CPU share of each actor
+    worker_gpus: float = 0  # GPU share of each actor
+    address: str | None = None  # of a Ray cluster; default: one on this machine
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (
+            ("num_clips", self.length("num_clips"), 1),
+            ("context_frames", self.length("context_frames"), 1),
+            ("frames", self.length("frames"), self.length("context_frames") + 1),
+            ("start", self.start, 0),
+            ("workers", self.workers, 0),
+        ):
+            if value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        generated = self.length("frames") - self.length("context_frames")
+        if self.fvd_detector is not None and generated < MIN_FRAMES:
+            raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
+        if self.lpips_heads is not None and self.lpips_backbone is None:
+            raise ValueError("lpips_heads needs lpips_backbone as well")
+        if self.address is not None and not self.workers:
+            raise ValueError("address needs workers of 1 or more")
+        if self.teacher_forced and self.workers:
+            raise ValueError("teacher_forced runs in this process: leave --workers out")
+        for way in self.ways():
+            if self.teacher_forced and way.exact:
+                raise ValueError(f"teacher_forced compares schedules: leave {way.name} out")
+        self.labelled_models()
+
+    def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
+        """Return a number that was given, or else the protocol's."""
+        given = getattr(self, name)
+        return getattr(PROTOCOLS[self.protocol], name) if given is None else given
+
+    def methods(self) -> list[str]:
+        """Return what every clip is measured under, in order, each once."""
+        return [*BASELINES, *(way.name for way in self.ways())]
+
+    def ways(self) -> list[Way]:
+        """Return raster and the other ways to decode, each once."""
+        return parse_ways((RASTER, *self.schedules), self.temperature)
+
+    def labelled_models(self) -> dict[str, str]:
+        """Return name or folder of each model by its label."""
+        pairs = [model.rpartition("=")[::2] for model in self.models]
+        labels = {label or name: name for label, name in pairs}
+        if not labels or len(labels) < len(pairs):
+            raise ValueError(f"models must be distinct and at least one, got {self.models}")
+        return labels
+
+    def settings(self) -> Settings:
+        """Return what workers need to know."""
+        truncation = (self.top_k, self.top_p) if self.temperature else (None, None)
+        return Settings(
+            models=self.labelled_models(),
+            clips=self.clips,
+            start=self.start,
+            context_frames=self.length("context_frames"),
+            num_frames=self.length("frames"),
+            fps=PROTOCOLS[self.protocol].fps if self.fps is None else self.fps,
+            sampling=SamplingOptions(self.temperature, *truncation),
+            seed=self.seed,
+            tokenizer=self.tokenizer,
+            device=self.device,
+            dtype=self.dtype,
+            backend=self.backend,
+            lpips_backbone=self.lpips_backbone,
+            lpips_heads=self.lpips_heads,
+            fvd_detector=self.fvd_detector,
+            fvd_resize=self.fvd_resize,
+        )
+
+
+def main(options: EvaluateOptions) -> dict[str, Any]:
+    """Measure what is not there yet, then print the table."""
+    console = Console()
+    settings = options.settings()
+    device = device_of(options.device)
+    fingerprints = {label: fingerprint(model_path(name)) for label, name in settings.models.items()}
+    clips = choose_clips(options.clips, options.length("num_clips"), options.seed)
+    tasks = [
+        Task(model, method, clip)
+        for model in settings.models
+        for clip in clips
+        for method in options.methods()
+    ]
+    meter = ClipMeter(settings)
+    if options.teacher_forced:
+        options.out.mkdir(parents=True, exist_ok=True)
+        forced = [task for task in tasks if task.method not in BASELINES]
+        gaps = likelihood.summarize_likelihood(
+            likelihood.measure_likelihood(meter, forced, options.out)
+        )
+        likelihood.print_likelihood(gaps, console)
+        return {"results": str(options.out / likelihood.FILE), "rows": gaps}
+    if not options.workers:  # they load the models
+        _check_ways(options, meter)
+    run = {
+        "kind": "run",
+        "settings": json.loads(json.dumps(asdict(settings), default=str)),
+        "metrics": meter.provenance,
+        "models": fingerprints,
+        "options": json.loads(json.dumps(asdict(options), default=str)),
+        **provenance(device),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / RESULTS_FILE
+    with ResultsWriter(path) as writer:
+        before = read_results(path)
+        check_same(path, before, run)
+        done = before.done()
+        missing = [task for task in tasks if tuple(task) not in done]
+        if missing:
+            run["run"] = len(before.runs)
+            writer.append(run)
+            outcomes = _outcomes(options, settings, meter, missing)
+            for outcome in _with_progress(outcomes, len(tasks), len(missing), console):
+                _keep(options, outcome, writer, run["run"])
+    results = read_results(path)
+    rows = summarize(results)
+    print_summary(rows, console)
+    notes = metric_notes(results, rows)
+    for note in notes:
+        console.print(note)
+    return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
+
+
+def _check_ways(options: EvaluateOptions, meter: ClipMeter) -> None:
+    """Raise ValueError for ways that do not fit the first model and backend, before any work."""
+    world = meter.world(next(iter(options.labelled_models())))
+    for way in options.ways():
+        way.schedule(TokenGrid(2, world.height, world.width))
+        way.check(options.temperature, world.runner)
+
+
+def _outcomes(
+    options: EvaluateOptions, settings: Settings, meter: ClipMeter, tasks: list[Task]
+) -> Iterator[Outcome]:
+    if not options.workers:
+        return map(meter, tasks)
+    shares = options.worker_cpus, options.worker_gpus
+    pool = Pool(min(options.workers, len(tasks)), *shares, options.address)
+    return measure_on_workers(settings, tasks, pool, options.save_videos)
+
+
+def _with_progress(
+    outcomes: Iterator[Outcome], total: int, missing: int, console: Console
+) -> Iterator[Outcome]:
+    columns = TextColumn("clips x methods"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        bar = progress.add_task("", total=total, completed=total - missing)
+        for outcome in outcomes:
+            yield outcome
+            progress.advance(bar)
+
+
+def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:
+    """Write the video, then the line that speaks of it."""
+    record = outcome.record
+    video = None
+    if options.save_videos:
+        video = video_path(*key_of(record))
+        path = options.out / video
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_video(path, outcome.frames, record["fps"])
+    writer.append({**record, "run": run, "video": video})

@@ -1,0 +1,168 @@
+"""Diagonal finetuning: teach a model what it sees while it decodes along diagonals.
+
+A model trained in raster order has never predicted a token whose left neighbours of the row above
+are there and the right ones are not, nor one at a row's start behind a stand-in. A short training
+under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`)
+closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
+
+    diagd finetune --init doom --tokens tokens/train --out models/doom-k1 -k 1
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
+
+from diagd.backends.devices import FrameLag, RowLag
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import RowStart, check_row_start
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+from diagd.families.checkpoints import load_model, model_path
+from diagd.models.attention import Visible
+from diagd.pipeline.pretrained import ACTIONS_FILE, HABITS_FILE, TOKENIZER_FOLDER
+from diagd.training.loop import LoopOptions, TrainingRun, read_clips
+from diagd.training.setup import check_fit, frames_held
+
+PARTS = (
+    *(TOKENIZER_FOLDER, ACTIONS_FILE, HABITS_FILE),
+    *("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes"),
+)
+SCHEDULE_FILE = "finetune.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(LoopOptions):
+    """Finetune a model for a diagonal schedule; the result is a folder that `generate` takes."""
+
+    init: str  # model to start from: doom, or a checkpoint folder
+    row_lag: RowLag = 1  # columns a row runs ahead of the next
+    frame_lag: FrameLag = None  # steps between frames; default: a frame starts when one is whole
+    row_start: RowStart = "temporal"  # whose token stands in for an unknown predecessor
+    context_frames: int = 1  # frames at the start that are given, in raster order, and not learnt
+    raster_share: float = 0.0  # share of the steps that are taken under the raster mask
+    steps: int = 1000  # optimiser steps
+    warmup_steps: int = 20  # steps of linear warm-up
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_row_start(self.row_start)
+        if not 1 <= self.context_frames < self.frames:
+            raise ValueError(
+                f"context_frames must be in [1, frames={self.frames}), got {self.context_frames}"
+            )
+        if not 0 <= self.raster_share < 1:
+            raise ValueError(f"raster_share must be in [0, 1), got {self.raster_share}")
+
+    def schedule(self, height: int, width: int) -> DiagonalSchedule:
+        """Return the schedule that the flags name, for the frames that are learnt."""
+        grid = TokenGrid(self.frames - self.context_frames, height, width)
+        if self.frame_lag is None:
+            return DiagonalSchedule.spatial(grid, self.row_lag)
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
+
+
+def main(options: FinetuneOptions) -> dict[str, float]:
+    """Finetune to the last step, from the newest checkpoint if there is one."""
+    clips, held_out = read_clips(options)
+    model = load_model(options.init)
+    check_fit(options.init, model.config, clips)
+    most = frames_held(model.config)
+    if options.frames > most:
+        raise ValueError(
+            f"frames must be at most {most}, which the model holds, got {options.frames}"
+        )
+    schedule = options.schedule(model.config.grid_height, model.config.grid_width)
+    layout = SequenceLayout(schedule.grid, 1, options.context_frames)
+    names = ("init", "row_start", "context_frames", "frames", "raster_share")
+    purpose = {
+        **{"row_lag": schedule.row_lag, "frame_lag": schedule.frame_lag},
+        **{name: getattr(options, name) for name in names},
+    }
+    run = TrainingRun(options, clips, model, {"finetune": purpose})
+    run.resume()
+    if run.accelerator.is_main_process:
+        _copy_parts(model_path(options.init), options.out)
+        partial = options.out / f"{SCHEDULE_FILE}.partial"
+        partial.write_text(json.dumps({**purpose, "options": asdict(options)}, default=str) + "\n")
+        os.replace(partial, options.out / SCHEDULE_FILE)
+    diagonal, raster = (
+        ViewLoss(view, run.accelerator.device, options.compile)
+        for view in (
+            teacher_view(schedule, layout, options.row_start),
+            teacher_view(DiagonalSchedule.raster(schedule.grid), layout),
+        )
+    )
+
+    def loss(model: nn.Module, tokens: Tensor, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed((options.seed << 40) + step)
+        is_raster = torch.rand((), generator=generator).item() < options.raster_share
+        return (raster if is_raster else diagonal)(model, tokens, step)
+
+    run.train(loss)
+    report: dict[str, float] = {"steps": options.steps}
+    if held_out is not None:
+        report["validation_loss"] = run.validation_loss(held_out, diagonal)
+        report["validation_loss_raster"] = run.validation_loss(held_out, raster)
+    return report
+
+
+class ViewLoss:
+    """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
+
+    Args:
+        compiled: torch.compile it; on CUDA the mask is FlexAttention's then, which skips the
+            blocks that nobody sees, and else the dense one of scaled_dot_product_attention.
+    """
+
+    def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
+        self.view, lanes = view.to(device), len(view.positions)
+        self.visible: Visible = self.view.visible()
+        if compiled and device.type == "cuda" and self.visible is not None:
+            self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
+        self.loss = torch.compile(view_loss) if compiled else view_loss
+
+    def __call__(self, model: nn.Module, tokens: Tensor, step: int = 0) -> Tensor:
+        """Return the loss of sequences (B, N) int64."""
+        view = self.view
+        targets = tokens[:, view.targets[view.readers]]
+        return self.loss(
+            model, tokens[:, view.sources], view.positions, self.visible, view.readers, targets
+        )
+
+
+def view_loss(
+    model: nn.Module,
+    inputs: Tensor,
+    positions: Tensor,
+    visible: Visible,
+    readers: Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """Return the mean negative log-likelihood of the targets.
+
+    Args:
+        inputs: (B, N) int64 token ids of the lanes.
+        positions: (N,) int64.
+        visible: who sees whom among the lanes.
+        readers: (M,) int64, the lanes to read.
+        targets: (B, M) int64, what they should predict.
+    """
+    logits = model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def _copy_parts(source: Path, folder: Path) -> None:
+    """Copy what makes a world of a model, so that every command takes the folder."""
+    for name in PARTS:
+        part, goal = source / name, folder / name
+        if part.is_dir():
+            shutil.copytree(part, goal, dirs_exist_ok=True)
+        elif part.is_file():
+            shutil.copyfile(part, goal)

@@ -1,0 +1,170 @@
+"""The main job: dream a video with a world model and say how fast it was.
+
+diagd generate                                       # the bundled model, its prompt, dream.mp4
+diagd generate --actions "forward*8,left*8" --compare
+diagd generate --model WHAM_200M.ckpt --prompt clip.npz
+diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p --prompt clip.mp4
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from diagd.backends.devices import DTypeName, FrameLag, device_of, dtype_of
+from diagd.backends.prepare import Backend
+from diagd.decoding.exact import ExactOptions
+from diagd.decoding.plan import RowStart
+from diagd.decoding.sampling import SamplingOptions
+from diagd.families.checkpoints import model_path
+from diagd.notes import without_context_warnings
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
+from diagd.pipeline.pretrained import Habits
+from diagd.pipeline.prompt_files import read_coming, read_start, read_text
+
+RASTER_FRAMES = 2
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Dream a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
+
+    What is not given is the habit of the model: of the bundled one, 16 frames after 4 with
+    row_lag 1 at temperature 1 and top-p 0.9.
+    """
+
+    model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
+    config: Path | None = None  # a released checkpoint's config, if not beside it
+    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
+    prompt: Path | None = (
+        None  # video (its last frames are continued), image or npz; default: the bundled clip
+    )
+    context_frames: int | None = None  # frames of the prompt that the model sees
+    actions: str | None = (
+        None  # such as forward*8,left*4, or a jsonl file; default: the clip's, or the bundled walk
+    )
+    text: str | None = None  # what the video shows, for models that read a text
+    text_encoder: Path | None = None  # folder of the T5 that encodes the text
+    text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
+    frames: int | None = None  # frames to dream
+    row_lag: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = (
+        None  # the paper's k: columns a row runs ahead of the next one
+    )
+    frame_lag: FrameLag = (
+        None  # the paper's d: steps between frames; default: a frame starts when the last is whole
+    )
+    row_start: RowStart = "temporal"  # what stands in for a predecessor that is not known yet
+    raster: bool = False  # next-token prediction, one token a step
+    exact: bool = False  # what raster would write, token for token, in fewer passes
+    tolerance: float = 1.0  # accept guesses up to so many times too unlikely for --exact; 1: none
+    compare: bool = False  # run raster as well; the video shows both side by side (raster left)
+    raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
+    temperature: float | None = None  # 0 is greedy
+    top_k: int | None = None  # keep the k likeliest tokens
+    top_p: float | None = None  # keep the likeliest tokens up to this mass
+    seed: int = 0  # repeats a dream exactly
+    device: str = "cpu"  # cpu, cuda, cuda:1
+    dtype: DTypeName = "float32"  # of the weights
+    backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
+    output: Path = Path("dream.mp4")  # the contact sheet goes beside it as .png
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("frames", 1), ("context_frames", 1), ("raster_frames", 0)):
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        if self.output.suffix != ".mp4":
+            raise ValueError(f"output must end in .mp4, got {self.output}")
+        if self.raster and (self.compare or self.exact):
+            name = "compare" if self.compare else "exact"
+            raise ValueError(f"{name} already runs raster; leave --raster out")
+        if self.tolerance != 1 and not self.exact:
+            raise ValueError("tolerance needs --exact")
+        ExactOptions(tolerance=self.tolerance)  # checks it
+
+    def sampling(self, habits: Habits) -> SamplingOptions:
+        """Return how tokens are drawn; greedy needs no truncation."""
+        temperature = habits.temperature if self.temperature is None else self.temperature
+        if temperature == 0:
+            return SamplingOptions(0.0, self.top_k, self.top_p)
+        return SamplingOptions(
+            temperature, self.top_k, habits.top_p if self.top_p is None else self.top_p
+        )
+
+
+def main(options: GenerateOptions) -> dict[str, Any]:
+    """Dream, write, report."""
+    console = Console()
+    sheet = options.output.with_suffix(".png")
+    check_writable(options.output)
+    check_writable(sheet)
+    device, dtype = device_of(options.device), dtype_of(options.dtype)
+    world = VideoGenerator.from_pretrained(
+        *(options.model, device, dtype, options.backend, options.dtype == "int8"),
+        *(options.config, options.tokenizer),
+    )
+    habits = world.habits
+    sampling = options.sampling(habits)
+    num_frames = options.frames or habits.num_frames
+    row_lag = habits.row_lag if options.row_lag is None else options.row_lag
+    frame_lag = options.frame_lag
+    if frame_lag is None and habits.overlap:
+        frame_lag = row_lag * world.height
+    world.schedule(world.grids_of(num_frames), row_lag, frame_lag)  # before raster ran in vain
+    given = Path(options.model).parent if Path(options.model).is_file() else None
+    folder = given or model_path(options.model)
+    start = read_start(
+        options.prompt or folder / "prompt.mp4",
+        world,
+        options.context_frames or habits.context_frames,
+        num_frames,
+        console,
+    )
+    actions = read_coming(options.actions, folder / "walk.jsonl", start, world, num_frames)
+    text = read_text(
+        options.text, options.text_encoder, options.text_embedding, world.config.context_size
+    )
+
+    def dream(num_frames: int, raster: bool) -> GeneratedVideo:
+        return world.generate(
+            start.frames,
+            None if actions is None else actions[:num_frames],
+            num_frames,
+            row_lag,
+            frame_lag,
+            context_actions=start.context_actions,
+            raster=raster,
+            row_start=options.row_start,
+            sampling=sampling,
+            seed=options.seed,
+            text=None if text is None else text.to(device),
+            exact=options.exact and not raster and ExactOptions(tolerance=options.tolerance),
+        )
+
+    step = world.tokenizer.temporal_compression
+    timed = (RASTER_FRAMES if step == 1 else 0) if options.raster_frames is None else 0
+    timed = num_frames if options.compare else min(num_frames, options.raster_frames or timed)
+    wanted = {} if options.raster or not timed else {"raster": (-(-timed // step) * step, True)}
+    parallel = "exact" if options.exact else f"row_lag {row_lag}"
+    wanted["raster" if options.raster else parallel] = (num_frames, options.raster)
+    videos: dict[str, GeneratedVideo] = {}
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        for name, (count, raster) in wanted.items():
+            task = progress.add_task(f"dreaming {count} frames, {name}")
+            with without_context_warnings():  # the table is followed by one note
+                videos[name] = dream(count, raster)
+            progress.remove_task(task)
+    whole = [video for video in videos.values() if len(video.frames) == num_frames]
+    shown = whole[-2:] if options.compare else whole[-1:]
+    write_dream(options.output, sheet, start.frames, shown, start.fps)
+    report = report_runs(videos)
+    threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
+    print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")
+    console.print(f"wrote {options.output} and {sheet}")
+    return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}

@@ -1,0 +1,11 @@
+"""Record gameplay with actions from ViZDoom.
+
+diagd record --out gameplay --clips 400 --first-seed 0
+"""
+
+from diagd.data.doom import RecordOptions, record_clips
+
+
+def main(options: RecordOptions) -> dict[str, int]:
+    """Record the clips that are not there yet."""
+    return record_clips(options)

@@ -1,0 +1,240 @@
+"""Clips to evaluate on: folders of videos, videos with action files, WHAM's npz files.
+
+for clip_file in find_clips("heldout", codec=world.vocabulary):
+    clip = clip_file.read(num_frames=16, size_px=world.frame_size_px)
+
+A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diagd.data.actions import ActionCodec, read_actions
+from diagd.data.video import fit, frame_numbers, read_video, video_length
+from diagd.families.wham.clips import NPZ_FPS, npz_actions, npz_frames, npz_length
+
+VIDEO_SUFFIXES = (
+    *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
+    *(".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".y4m", ".gif"),
+)
+
+ClipKind = Literal["auto", "video", "actions", "npz"]
+ActionRows = Literal["arriving", "leaving"]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of a clip and what was done in it.
+
+    Attributes:
+        name: of the clip within its folder.
+        frames: (T, H_px, W_px, 3) uint8 RGB.
+        fps: frames per second of `frames`.
+        actions: T actions, each the one that led to its frame; None where they were not asked for.
+    """
+
+    name: str
+    frames: Tensor
+    fps: Fraction
+    actions: list[str] | None
+
+
+@dataclass(frozen=True)
+class ClipFile:
+    """A clip on disk.
+
+    Attributes:
+        name: the path within its folder, without suffix.
+        path: a video, or an npz file with `images` (T, 3, H_px, W_px) uint8 and `actions` (T, 16).
+        codec: reads the actions, from the npz file or from the jsonl file beside the video. None:
+            actions are not read.
+        rows: what row t of the stored actions did: lead to frame t (`arriving`), or lead away from
+            it, to frame t + 1 (`leaving`).
+    """
+
+    name: str
+    path: Path
+    codec: ActionCodec | None = None
+    rows: ActionRows = "arriving"
+
+    @property
+    def is_npz(self) -> bool:
+        """Whether frames and actions are in one npz file."""
+        return self.path.suffix.lower() == ".npz"
+
+    def length(self) -> tuple[int, Fraction]:
+        """Return the number of frames and the frame rate as stored; decodes nothing.
+
+        Raises:
+            FileNotFoundError, ValueError: the file is missing or damaged.
+        """
+        return (npz_length(self.path), NPZ_FPS) if self.is_npz else video_length(self.path)
+
+    def check(
+        self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
+    ) -> int:
+        """Return how many frames `read` would give without a limit, and see that it can.
+
+        Raises:
+            FileNotFoundError: the clip or its action file is missing.
+            ValueError: the clip is too short or damaged, or resampled although it has actions.
+        """
+        stored, rate = self.length()
+        try:
+            numbers = frame_numbers(rate, fps, start)
+            if self.codec is not None and fps is not None and abs(fps / rate - 1) > 0.01:
+                raise ValueError(
+                    f"actions are one a frame at {float(rate):g} fps and cannot be read at {fps}"
+                )
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+        available = sum(1 for _ in itertools.takewhile(lambda number: number < stored, numbers))
+        if available < (num_frames or 1):
+            at_rate = "" if fps is None else f" at {float(fps):g} fps"
+            raise ValueError(
+                f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
+                f"on{at_rate}, got {available} (the clip has {stored})"
+            )
+        if self.codec is not None and not self.is_npz:
+            _action_file(self.path)
+        return available
+
+    def read(
+        self,
+        num_frames: int | None = None,
+        start: int = 0,
+        fps: Fraction | float | None = None,
+        size_px: tuple[int, int] | None = None,
+    ) -> Clip:
+        """Decode frames, and the actions that led to them.
+
+        Args:
+            num_frames: how many, exactly; None for all that there are.
+            start: frames left out at the head, counted at the rate of `fps`.
+            fps: read a video without actions at a lower frame rate (see `video.frame_numbers`).
+            size_px: (height_px, width_px) to fit frames to (see `video.resize`).
+
+        Raises:
+            FileNotFoundError: the clip or its action file is missing.
+            ValueError: the clip is too short or damaged, an action is none of the codec's, there
+                is not one for each frame, or `fps` is given although there are actions.
+        """
+        if num_frames is not None and num_frames < 1:
+            raise ValueError(f"num_frames must be at least 1, got {num_frames}")
+        available = self.check(num_frames, start, fps)
+        count = available if num_frames is None else num_frames
+        if self.codec is not None:
+            fps = None  # the stored rate, as `check` has seen
+        if self.is_npz:
+            numbers = itertools.islice(frame_numbers(NPZ_FPS, fps, start), count)
+            frames = torch.stack([fit(frame, size_px) for frame in npz_frames(self.path, numbers)])
+            rate = NPZ_FPS if fps is None else Fraction(fps)
+        else:
+            video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
+            frames, rate = video.frames, video.fps
+        if len(frames) != count:
+            raise ValueError(
+                f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
+            )
+        actions = self._actions()
+        return Clip(self.name, frames, rate, actions and actions[start : start + count])
+
+    def _actions(self) -> list[str] | None:
+        """Read the action that led to each stored frame."""
+        if self.codec is None:
+            return None
+        stored, _ = self.length()
+        if self.is_npz:
+            actions = npz_actions(self.path)
+            if len(actions) != stored:
+                raise ValueError(
+                    f"{self.path}: expected {stored} actions (one a frame), got {len(actions)}"
+                )
+            try:
+                for action in dict.fromkeys(actions):
+                    self.codec.tokens_of(action)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from None
+        else:
+            actions = read_actions(_action_file(self.path), self.codec, stored)
+        return actions if self.rows == "arriving" else [self.codec.names[0], *actions[:-1]]
+
+
+def find_clips(
+    folder: str | Path,
+    kind: ClipKind = "auto",
+    codec: ActionCodec | None = None,
+    rows: ActionRows | None = None,
+) -> list[ClipFile]:
+    """List the clips below a folder, sorted by name; opens none of them.
+
+    Args:
+        kind: `video`: without actions. `actions`: videos, each with a NAME.jsonl beside it. `npz`:
+            as WHAM's (actions only with a codec). `auto`: npz if there is any; else actions if
+            there is a codec; else video.
+        codec: the actions of the model that is to see the clips.
+        rows: whether row t of the actions led to frame t or away from it (see `ClipFile`);
+            default: `leaving` in npz files, `arriving` in jsonl files.
+
+    Raises:
+        FileNotFoundError: no such folder, no clips in it, or a missing action file.
+        ValueError: clips of one name, or kind `actions` without a codec.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder of clips not found: {folder}")
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    if kind == "auto":
+        any_npz = any(path.suffix.lower() == ".npz" for path in found)
+        kind = "npz" if any_npz else "video" if codec is None else "actions"
+    if kind == "actions" and codec is None:
+        raise ValueError("clips with actions need a model that takes actions")
+    suffixes = (".npz",) if kind == "npz" else VIDEO_SUFFIXES
+    paths = [path for path in found if path.suffix.lower() in suffixes]
+    if not paths:
+        raise FileNotFoundError(f"no clips ({', '.join(suffixes)}) in {folder}")
+    clips: dict[str, ClipFile] = {}
+    for path in paths:
+        name = path.relative_to(folder).with_suffix("").as_posix()
+        if name in clips:
+            raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
+        if kind == "actions":
+            _action_file(path)
+        leads = rows or ("leaving" if kind == "npz" else "arriving")
+        clips[name] = ClipFile(name, path, None if kind == "video" else codec, leads)
+    return list(clips.values())
+
+
+def sample_clips(
+    clips: Sequence[ClipFile], count: int | None = None, seed: int | None = None
+) -> list[ClipFile]:
+    """Take some clips: the first `count`, or with a seed a random choice, in the order of `clips`.
+
+    A larger choice with the same seed contains the smaller one.
+
+    Raises:
+        ValueError: not so many clips.
+    """
+    if count is None:
+        return list(clips)
+    if not 1 <= count <= len(clips):
+        raise ValueError(f"expected a number of clips from 1 to {len(clips)}, got {count}")
+    places = list(range(len(clips)))
+    if seed is not None:
+        random.Random(seed).shuffle(places)
+    return [clips[place] for place in sorted(places[:count])]
+
+
+def _action_file(video: Path) -> Path:
+    path = video.with_suffix(".jsonl")
+    if not path.is_file():
+        raise FileNotFoundError(f"action file not found: {path} (kind video needs none)")
+    return path

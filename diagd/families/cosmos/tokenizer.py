@@ -1,0 +1,208 @@
+"""Cosmos' video tokenizer, DV8x16x16: 33 frames <-> 5 grids of ids, by NVIDIA's TorchScript files.
+
+TorchScript runs code: loading `encoder.jit` and `decoder.jit` executes what is in them. So they are
+loaded only when the user names them, and never because they lie beside something else.
+
+A clip is cut into windows of 33 frames that know nothing of each other. Inside a window everything
+is causal: the first grid sees the first frame only, each later one 8 frames more. So a shorter clip
+is padded by repeating its last frame, and what the padding adds is thrown away. A window is always
+whole, as the released files are run (github.com/nvidia-cosmos/cosmos-predict1, Apache-2.0).
+"""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.families.cosmos.fsq import CODEBOOK_SIZE, LEVELS, codes_to_indices
+from diagd.tokenizers.frames import BATCH_SIZE, check_frames, check_tokens, normalise, paint
+from diagd.tokenizers.storage import require_file
+
+ENCODER_NAME = "encoder.jit"
+DECODER_NAME = "decoder.jit"
+HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
+WINDOW = 33  # frames
+WINDOW_GRIDS = 5
+
+
+def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
+    """Scale frames until they cover a size, and crop the centre, as Cosmos does.
+
+    Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
+
+    Args:
+        frames: (T, H_px, W_px, 3) uint8 of any size.
+
+    Returns:
+        (T, height_px, width_px, 3) uint8.
+
+    Raises:
+        ValueError: no uint8 frames.
+    """
+    check_frames(frames, 1)
+    full_height, full_width = frames.shape[1:3]
+    scale = max(width_px / full_width, height_px / full_height)
+    size = math.ceil(scale * full_height), math.ceil(scale * full_width)
+    top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
+    chunks = []
+    for chunk in frames.split(BATCH_SIZE):
+        pixels = chunk.movedim(-1, 1).float()
+        if size != (full_height, full_width):
+            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
+        chunks.append(paint(pixels[:, :, top : top + height_px, left : left + width_px], "nearest"))
+    return torch.cat(chunks)
+
+
+class CosmosTokenizer:
+    """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
+
+    T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip is whole windows and then,
+    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11. Results lie on the device of their
+    input; the model may be elsewhere.
+    """
+
+    codebook_size = CODEBOOK_SIZE
+    compression = 16
+    temporal_compression = 8
+    fit_frames = staticmethod(fit_frames)
+
+    def __init__(self, encoder: Any, decoder: Any) -> None:
+        """Wrap the two networks, which are called as the released TorchScript modules are.
+
+        Args:
+            encoder: (1, 3, 33, H_px, W_px) in [-1, 1] -> a tuple whose second member is the codes,
+                (1, 6, 5, height, width).
+            decoder: (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px) about [-1, 1].
+        """
+        self.encoder, self.decoder = encoder, decoder
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    @classmethod
+    def from_jit(
+        cls,
+        encoder_path: str | Path,
+        decoder_path: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> "CosmosTokenizer":
+        """Load the released files. This EXECUTES code that they contain: load what you trust.
+
+        Args:
+            dtype: of weights and pictures; by default what `to` chooses.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: a file is no TorchScript.
+        """
+        networks = [_load_script(Path(path)) for path in (encoder_path, decoder_path)]
+        return cls(*networks).to(device, dtype)
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Move the networks; returns itself.
+
+        Args:
+            dtype: float32 on a CPU, where torch pools no bfloat16, and bfloat16 elsewhere, if None.
+        """
+        self.device = torch.device(device)
+        on_cpu = self.device.type == "cpu"
+        self.dtype = dtype or (torch.float32 if on_cpu else torch.bfloat16)
+        self.encoder.to(self.device, self.dtype)
+        self.decoder.to(self.device, self.dtype)
+        return self
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
+        return height * self.compression, width * self.compression
+
+    @torch.inference_mode()
+    def encode(self, frames: Tensor) -> Tensor:
+        """Turn a clip into grids of ids.
+
+        Args:
+            frames: (T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 (see `fit_frames`); T is 1,
+                9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
+
+        Returns:
+            (grids, height, width) int64.
+
+        Raises:
+            ValueError: no uint8 frames, another size or number, or a network that answers
+                otherwise than Cosmos' discrete encoders do.
+        """
+        check_frames(frames, self.compression)
+        rest = len(frames) % WINDOW
+        if rest and (rest - 1) % self.temporal_compression:
+            lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
+            raise ValueError(
+                f"a clip must have {lengths} or {WINDOW} frames, or whole windows of {WINDOW} "
+                f"and then as many, got {len(frames)}"
+            )
+        windows = [self._encode_window(window) for window in frames.split(WINDOW)]
+        return torch.cat(windows).to(frames.device)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Paint the frames, rounding pixels down as NVIDIA's code does.
+
+        Args:
+            tokens: (grids, height, width) integers in [0, 64000); every 5 grids begin a window.
+
+        Returns:
+            (T, H_px, W_px, 3) uint8 RGB.
+
+        Raises:
+            ValueError: another shape or dtype, ids outside the codebook, or a network that answers
+                otherwise than Cosmos' discrete decoders do.
+        """
+        check_tokens(tokens, self.codebook_size)
+        windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
+        return torch.cat(windows).to(tokens.device)
+
+    def _encode_window(self, frames: Tensor) -> Tensor:
+        values = normalise(_filled(frames, WINDOW).to(self.device)).to(self.dtype)
+        answer = self.encoder(values.movedim(0, 1)[None])
+        height, width = (size // self.compression for size in frames.shape[1:3])
+        expected = 1, len(LEVELS), WINDOW_GRIDS, height, width
+        codes = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else answer
+        if not isinstance(codes, Tensor) or codes.shape != expected:
+            raise ValueError(
+                f"the encoder must return (ids, codes {expected}), got {_said(answer)}"
+            )
+        return codes_to_indices(codes)[0, : 1 + (len(frames) - 1) // self.temporal_compression]
+
+    def _decode_window(self, tokens: Tensor) -> Tensor:
+        ids = _filled(tokens, WINDOW_GRIDS).to(self.device, torch.int64)
+        values = self.decoder(ids[None])
+        expected = 1, 3, WINDOW, *self.frame_size_px(*tokens.shape[1:])
+        if not isinstance(values, Tensor) or values.shape != expected:
+            raise ValueError(f"the decoder must return {expected}, got {_said(values)}")
+        num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
+        levels = (values[0, :, :num_frames].float() * 0.5 + 0.5) * 255
+        return paint(levels.movedim(1, 0), "down")
+
+
+def _filled(sequence: Tensor, length: int) -> Tensor:
+    """Repeat the last member until there are `length`."""
+    missing = length - len(sequence)
+    return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
+
+
+def _load_script(path: Path) -> Any:
+    require_file(path)
+    try:
+        with warnings.catch_warnings():  # the released files are TorchScript, deprecated or not
+            warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+            return torch.jit.load(path, map_location="cpu").eval()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].partition(". This is an internal")[0]
+        raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
+
+
+def _said(answer: object) -> str:
+    if isinstance(answer, tuple):
+        return f"({', '.join(_said(member) for member in answer)})"
+    return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__

@@ -1,0 +1,109 @@
+"""NVIDIA Cosmos-Predict1 autoregressive checkpoints: 4B and 12B, and 5B and 13B Video2World.
+
+The file holds weights only. Sizes come from their shapes; what leaves no trace in them (the grid,
+YaRN) is that of the released models unless a config file with the original field names says other.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from diagd.families.naming import Family, Renamed, Source, count_layers, rename
+from diagd.models.config import ModelConfig
+
+_LATENT_SHAPE = (5, 40, 64)
+_YARN_SHAPE = (3, 40, 64)
+_YARN_MODEL = (5120, 40)  # hidden size and layers of 12B and 13B, the two trained with YaRN
+_BLOCK = "model.layers.{i}."
+_MODULES = {
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    _BLOCK + "input_layernorm": "layers.{i}.attention_norm",
+    _BLOCK + "post_attention_layernorm": "layers.{i}.ffn_norm",
+    _BLOCK + "mlp.gate_proj": "layers.{i}.feed_forward.w1",
+    _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
+    _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
+}
+_ATTENTION = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "q_norm": "q_norm",
+    "k_norm": "k_norm",
+}
+_SELF = {_BLOCK + f"self_attn.{a}": f"layers.{{i}}.attention.{b}" for a, b in _ATTENTION.items()}
+_CROSS = {
+    _BLOCK + "cross_attention_layernorm": "layers.{i}.cross_attention_norm",
+    **{
+        _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}"
+        for a, b in _ATTENTION.items()
+    },
+}
+
+
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors of a Cosmos transformer."""
+    return "tok_embeddings.weight" in _plain(tensors)
+
+
+def convert(source: Source) -> Renamed:
+    """Rename the tensors and tell the config.
+
+    Raises:
+        ValueError: Tensors are missing or unknown, or the config file contradicts them.
+    """
+    tensors = _plain(source.tensors)
+    num_layers = count_layers(tensors, "layers.")
+    has_text = "layers.0.cross_attention.wq.weight" in tensors
+    weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
+    return Renamed("Cosmos", _config(source, tensors, num_layers, has_text), weights)
+
+
+def _config(
+    source: Source, tensors: Mapping[str, Tensor], num_layers: int, has_text: bool
+) -> ModelConfig:
+    side = source.side
+    embedding_rows, hidden_size = tensors["tok_embeddings.weight"].shape
+    head_dim = len(tensors["layers.0.attention.q_norm.weight"])
+    vocab_size = len(tensors["output.weight"])
+    frames, height, width = side.get("video_latent_shape") or _LATENT_SHAPE
+    has_yarn = side.get("apply_yarn", (hidden_size, num_layers) == _YARN_MODEL)
+    yarn_shape = side.get("original_latent_shape") or _YARN_SHAPE
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
+        num_layers=num_layers,
+        num_heads=len(tensors["layers.0.attention.wq.weight"]) // head_dim,
+        num_kv_heads=len(tensors["layers.0.attention.wk.weight"]) // head_dim,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        image_vocab_size=vocab_size,
+        max_positions=frames * height * width + has_text,
+        grid_height=height,
+        grid_width=width,
+        prefix_length=int(has_text),
+        extra_embeddings=embedding_rows - vocab_size,
+        norm_eps=float(side.get("norm_eps", 1e-5)),
+        qk_norm=True,
+        position="rope3d",
+        rope_theta=float(side.get("rope_theta", 500000)),
+        yarn_factor=float(side.get("yarn_scale") or 2) if has_yarn else 1.0,
+        yarn_frames=yarn_shape[0],
+        yarn_height=yarn_shape[1],
+        context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
+        position_table=bool(side.get("apply_abs_pos_emb", has_text)),
+    )
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the prefix `model.` and the leftovers of TransformerEngine."""
+    return {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if "_extra_state" not in name
+    }
+
+
+COSMOS = Family("Cosmos", recognises, convert)

@@ -1,0 +1,78 @@
+"""MineWorld checkpoints, and other LLaMAs over visual tokens with 11 action tokens a frame.
+
+The weights are a plain Hugging Face LLaMA's. Its YAML config, or a Hugging Face config.json, has
+the sizes; without one, heads are 64 wide and the context holds 16 frames, as released.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diagd.families.naming import Family, Renamed, Source, count_layers
+from diagd.models.config import ModelConfig
+
+TOKENIZER_PREFIX = "tokenizer."
+NUM_ACTION_IDS = 70
+NUM_ACTION_TOKENS = 11
+_TRANSFORMER = "transformer."
+_HEAD_DIM = 64
+_GRID = (14, 24)
+_FRAMES = 16
+
+
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors of a LLaMA, with or without MineWorld's prefix."""
+    name = "model.embed_tokens.weight"
+    return name in tensors or _TRANSFORMER + name in tensors
+
+
+def convert(source: Source) -> Renamed:
+    """Drop the prefix and tell the config.
+
+    Raises:
+        ValueError: The config file describes no LLaMA that our decoder is.
+    """
+    weights = {
+        name.removeprefix(_TRANSFORMER): tensor
+        for name, tensor in source.tensors.items()
+        if not name.startswith(TOKENIZER_PREFIX)
+    }
+    side = _llama_fields(source.side)
+    vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
+    query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
+    num_heads = int(side.get("num_attention_heads", max(query_rows // _HEAD_DIM, 1)))
+    head_dim = query_rows // num_heads
+    height, width = side.get("grid_height", _GRID[0]), side.get("grid_width", _GRID[1])
+    actions = side.get("num_action_tokens", NUM_ACTION_TOKENS)
+    config = ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=len(weights["model.layers.0.mlp.gate_proj.weight"]),
+        num_layers=count_layers(weights, "model.layers."),
+        num_heads=num_heads,
+        num_kv_heads=len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        image_vocab_size=int(side.get("image_vocab_size", vocab_size - NUM_ACTION_IDS)),
+        max_positions=int(
+            side.get("max_position_embeddings", _FRAMES * (height * width + actions))
+        ),
+        grid_height=height,
+        grid_width=width,
+        num_action_tokens=actions,
+        norm_eps=float(side.get("rms_norm_eps", 1e-5)),
+        rope_theta=float(side.get("rope_theta", 10000.0)),
+        bias=bool(side.get("attention_bias", False)),
+        tie_embeddings="lm_head.weight" not in weights,
+    )
+    return Renamed("MineWorld", config, weights)
+
+
+def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the LlamaConfig fields of MineWorld's YAML, or of a Hugging Face config.json."""
+    for key in ("model", "params", "transformer_config", "params"):
+        side = side.get(key, side)
+    return side
+
+
+MINEWORLD = Family("MineWorld", recognises, convert)

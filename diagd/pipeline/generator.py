@@ -1,0 +1,249 @@
+"""Pixels in, pixels out: a world model and its tokenizer, dreaming on from a few frames.
+
+import diagd
+world = diagd.VideoGenerator.from_pretrained("doom")
+video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagd.backends.prepare import Backend, prepare
+from diagd.data.actions import ActionCodec
+from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.generate import EngineOptions, GenerationStats, generate_tokens, make_engine
+from diagd.decoding.plan import RowStart
+from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.models.config import ModelConfig
+from diagd.pipeline.pretrained import Habits, load_parts, prefix_ids, visual_ranges
+from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
+from diagd.tokenizers.vq import VideoTokenizer
+
+
+@dataclass(frozen=True)
+class GeneratedVideo:
+    """What a world model dreamt.
+
+    Attributes:
+        frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
+        tokens: (T, height, width) int64.
+        stats: what decoding took; tokenizing is not in it.
+    """
+
+    frames: Tensor
+    tokens: Tensor
+    stats: GenerationStats
+
+
+class VideoGenerator:
+    """A world model with its tokenizer and its actions.
+
+    Args:
+        model: predicts tokens.
+        runner: how steps are executed.
+        config: what the model is; the grid of a frame above all.
+        tokenizer: turns frames into grids of tokens and back.
+        vocabulary: what actions there are; None for a model without actions.
+        habits: what is done where nothing else is asked for.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        runner: RunnerName,
+        config: ModelConfig,
+        tokenizer: VideoTokenizer,
+        vocabulary: ActionCodec | None,
+        habits: Habits,
+    ) -> None:
+        self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
+        self.runner: RunnerName = runner
+        self.config, self.habits = config, habits
+        self.height, self.width = config.grid_height, config.grid_width
+        self.valid_range = visual_ranges(habits, config)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path = "doom",
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        backend: Backend = "auto",
+        int8: bool = False,
+        config: str | Path | None = None,
+        tokenizer: str | Path | None = None,
+    ) -> "VideoGenerator":
+        """Load a checkpoint with a tokenizer, ours or a released one, or the bundled model `doom`.
+
+        Args:
+            backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
+                `diagd.backends.prepare.prepare`).
+            config, tokenizer: a config file and a tokenizer folder, where they are not with the
+                checkpoint (see `diagd.pipeline.pretrained.load_parts`).
+
+        Raises:
+            FileNotFoundError, ValueError: something is missing or damaged (named).
+        """
+        parts = load_parts(name_or_path, device, dtype, config, tokenizer)
+        shape = parts.model.config
+        model, runner, _ = prepare(parts.model, backend, int8)
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.habits)
+
+    @property
+    def frame_size_px(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels."""
+        return self.tokenizer.frame_size_px(self.height, self.width)
+
+    def generate(
+        self,
+        frames: Tensor,
+        actions: Sequence[str] | None = None,
+        num_frames: int = 16,
+        row_lag: int = 1,
+        frame_lag: int | None = None,
+        *,
+        context_actions: Sequence[str] | None = None,
+        raster: bool = False,
+        row_start: RowStart = "temporal",
+        sampling: SamplingOptions | None = None,
+        seed: int = 0,
+        text: Tensor | None = None,
+        exact: EngineOptions = False,
+    ) -> GeneratedVideo:
+        """Dream on from context frames.
+
+        Args:
+            frames: (m, H_px, W_px, 3) uint8 RGB, the context, of `frame_size_px`.
+            actions: one action name for each generated frame, that leads to it.
+            frame_lag: steps between frames; None finishes a frame before the next begins.
+            context_actions: the m - 1 actions between the context frames.
+            raster: next-token prediction instead of diagonals.
+            sampling: the habit of the model by default; visual ids only in any case.
+            text: (1, M, size) states of a text encoder, for models that read a text.
+            exact: raster's tokens in fewer passes, or another engine (see `generate_tokens`).
+
+        Raises:
+            ValueError: frames or actions that do not fit.
+        """
+        num_grids = self.grids_of(num_frames)
+        schedule = self.schedule(num_grids, row_lag, frame_lag, raster)
+        action_ids = self.action_ids(actions, num_frames, "generated frame")
+        prompt, context = self.prompt(frames, context_actions)
+        if self.tokenizer.temporal_compression > 1:
+            check_clip(len(frames), num_frames, len(context) + num_grids, self.config)
+        out = generate_tokens(
+            self.model,
+            prompt,
+            schedule,
+            action_ids,
+            context_frames=len(context),
+            row_start=row_start,
+            sampling=self.sampling(sampling),
+            seed=seed,
+            context=text,
+            keep_frames=self.habits.keep_frames,
+            runner=self.runner,
+            exact=exact,
+        )
+        tokens = out.tokens[0]
+        if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
+            whole = self.tokenizer.decode(torch.cat([context, tokens]))
+            return GeneratedVideo(whole[-num_frames:].cpu(), tokens, out.stats)
+        return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
+
+    def grids_of(self, num_frames: int) -> int:
+        """Return the token grids of so many generated frames, or raise ValueError if uneven."""
+        step = self.tokenizer.temporal_compression
+        if num_frames % step:
+            raise ValueError(
+                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+                f"got {num_frames}"
+            )
+        return num_frames // step
+
+    def stream(
+        self, frames: Tensor, actions: Iterator[str], row_lag: int = 1, **settings: Any
+    ) -> Iterator[Tensor]:
+        """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
+
+        Old frames leave the context when it is full (see `DiagonalEngine`).
+
+        Args:
+            settings: what `start` takes (context_actions, row_start, sampling, seed, exact).
+        """
+        engine = self.start(frames, **settings)
+        schedule = self.schedule(1, row_lag)
+        for action in actions:
+            for tokens in engine.decode(schedule, self.action_ids([action], 1, "generated frame")):
+                yield self.tokenizer.decode(tokens)[0].cpu()
+
+    def start(
+        self,
+        frames: Tensor,
+        *,
+        context_actions: Sequence[str] | None = None,
+        row_start: RowStart = "temporal",
+        sampling: SamplingOptions | None = None,
+        seed: int = 0,
+        exact: EngineOptions = False,
+    ) -> DiagonalEngine:
+        """Return an engine that has read the context frames, to be driven frame by frame.
+
+        Each frame may have a schedule of its own: `engine.decode(world.schedule(1, row_lag),
+        world.action_ids([action], 1, "frame"))` yields its tokens.
+        """
+        engine = make_engine(
+            exact,
+            self.model,
+            self.height,
+            self.width,
+            num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
+            row_start=row_start,
+            sampling=self.sampling(sampling),
+            seed=seed,
+            keep_frames=self.habits.keep_frames,
+            runner=self.runner,
+        )
+        prompt, context = self.prompt(frames, context_actions)
+        engine.prefill(prompt, len(context))
+        return engine
+
+    def schedule(
+        self, num_frames: int, row_lag: int = 1, frame_lag: int | None = None, raster: bool = False
+    ) -> DiagonalSchedule:
+        """Return the schedule of so many frames; without frame_lag they do not overlap."""
+        grid = TokenGrid(num_frames, self.height, self.width)
+        if raster:
+            return DiagonalSchedule.raster(grid)
+        if frame_lag is None:
+            return DiagonalSchedule.spatial(grid, row_lag)
+        return DiagonalSchedule(grid, row_lag, frame_lag)
+
+    def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
+        """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+        Raises:
+            ValueError: not `count` actions, or one that the model does not know.
+        """
+        ids = action_ids(self.vocabulary, actions, count, what, self.tokenizer.codebook_size)
+        return None if ids is None else ids.to(self.model.device)
+
+    def prompt(
+        self, frames: Tensor, context_actions: Sequence[str] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (1, P) tokens of prefix, context frames and actions between; and the grids."""
+        check_size(frames, self.frame_size_px)
+        grids = self.tokenizer.encode(frames.to(self.model.device))
+        ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
+        return prompt_tokens(prefix_ids(self.config), grids, ids), grids
+
+    def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
+        """Return how tokens are drawn: as asked for, else by habit; visual ids only."""
+        return self.habits.sampling(options, self.valid_range)

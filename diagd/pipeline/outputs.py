@@ -1,0 +1,73 @@
+"""What a dream leaves: the video, its contact sheet, and a table of what each schedule took."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from diagd.data.video import contact_sheet, write_image, write_video
+from diagd.pipeline.generator import GeneratedVideo
+
+
+def check_writable(output: Path) -> None:
+    """Raise now rather than after the work if a file cannot be written there."""
+    folder = output.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"output folder does not exist: {folder}")
+    if output.is_dir():
+        raise ValueError(f"output is a folder, expected a file name: {output}")
+    probe = folder / f".{output.name}.probe"
+    try:
+        probe.touch()
+    except OSError as error:
+        raise ValueError(f"output cannot be written: {output} ({error.strerror})") from None
+    probe.unlink()
+
+
+def write_dream(
+    output: Path, sheet: Path, context: Tensor, videos: list[GeneratedVideo], fps: float
+) -> None:
+    """Write the context followed by the dream; several dreams stand side by side."""
+    whole = [torch.cat([context, video.frames]) for video in videos]
+    write_video(output, torch.cat(whole, dim=2), fps)
+    write_image(sheet, torch.cat([contact_sheet(frames, columns=5) for frames in whole], dim=0))
+
+
+def report_runs(videos: dict[str, GeneratedVideo]) -> list[dict[str, Any]]:
+    """Return one record a schedule; speeds are over the first one."""
+    report = [{"schedule": name, **asdict(video.stats)} for name, video in videos.items()]
+    for row, video in zip(report, videos.values(), strict=True):
+        row["num_frames"] = len(video.frames)
+        row["frames_per_second"] = len(video.frames) / row["seconds"]  # a grid may be several
+        row["speedup"] = row["frames_per_second"] / report[0]["frames_per_second"]
+    tokens = [video.tokens for video in videos.values()]
+    if len(tokens) == 2:
+        both = min(map(len, tokens))
+        equal = (tokens[0][:both] == tokens[1][:both]).float().mean().item()
+        report[1]["tokens_equal_to_raster"] = equal
+    return report
+
+
+def print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
+    """Print the table, and what became of a full context."""
+    table = Table(title=title, box=SIMPLE)
+    for column in ("", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in report:
+        table.add_row(
+            row["schedule"],
+            str(row["num_frames"]),
+            str(row["num_steps"]),
+            f"{row['seconds']:.2f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['frames_per_second']:.2f}",
+            f"{row['speedup']:.1f}x" if len(report) > 1 else "-",
+        )
+    console.print(table)
+    if dropped := report[-1]["num_dropped_frames"]:
+        console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")

@@ -1,0 +1,250 @@
+"""Clips as tokens: safetensors shards that training reads.
+
+`shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
+with the clips' names, the codebook size and the action names as metadata. A shard appears under its
+name only when it is whole, so writing goes on where it was killed.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import Progress
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.threads import one_thread_workers
+from diagd.data.video import read_video
+from diagd.tokenizers.vq import VQTokenizer
+
+STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
+
+
+@dataclass(frozen=True)
+class TokenClips:
+    """Clips of one length and grid.
+
+    Attributes:
+        tokens: (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size).
+        actions: (num_clips, T) int16, places in `action_names`; row t led to frame t.
+        codebook_size: number of visual ids.
+        action_names: what the action ids mean.
+        clip_names: where the tokens are from.
+    """
+
+    tokens: Tensor
+    actions: Tensor
+    codebook_size: int
+    action_names: tuple[str, ...]
+    clip_names: tuple[str, ...] = ()
+
+
+def actions_of(
+    paths: Sequence[Path], vocabulary: ActionVocabulary | None = None
+) -> ActionVocabulary:
+    """Decide what action ids of clips mean.
+
+    Args:
+        paths: videos; either all have actions, NAME.jsonl, or none.
+        vocabulary: the order wanted; else `actions.json` beside the clips, else the names that
+            occur, `none` first.
+
+    Raises:
+        FileNotFoundError: some clips have actions and others do not.
+        ValueError: an action file is corrupt.
+    """
+    files = [path.with_suffix(".jsonl") for path in paths]
+    missing = [path for path in files if not path.is_file()]
+    if len(missing) == len(files):
+        return STILL
+    if missing:
+        raise FileNotFoundError(f"action file not found (other clips have one): {missing[0]}")
+    if vocabulary is not None:
+        return vocabulary
+    beside = files[0].with_name("actions.json")
+    if beside.is_file():
+        return ActionVocabulary.load(beside)
+    names = {"none"}
+    for line in (line for path in files for line in path.read_text(errors="replace").splitlines()):
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # told by read_actions
+            names.add(str(json.loads(line)["action"]))
+    return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
+
+
+def write_shards(
+    tokenizer: VQTokenizer,
+    paths: Sequence[Path],
+    folder: Path,
+    vocabulary: ActionVocabulary,
+    clips_per_shard: int = 64,
+    threads: int = 2,
+) -> int:
+    """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
+
+    Args:
+        paths: videos of one length and size.
+        vocabulary: what action ids mean, from `actions_of`.
+
+    Returns:
+        How many shards were written now.
+
+    Raises:
+        FileNotFoundError: a video or an action file is missing.
+        ValueError: clips of different lengths or sizes, a corrupt file, or shards of other clips
+            or of another tokenizer in the folder.
+    """
+    groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
+    shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
+    surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
+    if surplus:
+        raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    written, shape = 0, None
+    with Progress() as progress, one_thread_workers(threads) as pool:
+        task = progress.add_task("tokenizing clips", total=len(paths))
+        for shard, group in zip(shards, groups, strict=True):
+            metadata = _metadata(tokenizer, group, vocabulary)
+            if shard.is_file():
+                clips, found = _read_shard(shard)
+                if found != metadata:
+                    raise ValueError(
+                        f"{shard} is of other clips, actions or another tokenizer: "
+                        "delete it or use another folder"
+                    )
+                shape = clips.tokens.shape[1:]
+            else:
+                tokens, actions = _encode(tokenizer, group, vocabulary, pool, shape)
+                partial = shard.with_name(f".{shard.name}.partial")
+                save_file({"tokens": tokens, "actions": actions}, partial, metadata)
+                os.replace(partial, shard)
+                written, shape = written + 1, tokens.shape[1:]
+            progress.advance(task, len(group))
+    return written
+
+
+def _encode(
+    tokenizer: VQTokenizer,
+    paths: Sequence[Path],
+    vocabulary: ActionVocabulary,
+    pool: ThreadPoolExecutor,
+    shape: torch.Size | None,
+) -> tuple[Tensor, Tensor]:
+    """Encode the clips of a shard: (clips, T, height, width) and (clips, T)."""
+
+    def encode(path: Path) -> tuple[Tensor, list[int]]:
+        frames = read_video(path).frames
+        if vocabulary == STILL:
+            return tokenizer.encode(frames), [0] * len(frames)
+        taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+        return tokenizer.encode(frames), [vocabulary.id_of(action) for action in taken]
+
+    tokens, actions = zip(*pool.map(encode, paths), strict=True)
+    expected = shape or tokens[0].shape
+    for path, ids in zip(paths, tokens, strict=True):
+        if ids.shape != expected:
+            raise ValueError(
+                f"{path}: expected {_describe(expected)} as in clips before it, "
+                f"got {_describe(ids.shape)}"
+            )
+    dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+    return torch.stack(tokens).to(dtype), torch.tensor(actions, dtype=torch.int16)
+
+
+def read_shards(folder: str | Path) -> TokenClips:
+    """Read all shards of a folder.
+
+    Raises:
+        FileNotFoundError: no shards in the folder.
+        ValueError: a corrupt shard, or shards that do not belong together.
+    """
+    paths = sorted(Path(folder).glob("shard_*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"no token shards (shard_*.safetensors) in {folder}")
+    parts = [_read_shard(path)[0] for path in paths]
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        for name in ("codebook_size", "action_names"):
+            if getattr(part, name) != getattr(first, name):
+                raise ValueError(
+                    f"{path}: expected {name} {getattr(first, name)} as in {paths[0].name}, "
+                    f"got {getattr(part, name)}"
+                )
+        if part.tokens.shape[1:] != first.tokens.shape[1:]:
+            raise ValueError(
+                f"{path}: expected {_describe(first.tokens.shape[1:])} as in {paths[0].name}, "
+                f"got {_describe(part.tokens.shape[1:])}"
+            )
+    return TokenClips(
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.actions for part in parts]),
+        first.codebook_size,
+        first.action_names,
+        sum((part.clip_names for part in parts), ()),
+    )
+
+
+def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")
+        clips = TokenClips(
+            tokens,
+            actions,
+            int(metadata["codebook_size"]),
+            tuple(json.loads(metadata["action_names"])),
+            tuple(json.loads(metadata["clips"])),
+        )
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
+    if tokens.dim() != 4 or not tokens.numel():
+        raise ValueError(
+            f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
+        )
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= clips.codebook_size:
+        raise ValueError(
+            f"{path}: tokens must be in [0, codebook_size={clips.codebook_size}), "
+            f"got {low} to {high}"
+        )
+    if actions.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"{path}: actions must be {tuple(tokens.shape[:2])} as the tokens, "
+            f"got {tuple(actions.shape)}"
+        )
+    low, high = (int(bound) for bound in actions.aminmax())
+    if low < 0 or high >= len(clips.action_names):
+        raise ValueError(
+            f"{path}: actions must be in [0, {len(clips.action_names)}), got {low} to {high}"
+        )
+    return clips, metadata
+
+
+def _metadata(
+    tokenizer: VQTokenizer, paths: Sequence[Path], vocabulary: ActionVocabulary
+) -> dict[str, str]:
+    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
+    return {
+        "clips": json.dumps([path.stem for path in paths]),
+        "codebook": hashlib.sha256(codebook).hexdigest()[:16],
+        "codebook_size": str(tokenizer.codebook_size),
+        "compression": str(tokenizer.compression),
+        "action_names": json.dumps(list(vocabulary.names)),
+    }
+
+
+def _shard_path(folder: Path, number: int) -> Path:
+    return folder / f"shard_{number:05d}.safetensors"
+
+
+def _describe(shape: Sequence[int]) -> str:
+    """Say `64 frames of 14x24 tokens`."""
+    return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"

@@ -1,0 +1,234 @@
+"""One training step of a tokenizer, and its checkpoint.
+
+The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
+stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
+start again at an encoder output. The encoder is held to the codes by their commitment term.
+"""
+
+import json
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.tokenizers.frames import normalise
+from diagd.tokenizers.vq import VQTokenizer
+
+COMMITMENT = 0.25  # weight of the encoder's distance to its codes
+DECAY = 0.98  # of the codebook's moving average
+DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
+RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimisationOptions:
+    """How a tokenizer is trained."""
+
+    steps: int = 3000  # optimizer steps
+    batch: int = 8  # frames a step
+    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
+    decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
+    seed: int = 0  # of the weights and of the order of frames
+    threads: int = 2  # workers, each with its share of the batch
+    device: str = "cpu"  # cpu or cuda
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.batch % self.threads:
+            raise ValueError(
+                f"batch must be a multiple of threads={self.threads}, got {self.batch}"
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device 'cuda' is not available here, use cpu")
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a worker computed on its share of a batch."""
+
+    gradients: tuple[Tensor, ...]
+    loss: Tensor
+    error: Tensor  # mean squared, of values in [-1, 1]
+    latents: Tensor  # (b, C, h, w)
+    ids: Tensor  # (b, h, w)
+
+
+class TokenizerTrainer:
+    """Model, optimizer and codebook statistics: everything a checkpoint holds.
+
+    The batch of a step is a function of (seed, step) alone, so a run that was killed goes on as it
+    would have. Each worker runs forward and backward on its share of the batch.
+    """
+
+    def __init__(self, options: OptimisationOptions, tokenizer: VQTokenizer) -> None:
+        self.options = options
+        self.tokenizer = tokenizer.to(options.device)
+        model = tokenizer.model.to(memory_format=torch.channels_last)
+        tokenizer.codebook.requires_grad_(False)
+        if options.decoder_only:
+            model.encoder.requires_grad_(False)
+            model.quant_conv.requires_grad_(False)
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
+        )
+        self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
+        self.sums = tokenizer.codebook.detach().clone()
+        self.step = 0
+
+    def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
+        """Take one optimizer step.
+
+        Args:
+            frames: (F, H_px, W_px, 3) uint8, all training frames.
+            pool: the workers.
+
+        Returns:
+            A row for the log.
+        """
+        options = self.options
+        generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
+        rows = torch.randint(len(frames), (options.batch,), generator=generator)
+        batch = frames[rows].to(options.device)
+        shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
+        for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
+            # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
+            weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        rate = options.learning_rate * _warm_cosine(self.step, options.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        loss, error = (
+            torch.stack([getattr(share, name) for share in shares]).mean().item()
+            for name in ("loss", "error")
+        )
+        used, perplexity = self._follow_latents(shares, generator)
+        self.step += 1
+        return {
+            "step": self.step,
+            "loss": round(loss, 5),
+            "psnr": round(10 * math.log10(4 / max(error, 1e-9)), 3),
+            "codes_used": used,
+            "perplexity": round(perplexity, 1),
+            "learning_rate": rate,
+        }
+
+    def _gradients(self, frames: Tensor) -> _Share:
+        with torch.autocast(self.options.device, torch.bfloat16):
+            latents = self.tokenizer.latents(frames).float()
+        ids = self.tokenizer.nearest(latents.detach())
+        codes = self.tokenizer.codebook[ids].movedim(-1, 1)
+        with torch.autocast(self.options.device, torch.bfloat16):
+            values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
+        target = normalise(frames)
+        loss = _reconstruction_loss(values, target)
+        loss = loss + COMMITMENT * functional.mse_loss(latents, codes)
+        error = functional.mse_loss(values.detach().clamp(-1, 1), target)
+        gradients = torch.autograd.grad(loss, self.weights)
+        return _Share(gradients, loss.detach(), error, latents.detach(), ids)
+
+    def _follow_latents(
+        self, shares: list[_Share], generator: torch.Generator
+    ) -> tuple[int, float]:
+        """Move the codebook; returns how many codes are in use and their perplexity."""
+        ids = torch.cat([share.ids for share in shares]).flatten()
+        vectors = torch.cat([share.latents for share in shares]).movedim(1, -1).flatten(0, -2)
+        used = torch.bincount(ids, minlength=len(self.counts)).float()
+        self.counts.lerp_(used, 1 - DECAY)
+        share = self.counts / self.counts.sum()
+        dead = share < DEAD_SHARE / len(share)
+        if not self.options.decoder_only:
+            sums = torch.zeros_like(self.sums).index_add_(0, ids, vectors)
+            self.sums.lerp_(sums, 1 - DECAY)
+            if self.step % RESEED_EVERY == 0 and self.step < 0.8 * self.options.steps:
+                picks = torch.randint(len(vectors), (len(dead),), generator=generator)
+                fresh = vectors[picks.to(vectors.device)]
+                mean_count = len(vectors) / len(dead)
+                self.sums[dead] = fresh[dead] * mean_count
+                self.counts[dead] = mean_count
+            self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
+        return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
+
+    def save(self, path: Path) -> None:
+        """Write the state; the file is replaced only by a whole one."""
+        model = self.tokenizer.model.state_dict()
+        tensors = {f"model.{name}": value for name, value in model.items()}
+        for index, weight in enumerate(self.weights):
+            for name, value in self.optimizer.state[weight].items():
+                tensors[f"optimizer.{index}.{name}"] = value
+        tensors |= {"counts": self.counts, "sums": self.sums}
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.partial")
+        save_file(tensors, partial, {"step": str(self.step), "options": self._fingerprint()})
+        os.replace(partial, path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a state.
+
+        Raises:
+            ValueError: a corrupt file, or the state of a run with other options.
+        """
+        try:
+            with safe_open(path, "pt", device=self.options.device) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is corrupt, delete it to start again: {error}") from None
+        if metadata.get("options") != self._fingerprint():
+            raise ValueError(
+                f"{path} is of a run with other options, use another folder: expected "
+                f"{self._fingerprint()}, got {metadata.get('options')}"
+            )
+        self.step = int(metadata["step"])
+        self.tokenizer.model.load_state_dict(_under("model.", tensors))
+        for index, weight in enumerate(self.weights):
+            self.optimizer.state[weight] = {  # moments in the memory layout of their weight
+                name: torch.empty_like(weight).copy_(value) if value.dim() else value
+                for name, value in _under(f"optimizer.{index}.", tensors).items()
+            }
+        self.counts, self.sums = tensors["counts"], tensors["sums"]
+
+    def _fingerprint(self) -> str:
+        """Name the options on which the result depends."""
+        names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
+        names |= {"clips", "init", "frame_stride", "codes"}
+        return json.dumps({k: str(v) for k, v in asdict(self.options).items() if k in names})
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
+    """L1 + squared error, and L1 between the gradients at three scales, which keeps edges."""
+    loss = functional.l1_loss(values, target) + 10 * functional.mse_loss(values, target)
+    for _ in range(3):
+        for axis in (-1, -2):
+            loss = loss + 0.25 * functional.l1_loss(values.diff(dim=axis), target.diff(dim=axis))
+        values, target = functional.avg_pool2d(values, 2), functional.avg_pool2d(target, 2)
+    return loss
+
+
+def _warm_cosine(step: int, steps: int) -> float:
+    """Warm up over a twentieth of training, then follow a cosine to zero."""
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))

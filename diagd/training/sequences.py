@@ -1,0 +1,60 @@
+"""Training sequences cut out of token clips: frame, action, frame, action, frame ..."""
+
+import torch
+from torch import Tensor
+
+from diagd.tokenizers.shards import TokenClips
+
+
+def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
+    """Interleave frames of clips with the actions between them.
+
+    Args:
+        indices: (B,) int64, which clip.
+        times: (B, T) int64, which of its frames. A frame that repeats the one before it stands
+            under the action "none".
+
+    Returns:
+        (B, T * (height * width + 1) - 1) int64; action ids follow the visual ids.
+    """
+    visual = clips.tokens[indices[:, None], times].flatten(2).long()
+    actions = clips.actions[indices[:, None], times].long()
+    held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
+    if held.any():
+        actions = actions.masked_fill(held, clips.action_names.index("none"))
+    actions = actions[..., None] + clips.codebook_size
+    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
+
+
+def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
+    """Return `size` sequences that the seed names, whatever was drawn before.
+
+    Args:
+        hold: Probability with which a frame repeats the one before it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randint(len(clips.tokens), (size,), generator=generator)
+    starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
+    moves = torch.rand(size, frames - 1, generator=generator) >= hold
+    times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
+    return sequences(clips, indices, times)
+
+
+def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Cut a window, whose place the seed names, out of each of the first `size` clips.
+
+    Returns:
+        Tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a model.
+
+    Raises:
+        ValueError: more clips or frames than there are.
+    """
+    num_clips, length = clips.tokens.shape[:2]
+    for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
+        if not 1 <= asked <= there:
+            raise ValueError(f"{name} must be in [1, {there}], got {asked}")
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
+    indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
+    actions = clips.actions[indices, times].long() + clips.codebook_size
+    return clips.tokens[indices, times].long(), actions[..., None]

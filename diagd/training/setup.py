@@ -1,0 +1,107 @@
+"""What a training run starts from: the model fitted to the data, its weights, its optimisers."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+
+from diagd.data.actions import ActionVocabulary
+from diagd.families.checkpoints import load_model, model_path
+from diagd.models.attention_init import aim_heads
+from diagd.models.config import ModelConfig
+from diagd.models.presets import PRESETS
+from diagd.models.transformer import Transformer
+from diagd.tokenizers.shards import TokenClips
+
+OptimizerName = Literal["adamw", "muon"]
+
+
+def same_kind(clips: TokenClips, other: TokenClips) -> bool:
+    """Say whether one model fits both: same grid, codebook size and actions."""
+    return (
+        clips.tokens.shape[2:] == other.tokens.shape[2:]
+        and clips.codebook_size == other.codebook_size
+        and clips.action_names == other.action_names
+    )
+
+
+def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
+    """Raise ValueError unless a model, of that name or folder, was made for the clips' tokens."""
+    names = ()
+    if config.num_action_tokens:
+        names = ActionVocabulary.load(model_path(model) / "actions.json").names
+    for what, of_model, of_clips in (
+        ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
+        ("number of visual ids", config.image_vocab_size, clips.codebook_size),
+        ("number of action tokens a frame", config.num_action_tokens, 1),
+        ("actions", names, clips.action_names),
+    ):
+        if of_model != of_clips:
+            raise ValueError(
+                f"the clips do not fit {model}: {what} is {of_clips}, the model's {of_model}"
+            )
+
+
+def frames_held(config: ModelConfig) -> int:
+    """Count the frames of a clip that fill a model's context, actions between them."""
+    slots = config.max_positions + config.num_action_tokens - config.prefix_length
+    return slots // (config.tokens_per_frame + config.num_action_tokens)
+
+
+def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
+    """Fit a preset to the data: its grid, its vocabulary, a context of so many frames."""
+    grid_height, grid_width = clips.tokens.shape[2:]
+    return dataclasses.replace(
+        PRESETS[preset],
+        vocab_size=clips.codebook_size + len(clips.action_names),
+        image_vocab_size=clips.codebook_size,
+        grid_height=grid_height,
+        grid_width=grid_width,
+        num_action_tokens=1,
+        max_positions=frames * (grid_height * grid_width + 1) - 1,
+    )
+
+
+def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Transformer:
+    """Return random weights, with heads aimed where positions allow it, or those of a checkpoint.
+
+    Args:
+        init: Checkpoint folder; its context may be of another length.
+
+    Raises:
+        ValueError: The checkpoint is a model of another shape or vocabulary.
+    """
+    model = Transformer.random(config, seed=seed)
+    if init is None:
+        return aim_heads(model) if config.bias and config.position == "rope3d" else model
+    source = load_model(init)
+    if dataclasses.replace(source.config, max_positions=config.max_positions) != config:
+        raise ValueError(f"init: {init} is a model of another shape or vocabulary")
+    model.load_state_dict(source.state_dict())
+    return model
+
+
+def make_optimizers(
+    model: Transformer, name: OptimizerName, learning_rate: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """Make AdamW for all weights, or Muon for the blocks' matrices and AdamW for the others."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    optimizers: list[torch.optim.Optimizer] = []
+    if name == "muon":
+        blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
+        in_blocks = {id(p) for p in blocks}
+        matrices = [p for p in matrices if id(p) not in in_blocks]
+        optimizers.append(
+            torch.optim.Muon(
+                blocks,
+                lr=learning_rate,
+                weight_decay=weight_decay,
+                adjust_lr_fn="match_rms_adamw",  # so that AdamW's learning rate serves both
+            )
+        )
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizers.append(
+        torch.optim.AdamW(groups, learning_rate, (0.9, 0.95), weight_decay=weight_decay)
+    )
+    return optimizers

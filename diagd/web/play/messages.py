@@ -1,0 +1,133 @@
+"""What a page may say over its socket, checked word for word, and how a frame is sent to it.
+
+The page sends one small JSON object at a time. A frame goes out as one binary message: the length
+of its header (4 bytes, big-endian), the header (JSON), and the picture (JPEG).
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from diagd.web.play.session import MAX_SEED, Controls
+
+MAX_MESSAGE_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class Act:
+    """A key went down or up: what is pressed now. `id` counts up and is echoed by the frame."""
+
+    action: str
+    id: int
+
+
+@dataclass(frozen=True)
+class Adjust:
+    """Controls for the frames to come; `paced` holds the world to its own frame rate."""
+
+    controls: Controls
+    paced: bool
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Start anew: from a scene, or (None) from where this dream began."""
+
+    scene: int | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Stop, or go on."""
+
+    paused: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """Keep the frames from now on, or stop keeping them."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The page has drawn this frame."""
+
+    frame: int
+
+
+Message = Act | Adjust | Begin | Pause | Record | Seen
+FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "act": {"action": str, "id": int},
+    "adjust": {"order": (int, str), "temperature": (int, float), "top_p": (int, float)},
+    "begin": {"scene": (int, type(None)), "seed": int},
+    "pause": {"paused": bool},
+    "record": {"on": bool},
+    "seen": {"frame": int},
+}
+FIELDS["adjust"]["paced"] = bool
+
+
+def parse(text: str) -> Message:
+    """Read one message.
+
+    Raises:
+        ValueError: no JSON object, an unknown type, a missing, foreign or ill-typed field, or a
+            number out of its range.
+    """
+    if len(text) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
+    try:
+        document = json.loads(text, parse_constant=_refuse)
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError("a message must be a JSON object") from None
+    if not isinstance(document, dict):
+        raise ValueError("a message must be a JSON object")
+    kind = document.pop("type", None)
+    fields = FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ValueError(f"unknown message, expected one of: {', '.join(FIELDS)}")
+    if document.keys() != fields.keys():
+        raise ValueError(f"{kind} must have the fields {', '.join(fields)}")
+    for name, expected in fields.items():
+        given = type(document[name])
+        if given not in (expected if isinstance(expected, tuple) else (expected,)):
+            raise ValueError(f"{kind}: {name} must not be {given.__name__}")
+    return _build(kind, document)
+
+
+def pack(header: dict[str, Any], picture: bytes) -> bytes:
+    """Put a frame's header and its picture into one message."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return len(text).to_bytes(4) + text + picture
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
+    """Take `pack` apart."""
+    end = 4 + int.from_bytes(message[:4])
+    return json.loads(message[4:end]), message[end:]
+
+
+def _build(kind: str, fields: dict[str, Any]) -> Message:
+    match kind:
+        case "adjust":
+            paced = fields.pop("paced")
+            return Adjust(Controls(**fields), paced)
+        case "begin":
+            if not 0 <= fields["seed"] < MAX_SEED:
+                raise ValueError(f"begin: seed must be in [0, {MAX_SEED})")
+            return Begin(**fields)
+        case "pause":
+            return Pause(**fields)
+        case "record":
+            return Record(**fields)
+        case "seen":
+            return Seen(**fields)
+        case _:
+            return Act(**fields)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,187 @@
+"""Dream the pairs of a study: every system continues the same frames, with the same seed.
+
+A system is written `raster` or `k=2`, or with a checkpoint of its own, `k=1@work/finetuned`, which
+is called `k=1-finetuned`. Systems share prompts, actions and noise; only decoding differs.
+"""
+
+import json
+import logging
+import os
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from diagd.data.actions import read_actions, write_actions
+from diagd.data.video import read_video, resize, write_video
+from diagd.families.checkpoints import model_path
+from diagd.pipeline.generator import VideoGenerator
+
+HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
+
+
+@dataclass(frozen=True)
+class MakeOptions:
+    """What to dream.
+
+    Attributes:
+        num_pairs: clips of every system.
+        systems: as the module describes.
+        clips: folder of mp4 + jsonl to continue; None continues the model's own prompt, with
+            actions drawn from the seed.
+        model: of systems that name none.
+        frames, context_frames: dreamt, and seen before.
+        seed: pair n is dreamt with seed + n.
+    """
+
+    num_pairs: int
+    systems: tuple[str, ...]
+    clips: Path | None
+    model: str
+    frames: int
+    context_frames: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What all systems are given: (m, H_px, W_px, 3) uint8 frames; an action for every frame."""
+
+    frames: Tensor
+    fps: float
+    actions: list[str] | None
+
+
+def parse_system(text: str, model: str) -> tuple[str, str, int | None]:
+    """Return name, model and row_lag (None is raster) of a system.
+
+    Raises:
+        ValueError: neither raster nor k=N.
+    """
+    order, _, checkpoint = text.partition("@")
+    matched = re.fullmatch(r"raster|k=([1-9]\d*)", order)
+    if matched is None:
+        raise ValueError(f"a system must look like raster, k=1 or k=1@MODEL, got {text!r}")
+    name = f"{order}-{Path(checkpoint).name}" if checkpoint else order
+    return name, checkpoint or model, int(matched[1]) if matched[1] else None
+
+
+def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
+    """Dream clips into a folder of pairs; clips that are there already are kept.
+
+    Returns:
+        The names of the systems.
+
+    Raises:
+        FileNotFoundError: no such prompt clips or model.
+        ValueError: options that do not fit, or a folder made with others.
+    """
+    systems = [parse_system(text, options.model) for text in options.systems]
+    names = [name for name, _, _ in systems]
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
+    _remember(folder, options)
+    engine = logging.getLogger("diagd.engine")  # says whenever old frames leave a full context
+    engine.setLevel(logging.ERROR)
+    try:
+        for name, model, row_lag in systems:
+            _make_system(folder / name, model, row_lag, options)
+    finally:
+        engine.setLevel(logging.NOTSET)
+    return names
+
+
+def _make_system(folder: Path, model: str, row_lag: int | None, options: MakeOptions) -> None:
+    world = VideoGenerator.from_pretrained(model)
+    starts = _prompt_paths(options)
+    folder.mkdir(exist_ok=True)
+    for number in track(range(options.num_pairs), description=folder.name):
+        target = folder / f"pair_{number:03d}.mp4"
+        if not target.exists():
+            start = _start(world, starts[number % len(starts)], number, options)
+            _dream(world, start, row_lag, number, options, target)
+
+
+def _remember(folder: Path, options: MakeOptions) -> None:
+    """Write down with which options clips are made; others, but for more, would mix two studies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {**vars(options), "clips": str(options.clips) if options.clips else None}
+    del given["num_pairs"]
+    made = json.loads(json.dumps({**given, "torch": torch.__version__}))
+    path = folder / "made.json"
+    if path.is_file() and json.loads(path.read_text()) != made:
+        raise ValueError(f"{folder} holds pairs made with other options ({path}): choose another")
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(json.dumps(made, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def _prompt_paths(options: MakeOptions) -> list[Path]:
+    if options.clips is None:
+        return [model_path(options.model) / "prompt.mp4"]
+    if not options.clips.is_dir():
+        raise FileNotFoundError(f"folder of prompt clips not found: {options.clips}")
+    paths = sorted(options.clips.glob("*.mp4"))
+    if not paths:
+        raise ValueError(f"{options.clips} holds no mp4 clips")
+    return paths
+
+
+def _start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> _Start:
+    """Take context frames, and actions for them and for the frames to dream."""
+    draw = random.Random(f"{options.seed}/{number}")
+    video = read_video(path)
+    frames = resize(video.frames, *world.frame_size_px)
+    codec, seen = world.vocabulary, options.context_frames
+    taken = None
+    if codec is not None:
+        taken = read_actions(path.with_suffix(".jsonl"), codec, len(frames))
+    if options.clips is None:
+        if len(frames) < seen:
+            raise ValueError(f"the prompt has {len(frames)} frames, fewer than {seen}")
+        frames = frames[-seen:]
+        if codec is not None and taken is not None:
+            taken = taken[-seen:] + _walk(codec.names, options.frames, draw)
+    else:
+        length = seen + options.frames
+        if len(frames) < length:
+            raise ValueError(f"{path} has {len(frames)} frames, fewer than {length}")
+        first = draw.randrange(len(frames) - length + 1)
+        frames = frames[first : first + seen]
+        taken = taken and taken[first : first + length]
+    return _Start(frames, float(video.fps), taken)
+
+
+def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
+    """Invent actions, each held for a few frames; the first name, doing nothing, is left out."""
+    walk: list[str] = []
+    while len(walk) < length:
+        walk += [draw.choice(names[1:] or names)] * draw.randint(*HELD_FRAMES)
+    return walk[:length]
+
+
+def _dream(
+    world: VideoGenerator,
+    start: _Start,
+    row_lag: int | None,
+    number: int,
+    options: MakeOptions,
+    target: Path,
+) -> None:
+    seen = len(start.frames)
+    dream = world.generate(
+        start.frames,
+        start.actions and start.actions[seen:],
+        options.frames,
+        row_lag or 1,
+        context_actions=start.actions and start.actions[1:seen],
+        raster=row_lag is None,
+        seed=options.seed + number,
+    )
+    if start.actions is not None:  # row 0 led to the first frame shown: nobody saw what from
+        write_actions(target.with_suffix(".jsonl"), start.actions)
+    write_video(target, torch.cat([start.frames, dream.frames]), start.fps)

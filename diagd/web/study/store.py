@@ -1,0 +1,234 @@
+"""Answers in SQLite: written at once, one row for every rater, pair and question.
+
+A rater's trials are drawn once and stored with the rater, so a study goes on where it stopped.
+"""
+
+import json
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from diagd.web.study.pairs import StudyPairs
+from diagd.web.study.tally import Vote
+from diagd.web.study.trials import Trial, draw_trials
+
+CHOICES = ("left", "tie", "right")
+MAX_RATERS = 1000
+FORMAT = 1  # of the tables below
+SCHEMA = """
+CREATE TABLE study (definition TEXT NOT NULL, results_key TEXT NOT NULL);
+CREATE TABLE raters (
+    rater INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE COLLATE NOCASE,
+    token TEXT NOT NULL UNIQUE,
+    seed TEXT NOT NULL
+);
+CREATE TABLE trials (
+    rater INTEGER NOT NULL REFERENCES raters,
+    number INTEGER NOT NULL,
+    comparison INTEGER NOT NULL,
+    clip TEXT NOT NULL,
+    first_is_left INTEGER NOT NULL CHECK (first_is_left IN (0, 1)),
+    left_id TEXT NOT NULL UNIQUE,
+    right_id TEXT NOT NULL UNIQUE,
+    PRIMARY KEY (rater, number),
+    UNIQUE (rater, comparison, clip)
+);
+CREATE TABLE answers (
+    rater INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    question TEXT NOT NULL,
+    choice TEXT NOT NULL CHECK (choice IN ('left', 'tie', 'right')),
+    answered_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (rater, number, question),
+    FOREIGN KEY (rater, number) REFERENCES trials
+);
+"""
+
+
+class StudyStore:
+    """The database of one study; safe to use from several threads.
+
+    Args:
+        path: an SQLite file, created where a study is given.
+        pairs: the study that answers will be for; None to read what is there.
+
+    Raises:
+        FileNotFoundError: no such file, and no study to create it for.
+        ValueError: the file is no study database, or of another study.
+    """
+
+    def __init__(self, path: Path, pairs: StudyPairs | None = None) -> None:
+        if pairs is None and not path.is_file():
+            raise FileNotFoundError(f"no answers yet: {path} not found")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"folder of the answers does not exist: {path.parent}")
+        self._lock = threading.Lock()
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=10, isolation_level=None, check_same_thread=False
+            )
+            self._prepare(path, pairs)
+        except sqlite3.Error as error:
+            self.close()
+            raise ValueError(f"{path} cannot be used as a study's database: {error}") from None
+        except ValueError:
+            self.close()
+            raise
+
+    def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
+        for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            self._connection.execute(f"PRAGMA {setting}")
+        with self._transaction() as database:
+            (found,) = database.execute("PRAGMA user_version").fetchone()
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if pairs is not None and not tables:
+                for statement in SCHEMA.split(";"):
+                    database.execute(statement)
+                first = json.dumps(_definition(pairs)), secrets.token_urlsafe(16)
+                database.execute("INSERT INTO study VALUES (?, ?)", first)
+                database.execute(f"PRAGMA user_version = {FORMAT}")
+            elif found != FORMAT:
+                raise ValueError(f"{path} is no study database of this version")
+            row = database.execute("SELECT definition, results_key FROM study").fetchone()
+        self.definition: dict[str, Any] = json.loads(row[0])
+        self.results_key: str = row[1]
+        if pairs is not None and self.definition != _definition(pairs):
+            wanted = _definition(pairs)
+            changed = [name for name in wanted if wanted[name] != self.definition.get(name)]
+            raise ValueError(
+                f"{path} holds answers to another study ({', '.join(changed)} differ): "
+                f"choose another file with --answers"
+            )
+
+    def close(self) -> None:
+        """Close the database; every answer is in it already."""
+        if hasattr(self, "_connection"):
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def enrol(self, name: str, seed: int) -> str:
+        """Return the token of the rater of that name, who is new or comes back.
+
+        Args:
+            name: empty for an anonymous rater, who gets a name.
+            seed: the study's; order and sides are drawn from it and the rater's number.
+
+        Raises:
+            ValueError: the study has as many raters as it takes.
+        """
+        with self._transaction() as database:
+            name = name or f"anonymous {secrets.token_hex(3)}"
+            known = database.execute("SELECT token FROM raters WHERE name = ?", (name,)).fetchone()
+            if known:
+                return known[0]
+            (count,) = database.execute("SELECT count(*) FROM raters").fetchone()
+            if count >= MAX_RATERS:
+                raise ValueError(f"this study is full: it has {MAX_RATERS} raters")
+            number, token = count + 1, secrets.token_urlsafe(16)
+            own_seed = f"{seed}/{number}"
+            database.execute(
+                "INSERT INTO raters VALUES (?, ?, ?, ?)", (number, name, token, own_seed)
+            )
+            rows = [
+                (number, *(value for key, value in asdict(trial).items() if key != "answers"))
+                for trial in draw_trials(
+                    self.definition["clips"], len(self.definition["comparisons"]), own_seed
+                )
+            ]
+            database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        return token
+
+    def rater(self, token: str) -> tuple[int, str] | None:
+        """Return number and name of the rater with that token."""
+        with self._transaction() as database:
+            query = "SELECT rater, name FROM raters WHERE token = ?"
+            return database.execute(query, (token,)).fetchone()
+
+    def trials(self, rater: int) -> list[Trial]:
+        """Return a rater's trials in order, with the answers given so far."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT number, comparison, clip, first_is_left, left_id, right_id"
+                " FROM trials WHERE rater = ? ORDER BY number",
+                (rater,),
+            ).fetchall()
+            query = "SELECT number, question, choice FROM answers WHERE rater = ?"
+            given = database.execute(query, (rater,)).fetchall()
+        answers: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
+        for number, question, choice in given:
+            answers[number][question] = choice
+        return [
+            Trial(number, comparison, clip, bool(first_is_left), left, right, answers[number])
+            for number, comparison, clip, first_is_left, left, right in rows
+        ]
+
+    def answer(self, rater: int, number: int, question: str, choice: str) -> None:
+        """Write an answer to disk, in place of an earlier one to the same question.
+
+        Raises:
+            ValueError: no such trial, question or choice.
+        """
+        if question not in self.definition["questions"] or choice not in CHOICES:
+            raise ValueError(f"no such question or choice: {question!r}, {choice!r}")
+        try:
+            with self._transaction() as database:
+                database.execute(
+                    "INSERT INTO answers (rater, number, question, choice) VALUES (?, ?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET"
+                    " choice = excluded.choice, answered_at = CURRENT_TIMESTAMP",
+                    (rater, number, question, choice),
+                )
+        except sqlite3.IntegrityError:
+            raise ValueError(f"no such trial: {number}") from None
+
+    def video(self, media_id: str) -> tuple[str, str] | None:
+        """Return system and clip behind the id of a video."""
+        with self._transaction() as database:
+            row = database.execute(
+                "SELECT comparison, clip, first_is_left = (left_id = ?1)"
+                " FROM trials WHERE ?1 IN (left_id, right_id)",
+                (media_id,),
+            ).fetchone()
+        if row is None:
+            return None
+        comparison, clip, is_first = row
+        return self.definition["comparisons"][comparison][0 if is_first else 1], clip
+
+    def votes(self) -> list[Vote]:
+        """Return all answers, unblinded."""
+        with self._transaction() as database:
+            return [
+                Vote(*row)
+                for row in database.execute(
+                    "SELECT name, comparison, clip, question, CASE"
+                    " WHEN choice = 'tie' THEN 'tie'"
+                    " WHEN (choice = 'left') = first_is_left THEN 'win' ELSE 'lose' END"
+                    " FROM answers JOIN trials USING (rater, number) JOIN raters USING (rater)"
+                    " ORDER BY rater, number, question"
+                )
+            ]
+
+
+def _definition(pairs: StudyPairs) -> dict[str, Any]:
+    return {
+        "comparisons": [list(pair) for pair in pairs.comparisons],
+        "clips": [clip.name for clip in pairs.clips],
+        "questions": list(pairs.questions),
+        "files": pairs.digest,
+    }

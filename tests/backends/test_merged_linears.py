@@ -1,0 +1,65 @@
+import pytest
+import torch
+
+from diagd.backends.merged_linears import MergedLinear, merge_linears
+from diagd.families.checkpoints import load_model, save_model
+from tests.models.feeding import feed
+from tests.models.tiny import KINDS, random_tokens, tiny_model
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_merged_logits_equal_plain_logits(kind, pack):
+    model, tokens = tiny_model(**KINDS[kind]), random_tokens(2, 30)
+    with torch.no_grad():
+        plain = model.logits(tokens)
+    merged = merge_linears(model, pack)
+    assert merged is model
+    # another order of float32 summation, logits of size 10
+    torch.testing.assert_close(merged.logits(tokens), plain, atol=2e-5, rtol=0)
+    for width in (1, 4):  # lanes a step
+        fed = feed(merged, tokens, torch.arange(30) // width)
+        torch.testing.assert_close(fed, plain, atol=2e-5, rtol=0)
+
+
+def test_projections_of_one_input_become_one_product():
+    model = merge_linears(tiny_model(), pack=False)
+    linears = [name for name, m in model.named_modules() if type(m) is torch.nn.Linear]
+    merged = [name for name, m in model.named_modules() if isinstance(m, MergedLinear)]
+    assert [name.split(".")[-1] for name in merged] == ["qkv_proj", "gate_up_proj"] * 2
+    assert [name.split(".")[-1] for name in linears] == ["o_proj", "down_proj"] * 2 + ["lm_head"]
+
+
+def test_packing_works_in_bfloat16():
+    model, tokens = tiny_model().bfloat16(), random_tokens(2, 9)
+    with torch.no_grad():
+        plain = model.logits(tokens)
+    # bfloat16 keeps 8 bits, and logits reach 10
+    merged = merge_linears(model, pack=True)
+    torch.testing.assert_close(merged.logits(tokens), plain, atol=0.3, rtol=0)
+    assert merged.lm_head is not None
+    assert merged.lm_head.weight is None  # packed only: no dtype but float32 is kept twice
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "world"])
+def test_a_merged_model_saves_its_plain_weights(kind, pack, tmp_path):
+    model = tiny_model(**KINDS[kind]).to(torch.bfloat16 if kind == "llama" else torch.float32)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    save_model(merge_linears(model, pack), tmp_path)
+    loaded = load_model(tmp_path, dtype=model.dtype).state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_a_merged_model_cannot_be_moved_or_cast():
+    with pytest.raises(ValueError, match="cannot be moved or cast: do that before merge_linears"):
+        merge_linears(tiny_model(), pack=True).bfloat16()
+
+
+def test_packing_refuses_other_dtypes():
+    message = "packing needs a model on the cpu in float32 or bfloat16, got torch.float16 on cpu"
+    model = tiny_model().half()
+    with pytest.raises(ValueError, match=message):
+        merge_linears(model, pack=True)
+    assert not any(isinstance(module, MergedLinear) for module in model.modules())

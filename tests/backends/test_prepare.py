@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from diagd.backends import prepare as backends
+from diagd.backends.merged_linears import MergedLinear
+from diagd.backends.native.model import NativeModel
+from diagd.backends.prepare import prepare
+from diagd.models.transformer import Transformer
+from tests.models.tiny import tiny_model
+
+
+def test_on_the_cpu_our_kernels_run_by_default():
+    for dtype, weights in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
+        model, runner, backend = prepare(tiny_model().to(dtype))
+        assert isinstance(model, NativeModel)
+        assert (model.weights, runner, backend) == (weights, "eager", "native")
+    model = prepare(tiny_model(), int8=True)[0]
+    assert isinstance(model, NativeModel)
+    assert model.weights == "int8"
+
+
+@pytest.mark.parametrize("backend", ["eager", "compile"])
+def test_other_backends_run_a_merged_pytorch_model(backend):
+    model, runner, named = prepare(tiny_model(), backend)
+    assert isinstance(model, Transformer)
+    assert runner == named == backend
+    packed = [m.packed is not None for m in model.modules() if isinstance(m, MergedLinear)]
+    assert packed
+    assert set(packed) == {backend == "eager"}  # torch.compile packs by itself
+
+
+def test_half_precision_has_no_kernels_and_runs_eagerly():
+    model, _, backend = prepare(tiny_model().half())
+    assert isinstance(model, Transformer)
+    assert backend == "eager"
+
+
+def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
+    def fail(*arguments, **settings):
+        raise OSError("no C++ compiler found (set CXX, or install g++)")
+
+    monkeypatch.setattr(backends, "NativeModel", fail)
+    model, runner, backend = prepare(tiny_model())
+    assert isinstance(model, Transformer)
+    assert (runner, backend) == ("eager", "eager")
+    assert "no C++ compiler found" in caplog.text
+    message = r"backend native: no C\+\+ compiler found"
+    with pytest.raises(ValueError, match=message):
+        prepare(tiny_model(), "native")
+    with pytest.raises(ValueError, match=message):
+        prepare(tiny_model(), int8=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "int8", "message"),
+    [
+        ("fast", False, "backend must be one of auto, native, eager, compile, cuda-graph, got"),
+        ("cuda-graph", False, "backend cuda-graph needs --device cuda"),
+        ("eager", True, "int8 needs backend native, got eager"),
+    ],
+)
+def test_backends_that_cannot_run_are_refused(backend, int8, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(tiny_model(), backend, int8)
+    with pytest.raises(ValueError, match=r"native needs .* got torch.float16 on cpu"):
+        prepare(tiny_model().half(), "native")

@@ -1,0 +1,299 @@
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from diagd.data.video import read_video
+from diagd.decoding.likelihood import schedule_nll
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.ways import Way
+from diagd.evaluation.clips import read_clip
+from diagd.evaluation.measure import ClipMeter
+from diagd.evaluation.results import BASELINES, read_results
+from diagd.metrics.weights import short_sha256
+from diagd.pipeline.generator import VideoGenerator
+from tests.evaluation.lines import write_clips
+from tests.metrics.detectors import write_detector
+from tests.metrics.test_lpips import random_weights
+from tests.worlds import HEIGHT, WIDTH
+
+SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
+SCHEDULES = ("--schedules", "raster k=2", "k=1")
+METHODS = [*BASELINES, "raster", "k=2", "k=1"]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return write_clips(tmp_path_factory.mktemp("data") / "clips", count=3)
+
+
+@pytest.fixture
+def evaluate(command, world, clips, tmp_path):
+    """Run the command on the little world."""
+
+    def run(*flags):
+        flags = (*SHORT, *SCHEDULES, *flags)
+        return command(
+            "evaluate",
+            "--model",
+            world,
+            "--clips",
+            clips,
+            "--out",
+            tmp_path / "out",
+            *flags,
+            "--json",
+        )
+
+    return run
+
+
+def lines_of(folder):
+    """Return clip lines by key, without what differs from run to run."""
+    results = read_results(folder / "results.jsonl")
+    kept = ("quality", "features", "tokens", "lossless", "seed", "frame_size_px")
+    return {(r["method"], r["clip"]): {name: r.get(name) for name in kept} for r in results.clips}
+
+
+def test_every_clip_is_measured_under_every_schedule_and_baseline(evaluate, tmp_path, world):
+    outcome = evaluate()
+    assert (outcome.code, outcome.err) == (0, "")
+    document = outcome.document
+    results = read_results(tmp_path / "out" / "results.jsonl")
+    names = sorted({record["clip"] for record in results.clips})
+    assert len(names) == 2
+    assert [(r["clip"], r["method"]) for r in results.clips] == [
+        (clip, method) for clip in names for method in METHODS
+    ]
+    assert [row["method"] for row in document["rows"]] == [
+        *("raster", "k=2", "k=1", "copy", "reconstruction")
+    ]
+    assert document["measured"] == 2 * len(METHODS)
+    assert [row["num_steps"] for row in document["rows"][:3]] == [45, 27, 21]
+    (run,) = results.runs
+    assert set(run) >= {"commit", "device", "torch", "settings", "options", "models", "metrics"}
+    assert run["options"]["seed"] == 0
+    assert "k=2" in outcome.out
+    assert "PSNR" in outcome.out
+
+
+def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
+    evaluate()
+    whole = lines_of(tmp_path / "out")
+    path = tmp_path / "out" / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5][:40])  # killed while it wrote the fifth clip
+    measured = []
+    original = ClipMeter.__call__
+
+    def counting(self, task):
+        measured.append(task)
+        return original(self, task)
+
+    monkeypatch.setattr(ClipMeter, "__call__", counting)
+    outcome = evaluate()
+    assert outcome.document["measured"] == len(measured) == len(whole) - 4
+    assert lines_of(tmp_path / "out") == whole
+    assert path.read_bytes().startswith(b"".join(lines[:5]))
+    results = read_results(path)
+    assert [record["run"] for record in results.clips] == [0] * 4 + [1] * (len(whole) - 4)
+    measured.clear()
+    assert evaluate().document["measured"] == 0
+    assert measured == []
+    assert len(read_results(path).runs) == 2  # nothing to do leaves no line
+
+
+def test_schedules_clips_and_models_can_be_added_later(evaluate, tmp_path, world):
+    evaluate()
+    before = lines_of(tmp_path / "out")
+    more = evaluate("--schedules", "k=2,d=4", "--num-clips", 3, "--models", world, f"copy={world}")
+    assert more.document["measured"] == len(METHODS) + 1 * 3 + 3 * 5 - 2
+    after = read_results(tmp_path / "out" / "results.jsonl")
+    assert {key: lines_of(tmp_path / "out")[key] for key in before} == before
+    assert {r["model"] for r in after.clips} == {str(world), "copy"}
+
+
+def test_schedules_share_a_clip_s_seed(evaluate, tmp_path):
+    evaluate("--seed", 3)
+    seeds = {}
+    for (_, clip), record in lines_of(tmp_path / "out").items():
+        seeds.setdefault(clip, set()).add(record["seed"])
+    assert all(len(values) == 1 for values in seeds.values())
+    assert len({value for values in seeds.values() for value in values}) == 2
+
+
+def test_videos_are_kept_on_request_with_the_frames_that_were_measured(evaluate, tmp_path, clips):
+    evaluate("--save-videos")
+    results = read_results(tmp_path / "out" / "results.jsonl")
+    paths = [tmp_path / "out" / record["video"] for record in results.clips]
+    assert len(set(paths)) == len(paths) == len(list((tmp_path / "out").rglob("*.mp4")))
+    (truth,) = (
+        tmp_path / "out" / r["video"]
+        for r in results.clips
+        if (r["method"], r["clip"]) == ("truth", results.clips[0]["clip"])
+    )
+    stored = read_video(truth)
+    source = read_video(clips / f"{results.clips[0]['clip']}.mp4").frames[2:5]
+    assert (stored.fps, stored.frames.shape) == (8, source.shape)
+    assert (stored.frames.float() - source.float()).abs().mean() < 8  # H.264 is lossy
+
+
+def test_greedy_decoding_needs_no_truncation(evaluate, tmp_path):
+    assert evaluate("--temperature", 0).code == 0
+    (run,) = read_results(tmp_path / "out" / "results.jsonl").runs
+    assert run["settings"]["sampling"]["temperature"] == 0
+
+
+def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
+    clips = write_clips(tmp_path / "long", count=2, num_frames=12)
+    detector = write_detector(tmp_path / "i3d.pt")
+    flags = "--frames", 12, "--clips", clips, "--fvd-detector", detector, "--schedules", "k=1"
+    document = evaluate(*flags).document
+    assert document["rows"][0]["fvd"]["clips"] == 2
+    notes = " ".join(document["notes"])
+    assert f"FVD: resize crop, detector_sha256 {short_sha256(detector)}." in notes
+    assert "FVD compares 2 generated with as many real clips of 10 frames" in notes
+    assert "Warning: FVD of 2 samples in 9 dimensions" in notes
+    assert "LPIPS: not available" in notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--frames", 2), "frames must be at least 3, got 2"),
+        (("--context-frames", 0), "context_frames must be at least 1, got 0"),
+        (("--num-clips", 0), "num_clips must be at least 1, got 0"),
+        (("--num-clips", 4), "expected a number of clips from 1 to 3, got 4"),
+        (("--start", -1), "start must be at least 0, got -1"),
+        (("--workers", -1), "workers must be at least 0, got -1"),
+        (("--address", "auto"), "address needs workers of 1 or more"),
+        (("--schedules", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
+        (("--schedules", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
+        (("--schedules", "diagonal"), "a way to decode looks like raster, k=2,"),
+        (("--schedules", "zipar-adaptive=6"), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--schedules", "k=1 sjd", "--temperature", 0), "sjd needs a temperature above 0"),
+        (("--schedules", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
+        (("--schedules", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
+        (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
+        (("--lpips-backbone", "absent.pth"), "weights not found: absent.pth"),
+        (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
+        (("--models", "absent"), "no model at 'absent'"),
+        (("--models", "a=doom", "a=doom"), "models must be distinct and at least one"),
+        (("--protocol", "vpt"), "cosmos.*wham.*mc-ar"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(flags, message, evaluate, tmp_path):
+    evaluate(*flags).assert_refused(message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_clip_that_is_too_short_is_named_and_what_was_measured_stays(evaluate, tmp_path, clips):
+    folder = shutil.copytree(clips, tmp_path / "mixed")
+    evaluate("--num-clips", 3, "--clips", folder)
+    before = lines_of(tmp_path / "out")
+    evaluate(
+        "--num-clips", 3, "--clips", folder, "--frames", 7, "--out", tmp_path / "two"
+    ).assert_refused(r"clip_0\.mp4: expected at least 7 frames from frame 0 on, got 6")
+    assert lines_of(tmp_path / "out") == before
+
+
+OTHERWISE = [
+    (("--seed", 1), "was measured with seed=0, now 1; choose another --out"),
+    (("--context-frames", 1), "was measured with context_frames=2, now 1"),
+    (("--temperature", 0.5), r"was measured with sampling=\{'temperature': 1.0,.*now"),
+    (("--start", 1), "was measured with start=0, now 1"),
+]
+
+
+def test_lines_of_other_settings_are_never_mixed(evaluate, tmp_path):
+    evaluate("--num-clips", 1)
+    before = (tmp_path / "out" / "results.jsonl").read_bytes()
+    for flags, message in OTHERWISE:
+        evaluate(*flags).assert_refused(message)
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == before
+
+
+def test_a_model_that_changed_under_its_label_is_refused(evaluate, tmp_path, world):
+    evaluate("--models", f"tiny={world}")
+    other = shutil.copytree(world, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config, indent=1))
+    evaluate("--models", f"tiny={other}").assert_refused("model tiny has other weights now than")
+
+
+def test_other_metric_weights_are_refused(evaluate, tmp_path):
+    evaluate()
+    torch.save(random_weights("alex"), tmp_path / "alexnet.pth")
+    evaluate("--lpips-backbone", tmp_path / "alexnet.pth").assert_refused("with other metric weigh")
+
+
+ALL_WAYS = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 zipar-adaptive=2"
+
+
+def test_every_way_to_decode_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
+    outcome = evaluate("--schedules", "k=1", ALL_WAYS)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = lines_of(tmp_path / "out")
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert set(rows) == {"raster", "k=1", *ALL_WAYS.split(), "copy", "reconstruction"}
+    for way in ("exact", "exact,lanes=8", "jacobi"):
+        for clip in {clip for _, clip in lines}:
+            assert lines[way, clip]["quality"] == lines["raster", clip]["quality"]
+        assert rows[way]["equal_to_raster"] == 1
+        assert rows[way]["num_steps"] < 45
+        assert rows[way]["fed_per_token"] > 1
+    assert {rows[way]["lossless"] for way in ("sjd", "mc-sjd,lanes=8")} == {"distribution"}
+    assert 0 < rows["k=1"]["equal_to_raster"] < 1
+    assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
+    for word in ("fed/token", "= raster", "100.0%"):
+        assert word in outcome.out
+    report = tmp_path / "report"
+    assert command("report", "--results", tmp_path / "out", "--out", report).code == 0
+    text = (report / "report.md").read_text()
+    assert "| TP↑ | STEP↓ | FED↓ | = raster |" in text
+    assert re.search(r"\| exact,lanes=8 \| 2 \|.*\| 100\.0% \|", text)
+
+
+def test_results_from_before_tokens_were_kept_are_added_to(evaluate, tmp_path):
+    evaluate("--num-clips", 1)
+    path = tmp_path / "out" / "results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.pop("tokens", None)
+        line.pop("lossless", None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = evaluate("--schedules", "k=1 exact")
+    assert outcome.code == 0, outcome.err
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert (rows["raster"]["clips"], rows["exact"]["clips"]) == (2, 2)
+    assert rows["exact"]["equal_to_raster"] == 1  # on the clip whose raster tokens were kept
+    assert 0 < rows["k=1"]["equal_to_raster"] < 1
+
+
+def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_path, world, clips):
+    """Every schedule against one forward pass with its own mask; a second run measures nothing."""
+    outcome = evaluate("--teacher-forced")
+    assert outcome.code == 0, outcome.err
+    path = tmp_path / "out" / "teacher_forced.jsonl"
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {(line["method"]) for line in lines} == {"raster", "k=2", "k=1"}
+    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    for line in lines:
+        clip = read_clip(clips, line["clip"], generator.vocabulary, 0, 5, None, (24, 40))
+        tokens = generator.tokenizer.encode(clip.frames)[None]
+        actions = generator.action_ids(clip.actions, 5, "frame")
+        schedule = Way.parse(line["method"]).schedule(TokenGrid(3, HEIGHT, WIDTH))
+        nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
+        assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
+        assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)
+    rows = {row["method"]: row for row in outcome.document["rows"]}
+    assert rows["raster"]["gap"] == 0
+    assert rows["k=1"]["gap"] == pytest.approx(rows["k=1"]["nll"] - rows["raster"]["nll"])
+    assert evaluate("--teacher-forced").code == 0
+    assert path.read_text() == text
+    evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
+    evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")

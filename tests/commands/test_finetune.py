@@ -1,0 +1,274 @@
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch.nn.attention.flex_attention import create_block_mask
+
+from diagd.commands.finetune import FinetuneOptions, ViewLoss, main, view_loss
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.likelihood import schedule_nll
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.teacher_forcing import teacher_view
+from diagd.families.checkpoints import load_model
+from diagd.pipeline.generator import VideoGenerator
+from diagd.tokenizers.shards import TokenClips, read_shards
+from diagd.training import loop as training_loop
+from diagd.training.sequences import draw_batch
+from tests.worlds import (
+    HEIGHT,
+    NAMES,
+    NUM_CODES,
+    SHARD_CODES,
+    WIDTH,
+    clips_of,
+    write_shard,
+    write_shard_model,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def lone_process(monkeypatch):
+    """No plot (it takes long), no GPU, a process in which nobody has trained."""
+    monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Return a function that makes options for a run of eight steps of a tiny model."""
+    init = str(write_shard_model(tmp_path / "init"))
+    tokens = write_shard(tmp_path / "tokens", clips_of())
+
+    def make(out="run", **changes):
+        plain = {
+            "init": init,
+            "tokens": tokens,
+            "out": tmp_path / out,
+            "frames": 4,
+            "steps": 8,
+            "batch_size": 2,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "precision": "no",
+            "compile": False,
+            "log_every": 1,
+        }
+        return FinetuneOptions(**{**plain, **changes})
+
+    return make
+
+
+def losses_of(out):
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def nll_of(options, tokens, schedule):
+    """Price a batch of sequences with the engine's protocol and cache."""
+    frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
+    clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
+    start, context = options.row_start, options.context_frames
+    model = load_model(options.init)
+    return schedule_nll(model, clips, actions, schedule, start, context).mean().item()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"row_lag": 1},
+        {"row_lag": 2, "frame_lag": 1, "row_start": "spatial"},
+        {"row_lag": 1, "frame_lag": 2, "row_start": "predecessor", "context_frames": 2},
+        {"row_lag": 3},
+    ],
+    ids=str,
+)
+def test_the_first_loss_is_what_decoding_along_the_schedule_costs(changes, options):
+    run = options(steps=1, warmup_steps=0, **changes)
+    main(run)
+    tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
+    expected = nll_of(run, tokens, run.schedule(2, 3))
+    assert losses_of(run.out) == [pytest.approx(expected, abs=1e-5)]
+
+
+def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
+    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
+    run = options(steps=40, batch_size=8, validation=held_out)
+    report = main(run)
+    losses = losses_of(run.out)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    tokens = [draw_batch(read_shards(held_out), 4, 8, seed) for seed in range(8)]
+    tuned = dataclasses.replace(run, init=str(run.out))
+    for name, schedule in (
+        ("validation_loss", run.schedule(2, 3)),
+        ("validation_loss_raster", DiagonalSchedule.raster(TokenGrid(3, 2, 3))),
+    ):
+        expected = sum(nll_of(tuned, batch, schedule) for batch in tokens) / 8
+        assert report[name] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_share_of_the_steps_is_raster(options):
+    """With a rate of almost zero, a step's loss is one of two numbers."""
+    run = options(raster_share=0.5, learning_rate=1e-12, steps=12)
+    main(run)
+    raster = []
+    for step, loss in enumerate(losses_of(run.out)):
+        tokens = draw_batch(clips_of(), run.frames, run.batch_size, step)
+        prices = [
+            nll_of(run, tokens, schedule)
+            for schedule in (run.schedule(2, 3), DiagonalSchedule.raster(TokenGrid(3, 2, 3)))
+        ]
+        raster.append(abs(loss - prices[1]) < abs(loss - prices[0]))
+        assert loss == pytest.approx(prices[raster[-1]], abs=1e-5)
+    assert 0 < sum(raster) < 12
+
+
+def kill_after(monkeypatch, steps):
+    """Let a run die, as if killed, in the step after `steps` steps."""
+    original = training_loop.TrainingRun._train_step
+
+    def step(self, loss):
+        if self.step == steps:
+            raise KeyboardInterrupt
+        return original(self, loss)
+
+    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
+
+
+def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypatch):
+    whole = options("whole", raster_share=0.3)
+    killed = options("killed", raster_share=0.3, save_minutes=0.0)
+    main(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            main(killed)
+    main(killed)
+    assert losses_of(killed.out) == losses_of(whole.out)
+    ours, theirs = (load_file(run.out / "model.safetensors") for run in (killed, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
+    main(options(steps=1, warmup_steps=0))
+    written = (options().out / "finetune.json").read_text()
+    message = "run holds a run of another model or schedule; choose another --out"
+    with pytest.raises(ValueError, match=message):
+        main(options(row_lag=2))
+    assert (options().out / "finetune.json").read_text() == written
+
+
+def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, command, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(NUM_CODES, (3, 5, HEIGHT, WIDTH), generator=generator)
+    actions = torch.randint(len(NAMES), (3, 5), generator=generator)
+    clips = TokenClips(tokens.to(torch.int16), actions.to(torch.int16), NUM_CODES, NAMES)
+    shards = write_shard(tmp_path / "world_tokens", clips)
+    shutil.copytree(world, tmp_path / "init_world")
+    world, out = tmp_path / "init_world", tmp_path / "tuned"
+    (world / "habits.json").write_text('{"fps": 12, "row_lag": 2}')
+    (world / "scenes").mkdir()
+    (world / "scenes" / "hall.png").write_bytes(b"a picture")
+    flags = (
+        *("--init", world, "--tokens", shards, "--out", out, "-k", 2, "--row-start", "spatial"),
+        *("--frames", 3, "--steps", 2, "--warmup-steps", 0, "--precision", "no", "--no-compile"),
+    )
+    outcome = command("finetune", *flags, "--json")
+    assert (outcome.code, outcome.document) == (0, {"steps": 2}), outcome.err
+    told = json.loads((out / "finetune.json").read_text())
+    assert (told["row_lag"], told["frame_lag"], told["row_start"]) == (2, 9, "spatial")
+    assert (told["init"], told["options"]["steps"]) == (str(world), 2)
+    dreamt = command("generate", "--model", out, "--frames", 2, "--output", tmp_path / "dream.mp4")
+    assert dreamt.code == 0, dreamt.err
+    habits = VideoGenerator.from_pretrained(out).habits
+    assert (habits.fps, habits.row_lag) == (12, 2)
+    assert (out / "scenes" / "hall.png").read_bytes() == b"a picture"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_the_dense_mask(options):
+    """Its kernels want a GPU; what they are told, they can be told anywhere."""
+    grid = TokenGrid(3, 2, 3)
+    view = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1))
+    tokens, lanes = draw_batch(clips_of(), 4, 2, 0), len(view.positions)
+    block_mask = create_block_mask(view.mask_mod(), None, None, lanes, lanes, device="cpu")
+    targets = tokens[:, view.targets[view.readers]]
+    inputs = tokens[:, view.sources], view.positions, block_mask, view.readers, targets
+    with torch.no_grad():
+        model = load_model(options().init)
+        flex = view_loss(model, *inputs)
+        assert flex.item() == pytest.approx(ViewLoss(view, CPU)(model, tokens).item(), abs=1e-5)
+
+
+def launch(processes, options):
+    """Train in subprocesses, as `torchrun` or `accelerate launch` starts them."""
+    flags = {
+        name: getattr(options, name)
+        for name in ("init", "tokens", "out", "frames", "steps", "batch_size", "warmup_steps")
+    }
+    flags |= {"learning_rate": options.learning_rate, "precision": "no", "log_every": 1}
+    arguments = [str(x) for k, v in flags.items() for x in (f"--{k.replace('_', '-')}", v)]
+    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    subprocess.run(
+        [sys.executable, *run, "-m", "diagd", "finetune", *arguments, "--no-compile"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
+    one, two = options("one", batch_size=4), options("two", batch_size=2)
+    main(one)
+    launch(2, two)
+    assert losses_of(two.out) == pytest.approx(losses_of(one.out), abs=1e-4)
+    assert losses_of(one.out)[-1] < losses_of(one.out)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, r"steps must be at least 1, got 0"),
+        ({"row_start": "raster"}, r"row_start must be one of .*, got 'raster'"),
+        ({"context_frames": 0}, r"context_frames must be in \[1, frames=4\), got 0"),
+        ({"context_frames": 4}, r"context_frames must be in \[1, frames=4\), got 4"),
+        ({"raster_share": 1.0}, r"raster_share must be in \[0, 1\), got 1.0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, message, options):
+    with pytest.raises(ValueError, match=message):
+        options(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"row_lag": 4}, r"row_lag must be in \[1, width=3\], got 4"),
+        ({"frame_lag": 5}, r"frame_lag must be in \[1, .*=4\], got 5"),
+        ({"init": "nowhere"}, r"no model at 'nowhere'"),
+        ({"frames": 7}, r"tokens: clips must have at least frames=7 frames, got 6"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(changes, message, options):
+    with pytest.raises((ValueError, OSError), match=message):
+        main(options(**changes))
+    assert not options().out.exists()
+
+
+def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
+    short = str(write_shard_model(tmp_path / "short", frames=3))
+    with pytest.raises(ValueError, match="frames must be at most 3, which the model holds, got 4"):
+        main(options(init=short))
+    clips = dataclasses.replace(clips_of(), codebook_size=SHARD_CODES + 1)
+    tokens = write_shard(tmp_path / "other", clips)
+    with pytest.raises(ValueError, match="number of visual ids is 12, the model's 11"):
+        main(options(tokens=tokens))

@@ -1,0 +1,490 @@
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from diagd.commands import generate as dream
+from diagd.data.actions import ActionVocabulary, read_actions, write_actions
+from diagd.data.doom import ACTIONS
+from diagd.data.video import read_video, write_image, write_video
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.families.checkpoints import available_models, model_path, save_model
+from diagd.metrics.quality import psnr
+from diagd.tokenizers.vq import VQTokenizer
+from tests.worlds import (
+    HEIGHT,
+    HEIGHT_PX,
+    NAMES,
+    NUM_CODES,
+    WIDTH,
+    WIDTH_PX,
+    model_config,
+    random_model,
+    smooth_frames,
+    write_world,
+)
+
+FRAMES = 4
+CONTEXT = 3
+
+
+@pytest.fixture
+def generate(command, world, tmp_path, monkeypatch):
+    """Run `diagd generate` on the tiny world, into an empty folder which is also where we are."""
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.chdir(out)
+
+    def run(*flags, model=world):
+        base = ("--model", model, "--frames", FRAMES, "--context-frames", CONTEXT)
+        return command("generate", *base, *flags, "--json")
+
+    return run
+
+
+@pytest.fixture
+def refused(generate, tmp_path):
+    """Run a command that must fail with a message and leave the folder as empty as it was."""
+
+    def run(message, *flags, **options):
+        before = sorted(path.name for path in (tmp_path / "out").iterdir())
+        generate(*flags, **options).assert_refused(message)
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+
+    return run
+
+
+@pytest.fixture
+def broken_world(world, tmp_path):
+    """Return a copy of the world, to be damaged."""
+    return shutil.copytree(world, tmp_path / "broken")
+
+
+def steps(num_frames, row_lag=1, frame_lag=None):
+    grid = TokenGrid(num_frames, HEIGHT, WIDTH)
+    if frame_lag is None:
+        return DiagonalSchedule.spatial(grid, row_lag).num_steps
+    return DiagonalSchedule(grid, row_lag, frame_lag).num_steps
+
+
+def dreamt(video_path):
+    return read_video(video_path).frames[CONTEXT:]
+
+
+def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tmp_path):
+    outcome = generate()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dream.mp4", "dream.png"]
+    document = outcome.document
+    assert (document["output"], document["contact_sheet"]) == ("dream.mp4", "dream.png")
+    raster, diagonal = document["runs"]
+    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "row_lag 1")
+    assert (raster["num_frames"], diagonal["num_frames"]) == (2, FRAMES)
+    assert (raster["num_steps"], diagonal["num_steps"]) == (2 * HEIGHT * WIDTH, steps(FRAMES))
+    assert diagonal["tokens_per_second"] == pytest.approx(
+        FRAMES * HEIGHT * WIDTH / diagonal["seconds"]
+    )
+    ratio = diagonal["frames_per_second"] / raster["frames_per_second"]
+    assert (raster["speedup"], diagonal["speedup"]) == (1, pytest.approx(ratio))
+    assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
+    for word in ("steps", "tokens/s", "frames/s", "wrote dream.mp4 and dream.png"):
+        assert word in outcome.out
+    video, prompt = read_video("dream.mp4"), read_video(world / "prompt.mp4")
+    assert video.frames.shape == (CONTEXT + FRAMES, HEIGHT_PX, WIDTH_PX, 3)
+    assert video.fps == prompt.fps
+    # the clip's last frames, once more through the codec; its other frames are far away
+    assert psnr(video.frames[:CONTEXT], prompt.frames[-CONTEXT:]).min() > 25
+    sheet = read_video("dream.png").frames
+    assert sheet.shape == (1, 2 * (HEIGHT_PX + 4) + 4, 5 * (WIDTH_PX + 4) + 4, 3)
+    assert torch.equal(sheet[0, 4 : 4 + HEIGHT_PX, 4 : 4 + WIDTH_PX], prompt.frames[-CONTEXT])
+
+
+def test_raster_alone_is_one_row(generate):
+    (row,) = generate("--raster").document["runs"]
+    assert (row["schedule"], row["num_frames"]) == ("raster", FRAMES)
+    assert row["num_steps"] == FRAMES * HEIGHT * WIDTH
+
+
+def test_compare_shows_raster_on_the_left_and_the_diagonal_on_the_right(generate):
+    document = generate("--compare", "--row-lag", 2).document
+    assert [row["num_frames"] for row in document["runs"]] == [FRAMES, FRAMES]
+    assert [row["num_steps"] for row in document["runs"]] == [
+        FRAMES * HEIGHT * WIDTH,
+        steps(FRAMES, row_lag=2),
+    ]
+    both = read_video("dream.mp4").frames
+    assert both.shape == (CONTEXT + FRAMES, HEIGHT_PX, 2 * WIDTH_PX, 3)
+    assert read_video("dream.png").frames.shape[1] == 2 * (2 * (HEIGHT_PX + 4) + 4)
+    assert generate("--raster", "--output", "raster.mp4").code == 0
+    assert generate("-k", 2, "--output", "diagonal.mp4").code == 0
+    left, right = both[CONTEXT:].split(WIDTH_PX, dim=2)
+    raster, diagonal = dreamt("raster.mp4"), dreamt("diagonal.mp4")
+    # the codec treats a video and its half a little differently; greedy dreams part for good
+    assert psnr(left, raster)[-1] > psnr(left, diagonal)[-1] + 5
+    assert psnr(right, diagonal)[-1] > psnr(right, raster)[-1] + 5
+
+
+def test_exact_writes_what_raster_writes_in_fewer_steps(generate):
+    document = generate("--exact", "--compare").document
+    raster, exact = document["runs"]
+    assert (raster["schedule"], exact["schedule"]) == ("raster", "exact")
+    assert exact["tokens_equal_to_raster"] == 1
+    assert exact["num_steps"] < raster["num_steps"]
+    assert raster["num_fed"] == FRAMES * (HEIGHT * WIDTH + 1)  # an action a frame
+    relaxed = generate("--exact", "--tolerance", 50).document["runs"][1]
+    assert relaxed["num_steps"] < exact["num_steps"]
+
+
+def test_frames_can_overlap(generate):
+    document = generate("-k", 1, "-d", 2).document
+    assert document["runs"][1]["num_steps"] == steps(FRAMES, 1, 2) < steps(FRAMES)
+
+
+def test_row_starts_differ(generate):
+    names = ("temporal", "predecessor", "spatial")
+    for name in names:
+        flags = ("--row-start", name, "--temperature", 0, "--output", f"{name}.mp4")
+        assert generate(*flags).code == 0
+    assert len({tuple(dreamt(f"{name}.mp4").flatten().tolist()) for name in names}) > 1
+
+
+def test_greedy_decoding_needs_no_other_flag_and_no_seed(generate):
+    for seed in (1, 2):
+        name = f"{seed}.mp4"
+        assert generate("--temperature", 0, "--seed", seed, "--output", name).code == 0
+    assert torch.equal(dreamt("1.mp4"), dreamt("2.mp4"))
+
+
+def test_a_seed_repeats_a_dream_and_another_seed_does_not(generate):
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        assert generate("--seed", seed, "--output", f"{name}.mp4").code == 0
+    a, b, c = (dreamt(f"{name}.mp4") for name in "abc")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_top_k_of_one_is_greedy(generate):
+    assert generate("--temperature", 0, "--output", "greedy.mp4").code == 0
+    assert generate("--top-k", 1, "--output", "top.mp4").code == 0
+    assert torch.equal(dreamt("greedy.mp4"), dreamt("top.mp4"))
+
+
+def test_lower_precision_runs(generate):
+    assert generate("--dtype", "bfloat16").code == 0
+
+
+def test_actions_are_a_string_or_a_file_and_lead_the_dream(generate, tmp_path):
+    write_actions(tmp_path / "walk.jsonl", ["left", "left", "right", "none"])
+    for name, actions in (
+        ("string", "left*2,right,none"),
+        ("file", tmp_path / "walk.jsonl"),
+        ("other", "right*4"),
+    ):
+        outcome = generate("--actions", actions, "--output", f"{name}.mp4")
+        assert outcome.code == 0
+    string, file, other = (dreamt(f"{name}.mp4") for name in ("string", "file", "other"))
+    assert torch.equal(string, file)
+    assert not torch.equal(string, other)
+
+
+def test_the_walk_of_the_folder_is_repeated_to_length(generate):
+    assert generate("--output", "walk.mp4").code == 0  # forward, left, right of walk.jsonl
+    assert generate("--actions", "forward,left,right,forward", "--output", "same.mp4").code == 0
+    assert torch.equal(dreamt("walk.mp4"), dreamt("same.mp4"))
+
+
+def test_the_actions_of_the_prompt_count(generate, broken_world):
+    assert generate("--output", "a.mp4").code == 0
+    write_actions(broken_world / "prompt.jsonl", ["none", "forward", "left", "left", "none"])
+    assert generate("--output", "b.mp4", model=broken_world).code == 0
+    write_actions(broken_world / "prompt.jsonl", ["left", "left", "left", "left", "right"])
+    assert generate("--output", "c.mp4", model=broken_world).code == 0
+    a, b, c = (dreamt(f"{name}.mp4") for name in "abc")
+    assert not torch.equal(a, b)  # the last action differs
+    assert torch.equal(a, c)  # the last two do not, and what came before is not seen
+
+
+def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
+    outcome = generate("--frames", 9, "--actions", "left*9")
+    assert outcome.code == 0
+    dropped = [row["num_dropped_frames"] for row in outcome.document["runs"]]
+    assert dropped[1] > dropped[0] == 0
+    assert f"its {dropped[1]} oldest frames were forgotten" in outcome.out
+    assert "prefilled" not in outcome.err  # one note is enough
+    assert len(read_video("dream.mp4").frames) == CONTEXT + 9
+
+
+def test_a_prompt_of_another_size_is_resized_with_a_note(generate, tmp_path):
+    prompt = tmp_path / "prompt.mp4"
+    write_video(prompt, smooth_frames(4, 48, 96), fps=8)
+    write_actions(tmp_path / "prompt.jsonl", NAMES)
+    outcome = generate("--prompt", prompt)
+    assert (outcome.code, outcome.err) == (0, "")
+    note = "prompt is 48x96 pixels: cropped to the centre and scaled to 24x40"
+    assert note in " ".join(outcome.out.split())
+    assert read_video("dream.mp4").frames.shape[1:3] == (HEIGHT_PX, WIDTH_PX)
+
+
+def test_a_prompt_of_the_right_size_needs_no_note(generate):
+    assert "cropped" not in generate().out
+
+
+def test_a_picture_is_a_prompt_of_one_frame(generate, tmp_path):
+    write_image(tmp_path / "view.png", smooth_frames(1, HEIGHT_PX, WIDTH_PX)[0])
+    assert generate("--prompt", tmp_path / "view.png").code == 0
+    assert len(read_video("dream.mp4").frames) == 1 + FRAMES
+
+
+def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
+    model = write_world(tmp_path / "still", num_action_tokens=0)
+    assert generate(model=model).code == 0
+    generate("--actions", "left*4", model=model).assert_refused("this model takes no actions")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--row-lag", 0), r"row_lag must be in \[1, width=5\], got 0"),
+        (("--row-lag", 6), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--frame-lag", 0), r"frame_lag must be in \[1, \(height - 1\) \* row_lag \+ width=7\]"),
+        (("--frame-lag", 8), r"frame_lag must be in \[1, .*=7\], got 8"),
+        (("--frames", 0), r"frames must be at least 1, got 0"),
+        (("--context-frames", 0), r"context_frames must be at least 1, got 0"),
+        (("--temperature", -1), r"temperature must be 0 or more, got -1"),
+        (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
+        (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
+        (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
+        (("--raster", "--compare"), r"compare already runs raster; leave --raster out"),
+        (("--raster", "--exact"), r"exact already runs raster; leave --raster out"),
+        (("--tolerance", "2"), r"tolerance needs --exact"),
+        (("--exact", "--tolerance", "0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
+        (("--row-start", "first"), r"'first'.*--row-start.*'spatial'"),
+        (
+            ("--actions", "jump*4"),
+            r"unknown action 'jump', expected one of: none, forward, left, r",
+        ),
+        (("--actions", "left*x"), r"actions must look like forward\*8,left\*4"),
+        (("--actions", "left*3"), r"expected 4 actions \(one a frame\), got 3"),
+        (("--actions", "left*5"), r"expected 4 actions \(one a frame\), got 5"),
+        (("--actions", "walk.jsonl"), r"action file not found: walk\.jsonl"),
+        (("--prompt", "no.mp4"), r"video not found: no\.mp4"),
+        (("--model", "nowhere"), r"no model at 'nowhere': expected a folder with config\.json and"),
+        (("--model", "mc-ar-42m"), r"'mc-ar-42m' is a preset without weights"),
+    ],
+)
+def test_bad_flags_are_refused(flags, message, refused):
+    refused(message, *flags)
+
+
+def test_lags_are_refused_before_any_frame_is_dreamt(refused, monkeypatch):
+    def dream_nothing(*_args, **_kwargs):
+        raise AssertionError("a frame was dreamt")
+
+    monkeypatch.setattr("diagd.pipeline.generator.generate_tokens", dream_nothing)
+    refused(r"row_lag must be in \[1, width=5\], got 6", "--row-lag", 6)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"action": "left"', r"walk\.jsonl:2: expected a JSON object, got"),
+        ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, for"),
+        ("left", r"walk\.jsonl:2: expected a JSON object, got 'left'"),
+    ],
+)
+def test_a_bad_line_of_actions_is_refused(line, message, refused, tmp_path):
+    good = '{"action": "left"}\n'
+    (tmp_path / "walk.jsonl").write_text(good + line + "\n" + 2 * good)
+    refused(message, "--actions", tmp_path / "walk.jsonl")
+
+
+@pytest.mark.parametrize("given", [3, 5])
+def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_path):
+    write_actions(tmp_path / "walk.jsonl", ["left"] * given)
+    message = rf"expected 4 actions \(one a frame\), got {given}"
+    refused(message, "--actions", tmp_path / "walk.jsonl")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_truncated_prompt_is_refused(share, refused, world, tmp_path):
+    data = (world / "prompt.mp4").read_bytes()
+    (tmp_path / "prompt.mp4").write_bytes(data[: int(share * len(data))])
+    refused(r"prompt\.mp4 .*truncated", "--prompt", tmp_path / "prompt.mp4")
+
+
+def test_a_prompt_that_is_no_video_is_refused(refused, tmp_path):
+    (tmp_path / "prompt.mp4").write_text("no video\n" * 99)
+    refused(r"prompt\.mp4 cannot be decoded \(corrupt", "--prompt", tmp_path / "prompt.mp4")
+
+
+def test_a_prompt_without_its_actions_is_refused(refused, world, tmp_path):
+    shutil.copy(world / "prompt.mp4", tmp_path)
+    message = r"action file not found: .*prompt\.jsonl"
+    refused(message, "--prompt", tmp_path / "prompt.mp4")
+    write_actions(tmp_path / "prompt.jsonl", ["left"] * 4)
+    message = r"prompt\.jsonl: expected 5 actions \(one a frame\), got 4"
+    refused(message, "--prompt", tmp_path / "prompt.mp4")
+
+
+def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate):
+    outcome = generate("--context-frames", 6)
+    assert outcome.code == 0
+    assert "prompt has 5 frames: the model sees no more than these" in outcome.out
+    assert len(read_video("dream.mp4").frames) == 5 + FRAMES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors",
+        "actions.json",
+        "tokenizer/config.json",
+        "tokenizer/diffusion_pytorch_model.safetensors",
+        "prompt.mp4",
+        "prompt.jsonl",
+        "walk.jsonl",
+    ],
+)
+def test_a_model_path_with_a_missing_file_names_it(name, refused, broken_world):
+    (broken_world / name).unlink()
+    refused(name.replace(".", r"\."), model=broken_world)
+
+
+WEIGHTS = ["model.safetensors", "tokenizer/diffusion_pytorch_model.safetensors"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_weights_are_refused(share, name, refused, broken_world):
+    data = (broken_world / name).read_bytes()
+    (broken_world / name).write_bytes(data[: int(share * len(data))])
+    refused(name + r".* safetensors file", model=broken_world)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_with_a_tampered_header_are_refused(name, refused, broken_world):
+    data = bytearray((broken_world / name).read_bytes())
+    data[8:24] = b"\x80\x04\x95pickle me" + data[20:24]
+    (broken_world / name).write_bytes(data)
+    refused(name + r".* safetensors file", model=broken_world)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_with_a_missing_or_an_extra_tensor_are_refused(name, refused, broken_world):
+    weights = load_file(broken_world / name)
+    removed = sorted(weights)[-1]
+    spare = {**weights, "spare": torch.ones(2)}
+    save_file(spare, broken_world / name)
+    refused(name + r".*unknown .*spare", model=broken_world)
+    del weights[removed]
+    save_file(weights, broken_world / name)
+    refused(name + rf".*miss.*{removed}", model=broken_world)
+
+
+def edit_config(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("config.json", {"hidden_size": 40}, r"model\.safetensors: does not fit .*\(expected \("),
+        ("config.json", {"num_layers": 3}, r"model\.safetensors: does not fit .* missing tensors"),
+        ("config.json", {"image_vocab_size": 21}, r"the model has 21 visual ids, its tokenizer 20"),
+        ("config.json", {"num_action_tokens": 2}, r"actions\.json names 4 action ids and 1 "),
+        ("config.json", {"flavour": "sweet"}, r"config\.json: model config has unknown fields: fl"),
+        ("config.json", {"num_heads": "four"}, r"config\.json: num_heads must be an integer"),
+        ("tokenizer/config.json", {"latent_channels": 6}, r"as config\.json says, got \("),
+        ("tokenizer/config.json", {"_class_name": "UNet"}, r"or _class_name VQModel, got 'U"),
+        ("actions.json", {"names": ["none"]}, r"actions\.json names 1 action ids and 1 tok"),
+        ("actions.json", {"names": "none"}, r"actions\.json: names must be a list of strings"),
+    ],
+)
+def test_a_config_of_another_shape_is_refused(name, changes, message, refused, broken_world):
+    edit_config(broken_world / name, **changes)
+    refused(message, model=broken_world)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer/config.json", "actions.json"])
+def test_what_is_no_json_is_refused(name, refused, broken_world):
+    (broken_world / name).write_text('{"half": ')
+    refused(name.replace(".", r"\."), model=broken_world)
+
+
+def test_a_tokenizer_of_another_codebook_is_refused(refused, broken_world):
+    small = VQTokenizer.from_pretrained(broken_world / "tokenizer")
+    edit_config(broken_world / "tokenizer/config.json", num_vq_embeddings=NUM_CODES - 1)
+    weights = load_file(broken_world / WEIGHTS[1])
+    weights["quantize.embedding.weight"] = small.codebook[:-1].half()
+    save_file(weights, broken_world / WEIGHTS[1])
+    refused(r"the model has 20 visual ids, its tokenizer 19 codes", model=broken_world)
+
+
+def test_a_context_that_does_not_fit_the_model_is_refused(refused, broken_world):
+    config = replace(model_config(), max_positions=3 * (HEIGHT * WIDTH + 1))
+    save_model(random_model(config), broken_world)
+    message = r"prompt and one frame take 63 slots, the context holds 48"
+    refused(message, "--context-frames", 3, model=broken_world)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(refused, monkeypatch):
+    def load_nothing(*_args, **_kwargs):
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(dream.VideoGenerator, "from_pretrained", load_nothing)
+    message = r"output folder does not exist: nowhere"
+    refused(message, "--output", "nowhere/dream.mp4")
+    refused(r"output must end in \.mp4, got dream\.avi", "--output", "dream.avi")
+
+
+@pytest.mark.parametrize("name", ["dream.mp4", "dream.png"])
+def test_an_output_that_is_a_folder_is_refused_before_the_work(name, refused, tmp_path):
+    (tmp_path / "out" / name).mkdir()
+    refused(rf"output is a folder, expected a file name: {name}")
+
+
+def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
+    def refuse(self, *_args, **_kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.touch", refuse)  # root may write anywhere
+    refused(r"output cannot be written: dream\.mp4 \(Permission denied\)")
+
+
+def test_an_empty_walk_is_refused(refused, broken_world):
+    (broken_world / "walk.jsonl").write_text("")
+    refused(r"expected 4 actions \(one a frame\), got 0", model=broken_world)
+
+
+bundled = pytest.mark.skipif("doom" not in available_models(), reason="no bundled model")
+
+
+@bundled
+def test_the_bundled_model_is_small_and_knows_the_actions_of_the_recorder():
+    sizes = [path.stat().st_size for path in model_path("doom").rglob("*")]
+    assert sum(sizes) < 30e6
+    assert max(sizes) < 25e6
+    vocabulary = ActionVocabulary.load(model_path("doom") / "actions.json")
+    assert vocabulary == ACTIONS
+    prompt = read_video(model_path("doom") / "prompt.mp4").frames
+    assert prompt.shape[1:] == (112, 192, 3)
+    assert len(read_actions(model_path("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4
+    assert len(read_actions(model_path("doom") / "walk.jsonl", vocabulary)) >= 16
+
+
+@bundled
+def test_the_bundled_model_dreams_something_that_moves_on_from_its_prompt(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    outcome = command("generate", "--frames", 1, "--json")
+    assert outcome.code == 0, outcome.err
+    assert [row["num_steps"] for row in outcome.document["runs"]] == [14 * 24, 13 + 24]
+    frames = read_video("dream.mp4").frames
+    assert frames.shape == (5, 112, 192, 3)
+    assert psnr(frames[4], frames[3]) > 12  # a view like the last one, not noise
+    assert frames[4].float().std() > 10

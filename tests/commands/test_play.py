@@ -1,0 +1,94 @@
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from diagd.commands.play import listen, short_collections
+from tests.worlds import write_world
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--max-sessions", 0), "max_sessions must be at least 1, got 0"),
+        (("--context-frames", 0), "context_frames must be at least 1, got 0"),
+        (("--port", 70000), r"port must be in \[0, 65536\), got 70000"),
+        (("--idle-seconds", 0), "idle_seconds must be above 0, got 0"),
+        (("--scenes", "nowhere"), "folder of scenes not found: nowhere"),
+        (("--scenes", "."), r"no clip or image in \."),
+        (("--host", "256.0.0.1"), "cannot listen on '256.0.0.1'"),
+        (("--device", "cuda:99"), "device 'cuda:99' is not available"),
+    ],
+)
+def test_bad_flags_are_refused(flags, message, command, world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command("play", "--model", world, "--no-open", "--port", 0, *flags).assert_refused(message)
+
+
+def test_a_model_without_actions_cannot_be_played(command, tmp_path):
+    model = write_world(tmp_path / "still", num_action_tokens=0)
+    outcome = command("play", "--model", model, "--no-open", "--port", 0)
+    outcome.assert_refused("takes no actions, so there is nothing to play: diagd generate shows")
+
+
+def test_a_model_without_a_start_says_what_to_do(command, tmp_path):
+    model = write_world(tmp_path / "bare")
+    (model / "prompt.mp4").unlink()
+    outcome = command("play", "--model", model, "--no-open", "--port", 0)
+    outcome.assert_refused("nowhere to start: .*bare has no prompt.mp4, name a folder by --scenes")
+
+
+def test_a_port_in_use_is_named(command, world):
+    with listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        outcome = command("play", "--model", world, "--no-open", "--port", port)
+        outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use")
+
+
+def test_it_serves_until_it_is_interrupted_and_says_what_happened(world):
+    """The command as people run it: it names its address, and Ctrl-C is a clean end."""
+    flags = ("play", "--model", str(world), "--no-open", "--port", "0", "--json")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "diagd", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("dreaming at http://127.0.0.1:"), line
+        url = line.split()[2]
+        end = time.monotonic() + 20
+        while True:
+            try:
+                assert httpx.get(url).status_code == 200
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < end
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1] == f'{{"url": "{url}", "sessions": 0, "frames": 0}}'
+
+
+def test_collections_pass_over_what_was_there_before_while_people_play():
+    with short_collections():
+        assert gc.get_freeze_count() > 0
+        assert len(gc.get_objects()) < gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("module", ["fastapi", "uvicorn", "PIL"])
+def test_the_extra_that_is_missing_is_named(module, command, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("diagd.web.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    command("play").assert_refused(rf"play needs {module}: pip install 'diagd\[web\]'")

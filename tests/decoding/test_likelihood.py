@@ -1,0 +1,98 @@
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch.nn import functional
+
+import diagd
+from diagd.decoding import likelihood as teacher_forced
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.likelihood import schedule_nll, view_nll
+from diagd.decoding.teacher_forcing import teacher_view
+from diagd.models.transformer import Transformer
+from tests.decoding.cases import MODELS, Case, cases, model_of
+from tests.decoding.test_teacher_forcing import logits_of_reference, truth_of
+
+assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)  # float32 sums, reordered
+
+
+def arguments_of(case: Case) -> dict:
+    """Take a case's sequence apart into what `schedule_nll` is given."""
+    frames, _ = truth_of(case)
+    per_frame = case.height * case.width
+    given, actions = case.prompt[:, case.prefix_length :], []
+    context = []
+    for t in range(case.context_frames):
+        lead = case.num_action_tokens if t else 0
+        actions.append(given[:, :lead] if lead else given.new_zeros(len(given), 0))
+        context.append(given[:, lead : lead + per_frame].unflatten(1, (case.height, -1)))
+        given = given[:, lead + per_frame :]
+    tokens = torch.cat([torch.stack(context, 1), frames], 1) if context else frames
+    ids = case.actions()
+    if ids is not None and context:  # the first frame's own actions are not used
+        actions[0] = given.new_zeros(len(given), case.num_action_tokens)
+        ids = torch.cat([torch.stack(actions, 1), ids], 1)
+    prefix = case.prompt[:, : case.prefix_length]
+    return {
+        "tokens": tokens,
+        "actions": ids,
+        "schedule": case.schedule,
+        "row_start": case.row_start,
+        "context_frames": case.context_frames,
+        "prefix": prefix,
+    }
+
+
+def expected_nll(case: Case) -> torch.Tensor:
+    frames, _ = truth_of(case)
+    logits = logits_of_reference(case, frames)
+    costs = functional.cross_entropy(logits.movedim(-1, 1), frames.flatten(1), reduction="none")
+    return costs.reshape(frames.shape)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@given(case=cases())
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_it_is_what_the_cache_free_reference_would_pay(name, case):
+    found = schedule_nll(model_of(name), **arguments_of(case))
+    assert_close(found, expected_nll(case))
+
+
+def test_feeding_a_few_lanes_at_a_time_changes_nothing(monkeypatch):
+    case = Case(row_lag=1, frame_lag=3, num_action_tokens=1)
+    monkeypatch.setattr(teacher_forced, "LANES", 4)
+    found = schedule_nll(model_of("own"), **arguments_of(case))
+    assert_close(found, expected_nll(case))
+
+
+def test_another_rule_can_be_asked_for():
+    """Seeing oneself only is what every target at the first place of a frame would get."""
+    case = Case(num_frames=1, context_frames=1, prefix_length=0)
+    _, sequence = truth_of(case)
+    view = teacher_view(case.schedule, SequenceLayout(case.grid, 0, 1))
+    model = model_of("own")
+    assert isinstance(model, Transformer)
+    found = view_nll(model, sequence, view, lambda q, r: q == r)
+    alone = [
+        model.logits(sequence[:, view.sources[lane], None], positions=view.positions[lane, None])
+        for lane in view.readers
+    ]
+    targets = sequence[:, view.targets[view.readers]]
+    expected = functional.cross_entropy(
+        torch.cat(alone, 1).movedim(-1, 1), targets, reduction="none"
+    )
+    assert_close(found, expected)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    model, case = model_of("own"), Case(num_action_tokens=2)
+    arguments = arguments_of(case)
+    with pytest.raises(ValueError, match=r"tokens must be of shape \(2, 4, 3, 5\).* got \(2, 3, 3"):
+        schedule_nll(model, **{**arguments, "tokens": arguments["tokens"][:, 1:]})
+    with pytest.raises(ValueError, match=r"actions must be of shape \(2, 4, 'n'\), got \(2, 3, 2"):
+        schedule_nll(model, **{**arguments, "actions": arguments["actions"][:, 1:]})
+    grid = diagd.TokenGrid(30, 3, 5)
+    tokens = torch.zeros(1, 31, 3, 5, dtype=torch.int64)
+    with pytest.raises(ValueError, match="the model holds 320 positions, the clip takes 464"):
+        schedule_nll(model, tokens, None, diagd.DiagonalSchedule.raster(grid))

@@ -1,0 +1,188 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from diagd.families import checkpoints
+from diagd.families.checkpoints import available_models, load_model, model_path, save_model
+from diagd.models import weight_files
+from tests.models.tiny import KINDS, random_tokens, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_model(tiny_model(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_weights(folder, **changes):
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        name = name.replace("__", ".")
+        if tensor is None:
+            del weights[name]
+        else:
+            weights[name] = tensor
+    save_file(weights, folder / "model.safetensors")
+
+
+def edit_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_loads_with_the_same_weights_and_logits(kind, tmp_path):
+    model, tokens = tiny_model(**KINDS[kind]), random_tokens(2, 20)
+    save_model(model, tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.config == model.config
+    assert torch.equal(loaded.logits(tokens), model.logits(tokens))
+
+
+def test_loading_casts_to_the_dtype_asked_for(folder):
+    assert load_model(folder, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_loaded_model_can_be_trained(folder):
+    model = load_model(folder)
+    model.logits(random_tokens(1, 5)).mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_saving_keeps_other_files_and_leaves_no_temporary_ones(folder):
+    (folder / "actions.json").write_text("{}")
+    save_model(tiny_model(seed=1), folder)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["actions.json", "config.json", "model.safetensors"]
+
+
+def test_a_failed_write_keeps_the_old_file(folder, monkeypatch):
+    def fail(source, target):
+        assert source.stat().st_size > 0
+        raise OSError("disk full")
+
+    before = (folder / "model.safetensors").read_bytes()
+    monkeypatch.setattr(weight_files.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tiny_model(seed=1), folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_another_config_file_can_be_given(folder, tmp_path):
+    (folder / "config.json").rename(tmp_path / "side.json")
+    assert load_model(folder, config=tmp_path / "side.json").config.num_layers == 2
+
+
+def test_bundled_models_go_by_name(folder, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_ASSETS", folder.parent)
+    assert available_models() == ["model"]
+    assert model_path("model") == folder
+    assert load_model("model").vocab_size == 50
+
+
+def test_presets_are_not_weights():
+    with pytest.raises(ValueError, match="'cosmos-4b' is a preset without weights: use Transf"):
+        load_model("cosmos-4b")
+
+
+def test_an_unknown_name_lists_the_choices(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "_ASSETS", tmp_path)
+    message = r"no model at 'doomed': expected a folder .* or a bundled model \(none installed\)"
+    with pytest.raises(FileNotFoundError, match=message):
+        load_model("doomed")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(name, folder):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"model/{name}: file not found"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"config\.json: not valid JSON: Expecting property name"),
+        ("\udcff", r"config\.json: not valid JSON: 'utf-8' codec"),
+        ("[1]", r"config\.json: expected a JSON object, got list"),
+        (
+            '{"depth": 3}',
+            r"config\.json: model config has unknown fields: depth; missing field",
+        ),
+    ],
+)
+def test_a_bad_config_file_is_named(text, message, folder):
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_a_bad_config_value_names_the_file(folder):
+    edit_config(folder, num_heads=5)
+    with pytest.raises(ValueError, match=r"config\.json: num_heads must be a multiple of"):
+        load_model(folder)
+
+
+def test_a_truncated_weight_file_is_refused(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04pickle", b"\xff" * 64])
+def test_a_tampered_weight_file_is_refused(data, folder):
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a valid safetensors file: "):
+        load_model(folder)
+
+
+def test_missing_and_unknown_tensors_are_counted_and_named(folder):
+    edit_weights(folder, lm_head__weight=None, model__norm__weight=None, spare=torch.ones(1))
+    message = (
+        r"model\.safetensors: does not fit the config: 2 missing tensors: model\.norm\.weight, "
+        r"lm_head\.weight; 1 unknown tensor: spare$"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_only_the_first_names_are_shown(folder):
+    edit_config(folder, num_layers=3)
+    with pytest.raises(ValueError, match=r"9 missing tensors: [^,]+, [^,]+, [^,]+, \.\.\.$"):
+        load_model(folder)
+
+
+def test_a_mis_shaped_tensor_tells_both_shapes(folder):
+    edit_weights(folder, lm_head__weight=torch.ones(24, 50))
+    message = r"1 mis-shaped tensor: lm_head\.weight \(expected \(50, 24\), got \(24, 50\)\)"
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_integer_weights_are_refused(folder):
+    edit_weights(folder, model__norm__weight=torch.ones(24, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"1 non-float tensor: model\.norm\.weight"):
+        load_model(folder)
+
+
+def test_error_messages_are_one_line(folder):
+    (folder / "model.safetensors").write_bytes(b"{}")
+    with pytest.raises(ValueError, match="not a valid safetensors file") as caught:
+        load_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hub_mixin_writes_and_reads_the_same_folder(tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert loaded.config == again.config == model.config
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+        assert torch.equal(again.state_dict()[name], weight)

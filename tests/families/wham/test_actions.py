@@ -1,0 +1,151 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diagd.families.wham.actions import (
+    WHAMActions,
+    action_ranges,
+    actions_of_rows,
+    stick_bins,
+)
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "wham_actions.json"
+CASES = json.loads(FIXTURE.read_text())["cases"]  # rows of npz files, and the tokens of WHAM's code
+CODEC = WHAMActions()
+REST = (*range(0, 24, 2), 29, 40, 51, 62)
+
+
+def rest(**changes):
+    """Sixteen tokens of doing nothing, but for some places."""
+    return tuple(changes.get(f"place{place}", token) for place, token in enumerate(REST))
+
+
+def test_every_recorded_action_has_whams_tokens():
+    assert len(CASES) == 30
+    actions = actions_of_rows(np.asarray([row for row, _ in CASES], dtype=np.float32))
+    for (row, tokens), action in zip(CASES, actions, strict=True):
+        assert list(CODEC.tokens_of(action)) == tokens
+        assert CODEC.from_tokens(tokens) == action
+        assert CODEC.action_of({"action": row}) == action
+        assert CODEC.action_of({"action": action}) == action
+        assert CODEC.action_of({"buttons": row[:12], "sticks": row[12:]}) == action
+
+
+def test_nothing_that_tokens_tell_is_lost():
+    generator = torch.Generator().manual_seed(0)
+    low, high = torch.tensor(action_ranges()).T
+    for draw in torch.rand(200, 16, generator=generator):
+        tokens = tuple((low + (draw * (high - low)).long()).tolist())
+        assert CODEC.tokens_of(CODEC.from_tokens(tokens)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("action", "tokens"),
+    [
+        ("none", REST),
+        ("button1", rest(place0=1)),
+        ("button12+button3", rest(place2=5, place11=23)),
+        ("stick1=0", rest(place12=24)),
+        ("stick4=10+button1", rest(place0=1, place15=67)),
+        ("stick2=max", rest(place13=45)),
+        ("stick2=min+stick2=max", REST),
+        ("stick3=7+stick3=6", rest(place14=54)),
+        ("stick3=max+stick3=max", rest(place14=56)),
+        ("stick3=5+none", REST),
+    ],
+)
+def test_words_are_buttons_and_bins(action, tokens):
+    assert CODEC.tokens_of(action) == tokens
+
+
+def test_the_names_are_single_words_of_different_meaning():
+    assert CODEC.names[0] == "none"
+    assert len({CODEC.tokens_of(name) for name in CODEC.names}) == len(CODEC.names) == 21
+    assert (CODEC.num_tokens, CODEC.num_ids) == (16, 68)
+
+
+def test_the_tokens_of_an_action_have_ranges_that_share_nothing():
+    covered = [token for low, high in action_ranges() for token in range(low, high)]
+    assert covered == list(range(CODEC.num_ids))
+
+
+def test_axes_are_binned_alone():
+    centres = [-1, -0.85, -0.625, -0.375, -0.15, 0, 0.15, 0.375, 0.625, 0.85, 1]
+    assert stick_bins(centres).tolist() == list(range(11))
+    edges = [-0.95, -0.75, -0.5, -0.25, -0.05, 0.05, 0.25, 0.5, 0.75, 0.95]
+    assert stick_bins([edges]).tolist() == [list(range(1, 11))]  # an edge belongs to the bin above
+    assert stick_bins(np.nextafter(edges, -1)).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("value", [1.01, -1.01, float("nan"), float("inf")])
+def test_raw_values_out_of_range_are_refused(value):
+    with pytest.raises(ValueError, match=r"stick values must be in \[-1, 1\], got "):
+        stick_bins([0, value])
+
+
+@pytest.mark.parametrize(
+    "word", ["", "walk", "button0", "button13", "stick1", "stick1=", "stick1=11", "stick5=1", "a=1"]
+)
+def test_an_unknown_word_says_what_is_known(word):
+    message = (
+        rf"unknown action '{word}', expected words .* button1 to button12, stick1=BIN to stick"
+    )
+    with pytest.raises(ValueError, match=message):
+        CODEC.tokens_of(f"button1+{word}")
+
+
+@pytest.mark.parametrize(
+    "tokens", [(), REST[:15], (*REST[1:], 0), rest(place0=2), rest(place15=68)]
+)
+def test_tokens_of_no_action_are_refused(tokens):
+    with pytest.raises(ValueError, match=r"no WHAM action has the tokens \("):
+        CODEC.from_tokens(tokens)
+
+
+def row(**changes):
+    values = [0.0] * 12 + [5.0] * 4
+    return [changes.get(f"place{place}", value) for place, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[0.0] * 15], r"actions must be \(T, 16\) numbers, got float64 \(1, 15\)"),
+        ([0.0] * 16, r"actions must be \(T, 16\) numbers, got float64 \(16,\)"),
+        ([], r"actions must be \(T, 16\) numbers, got float64 \(0,\)"),
+        ([["a"] * 16], r"actions must be \(T, 16\) numbers, got <U1 \(1, 16\)"),
+        ([row(), row(place0=2)], "action 1: button1 must be a whole number from 0 to 1, got 2.0"),
+        ([row(place11=0.5)], "action 0: button12 must be a whole number from 0 to 1, got 0.5"),
+        ([row(place12=11)], "action 0: stick1 must be a whole number from 0 to 10, got 11.0"),
+        ([row(place15=-1)], "action 0: stick4 must be a whole number from 0 to 10, got -1.0"),
+        ([row(place13=float("nan"))], "action 0: stick2 must be a whole number .* got nan"),
+    ],
+)
+def test_rows_that_are_no_actions_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        actions_of_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, r'expected \{"action": WORDS\}, .* got \{\}'),
+        ({"action": None}, r'expected \{"action": WORDS\}, .* got \{"action": null\}'),
+        ({"action": [[0] * 16]}, r'expected \{"action": WORDS\}, .* got \{"action": \[\[0, 0'),
+        ({"action": [10**400] * 16}, r"actions must be \(T, 16\) numbers, got object"),
+        ({"action": [0] * 15}, r"actions must be \(T, 16\) numbers, got int64 \(1, 15\)"),
+        ({"action": "walk"}, "unknown action 'walk'"),
+        ({"buttons": [0] * 12}, r'expected .* got \{"buttons": \[0'),
+        (
+            {"buttons": [0] * 11, "sticks": [5] * 4},
+            "expected 12 buttons and 4 sticks, got 11 and 4",
+        ),
+        ({"buttons": [0] * 12, "sticks": [0.3] * 4}, "stick1 must be a whole number from 0 to 10"),
+    ],
+)
+def test_a_bad_line_says_what_was_expected(record, message):
+    with pytest.raises(ValueError, match=message):
+        CODEC.action_of(record)

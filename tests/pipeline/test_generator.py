@@ -1,0 +1,241 @@
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+
+import diagd
+from diagd.data.video import read_video
+from diagd.pipeline.pretrained import Habits
+from diagd.tokenizers.vq import VQTokenizer
+from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, NUM_CODES, WALK, WIDTH, WIDTH_PX, write_world
+
+GREEDY = diagd.SamplingOptions()
+BETWEEN = ["left", "right"]  # the actions between three context frames
+
+
+@pytest.fixture(scope="module")
+def generator(world):
+    return diagd.VideoGenerator.from_pretrained(world)
+
+
+@pytest.fixture(scope="module")
+def context(world):
+    return read_video(world / "prompt.mp4").frames[-3:]
+
+
+def ids_of(names):
+    return [NUM_CODES + NAMES.index(name) for name in names]
+
+
+def by_hand(world, context, schedule, sampling, **options):
+    """Tokenize, interleave, generate and decode with the parts, one after the other."""
+    tokenizer = VQTokenizer.from_pretrained(world / "tokenizer")
+    model = diagd.load_model(world)
+    first, second, third = tokenizer.encode(context).flatten(1).tolist()
+    left, right = ids_of(BETWEEN)
+    out = diagd.generate_tokens(
+        model,
+        torch.tensor([[*first, left, *second, right, *third]]),
+        schedule,
+        torch.tensor([ids_of(WALK)])[..., None],
+        context_frames=3,
+        sampling=sampling,
+        **options,
+    )
+    return out.tokens[0], tokenizer.decode(out.tokens[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "schedule"),
+    [
+        ({}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 1)),
+        ({"row_lag": 2}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 2)),
+        ({"row_lag": 2, "frame_lag": 4}, lambda grid: diagd.DiagonalSchedule(grid, 2, 4)),
+        ({"raster": True}, diagd.DiagonalSchedule.raster),
+    ],
+    ids=["spatial", "row_lag 2", "overlap", "raster"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generate_is_tokenize_interleave_generate_tokens_and_decode(
+    temperature, flags, schedule, generator, world, context
+):
+    grid = diagd.TokenGrid(3, HEIGHT, WIDTH)
+    sampling = diagd.SamplingOptions(temperature, valid_range=(0, NUM_CODES))
+    video = generator.generate(
+        context,
+        WALK,
+        3,
+        context_actions=BETWEEN,
+        sampling=diagd.SamplingOptions(temperature),
+        seed=5,
+        **flags,
+    )
+    tokens, frames = by_hand(world, context, schedule(grid), sampling, seed=5)
+    assert torch.equal(video.tokens, tokens)
+    assert torch.equal(video.frames, frames)
+    assert (video.frames.dtype, video.frames.shape) == (torch.uint8, (3, HEIGHT_PX, WIDTH_PX, 3))
+    assert video.stats.num_steps == schedule(grid).num_steps
+
+
+def test_the_row_start_is_handed_on(generator, world, context):
+    grid = diagd.TokenGrid(3, HEIGHT, WIDTH)
+    sampling = diagd.SamplingOptions(valid_range=(0, NUM_CODES))
+    results = []
+    for row_start in ("temporal", "predecessor", "spatial"):
+        video = generator.generate(
+            context, WALK, 3, context_actions=BETWEEN, sampling=GREEDY, row_start=row_start
+        )
+        schedule = diagd.DiagonalSchedule.spatial(grid, 1)
+        tokens, _ = by_hand(world, context, schedule, sampling, row_start=row_start)
+        assert torch.equal(video.tokens, tokens)
+        results.append(tuple(tokens.flatten().tolist()))
+    assert len(set(results)) > 1
+
+
+def test_sampling_is_temperature_1_and_top_p_by_default(generator, context):
+    usual = Habits().sampling(None, (0, NUM_CODES))
+    default = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3)
+    told = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3, sampling=usual)
+    assert (usual.temperature, usual.top_p) == (1.0, 0.9)
+    assert torch.equal(default.tokens, told.tokens)
+
+
+def test_only_visual_ids_are_drawn(generator, context):
+    hot = diagd.SamplingOptions(temperature=1e6)
+    tokens = generator.generate(context, ["left"] * 5, 5, context_actions=BETWEEN, sampling=hot)
+    assert tokens.tokens.max() < NUM_CODES
+    narrow = diagd.SamplingOptions(temperature=1e6, valid_range=(3, 5))
+    tokens = generator.generate(context, ["left"], 1, context_actions=BETWEEN, sampling=narrow)
+    assert set(tokens.tokens.flatten().tolist()) == {3, 4}
+
+
+@pytest.mark.parametrize("row_lag", [1, 2, 5])
+@pytest.mark.parametrize("sampling", [GREEDY, None], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_frames", [4, 12], ids=["fits", "drops frames"])
+def test_a_stream_shows_the_frames_that_generate_makes(
+    num_frames, sampling, row_lag, generator, context, caplog
+):
+    actions = [NAMES[frame % 4] for frame in range(num_frames)]
+    options = {"context_actions": BETWEEN, "sampling": sampling, "seed": 2}
+    with caplog.at_level(logging.WARNING, "diagd"):
+        whole = generator.generate(context, actions, num_frames, row_lag, **options)
+        said = "dropped" in caplog.text
+        stream = list(generator.stream(context, iter(actions), row_lag, **options))
+    difference = torch.stack(stream).int() - whole.frames.int()
+    assert difference.abs().max() <= 1  # frames painted one by one may round differently
+    assert said == bool(whole.stats.num_dropped_frames) == (num_frames == 12)
+
+
+def test_a_stream_waits_for_the_next_action(generator, context):
+    asked = []
+
+    def actions():
+        for name in WALK:
+            asked.append(name)
+            yield name
+
+    stream = generator.stream(context, actions(), context_actions=BETWEEN)
+    for number, _ in enumerate(stream, start=1):
+        assert len(asked) == number
+
+
+def test_frames_depend_on_the_actions_that_lead_to_them(generator, context):
+    def dream(actions):
+        video = generator.generate(context, actions, 2, context_actions=BETWEEN, sampling=GREEDY)
+        return video.tokens
+
+    base, other = dream(["left", "left"]), dream(["left", "right"])
+    assert torch.equal(base[0], other[0])  # the second action comes after the first frame
+    assert not torch.equal(base[1], other[1])
+
+
+def test_one_context_frame_is_enough(generator, context):
+    for between in (None, []):
+        video = generator.generate(context[-1:], ["left"], 1, context_actions=between)
+        assert video.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
+
+
+def test_a_model_without_actions(tmp_path, context):
+    generator = diagd.VideoGenerator.from_pretrained(write_world(tmp_path, num_action_tokens=0))
+    assert generator.vocabulary is None
+    video = generator.generate(context, num_frames=2, sampling=GREEDY)
+    prompt = generator.tokenizer.encode(context).flatten()[None]
+    schedule = diagd.DiagonalSchedule.spatial(diagd.TokenGrid(2, HEIGHT, WIDTH))
+    model = diagd.load_model(tmp_path)
+    assert torch.equal(
+        video.tokens, diagd.generate_tokens(model, prompt, schedule, context_frames=3).tokens[0]
+    )
+    with pytest.raises(ValueError, match="this model takes no actions"):
+        generator.generate(context, ["left"], num_frames=1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (torch.zeros(3, WIDTH_PX, HEIGHT_PX, 3, dtype=torch.uint8), r"got \(3, 40, 24, 3\)"),
+        (torch.zeros(HEIGHT_PX, WIDTH_PX, 3, dtype=torch.uint8), r"got \(24, 40, 3\)"),
+        (torch.zeros(3, 3, HEIGHT_PX, WIDTH_PX, dtype=torch.uint8), r"got \(3, 3, 24, 40\)"),
+    ],
+)
+def test_frames_of_another_shape_are_refused(frames, message, generator):
+    with pytest.raises(ValueError, match=rf"frames must be \(T, 24, 40, 3\) uint8, {message}"):
+        generator.generate(frames, ["left"], 1, context_actions=BETWEEN)
+
+
+def test_frames_of_another_dtype_are_refused(generator, context):
+    with pytest.raises(ValueError, match=r"frames must be uint8, got torch\.float32"):
+        generator.generate(context.float(), ["left"], 1, context_actions=BETWEEN)
+
+
+@pytest.mark.parametrize(
+    ("actions", "between", "message"),
+    [
+        (None, BETWEEN, "expected 2 actions, one for each generated frame, got 0"),
+        (["left"], BETWEEN, "expected 2 actions, one for each generated frame, got 1"),
+        (["left"] * 3, BETWEEN, "expected 2 actions, one for each generated frame, got 3"),
+        (["left", "jump"], BETWEEN, "unknown action 'jump', expected one of: none, forward"),
+        (["left"] * 2, None, "expected 2 actions, one for each context frame after the first, g"),
+        (["left"] * 2, ["left"], "one for each context frame after the first, got 1"),
+        (["left"] * 2, ["left", "jump"], "unknown action 'jump', expected one of: none, forward"),
+    ],
+)
+def test_actions_that_do_not_fit_are_refused(actions, between, message, generator, context):
+    with pytest.raises(ValueError, match=message):
+        generator.generate(context, actions, 2, context_actions=between)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"row_lag": 6}, r"row_lag must be in \[1, width=5\], got 6"),
+        ({"frame_lag": 8}, r"frame_lag must be in \[1, .*=7\], got 8"),
+        ({"row_start": "first"}, r"row_start must be one of .*'first'"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(flags, message, generator, context):
+    with pytest.raises(ValueError, match=message):
+        generator.generate(context, WALK, 3, context_actions=BETWEEN, **flags)
+
+
+def test_a_stream_refuses_an_unknown_action_when_it_comes(generator, context):
+    stream = generator.stream(context, iter(["left", "jump"]), context_actions=BETWEEN)
+    assert next(stream).shape == (HEIGHT_PX, WIDTH_PX, 3)
+    with pytest.raises(ValueError, match="unknown action 'jump'"):
+        next(stream)
+
+
+def test_loading_names_the_file_that_is_missing(world, tmp_path):
+    folder = shutil.copytree(world, tmp_path / "world")
+    (folder / "actions.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"actions\.json"):
+        diagd.VideoGenerator.from_pretrained(folder)
+
+
+def test_loading_refuses_actions_of_another_model(world, tmp_path):
+    folder = shutil.copytree(world, tmp_path / "world")
+    (folder / "actions.json").write_text(json.dumps({"names": ["none", "forward"]}))
+    message = r"actions\.json names 2 action ids and 1 tokens an action, the model has 4 and 1"
+    with pytest.raises(ValueError, match=message):
+        diagd.VideoGenerator.from_pretrained(folder)

@@ -1,0 +1,327 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers.models.autoencoders.vq_model import VQModel
+from safetensors.torch import load_file, save_file
+
+from diagd.tokenizers.storage import CONFIG_NAME
+from diagd.tokenizers.vq import WEIGHTS_NAME, VQTokenizer
+from tests.data.fixtures import MINEWORLD, golden
+from tests.data.shapes import rectangles, small_tokenizer
+
+
+def convolutional_model(**changes) -> VQModel:
+    """A VQModel of the usual kind: four resolutions, full-size feature maps."""
+    torch.manual_seed(0)
+    config = {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (4, 4, 8, 8),
+        "latent_channels": 4,
+        "num_vq_embeddings": 12,
+        "norm_num_groups": 2,
+    }
+    return VQModel(**(config | changes))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    small_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit_weights(folder: Path, edit) -> None:
+    weights = load_file(folder / WEIGHTS_NAME)
+    edit(weights)
+    save_file(weights, folder / WEIGHTS_NAME)
+
+
+def test_frames_become_a_grid_of_ids_and_frames_again():
+    tokenizer = small_tokenizer(codes=20)
+    assert (tokenizer.codebook_size, tokenizer.compression) == (20, 8)
+    assert (tokenizer.temporal_compression, tokenizer.frame_size_px(3, 5)) == (1, (24, 40))
+    tokens = tokenizer.encode(rectangles(3))
+    assert (tokens.shape, tokens.dtype) == ((3, 3, 5), torch.int64)
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < 20
+    frames = tokenizer.decode(tokens)
+    assert (frames.shape, frames.dtype) == ((3, 24, 40, 3), torch.uint8)
+    assert frames.is_contiguous()
+
+
+def test_the_usual_vq_models_work_unfolded():
+    tokenizer = VQTokenizer(convolutional_model())
+    assert (tokenizer.patch_size, tokenizer.compression) == (1, 8)
+    tokens = tokenizer.encode(rectangles(2))
+    assert tokens.shape == (2, 3, 5)
+    assert tokenizer.decode(tokens).shape == (2, 24, 40, 3)
+
+
+def test_encoding_follows_the_quantizer_of_diffusers():
+    tokenizer = VQTokenizer(convolutional_model())
+    frames = rectangles(2)
+    with torch.no_grad():
+        latents = tokenizer.latents(frames)
+        _, _, (_, _, ids) = tokenizer.model.quantize(latents)
+    assert tokenizer.encode(frames).flatten().equal(ids)
+
+
+def test_the_lowest_id_wins_a_tie():
+    tokenizer = small_tokenizer(codes=20)
+    tokens = tokenizer.encode(rectangles(4))
+    with torch.no_grad():
+        tokenizer.codebook[10:] = tokenizer.codebook[:10].clone()
+    assert int(tokenizer.encode(rectangles(4)).max()) < 10 <= int(tokens.max())
+
+
+def test_mini_batches_change_nothing():
+    one, all_at_once = (VQTokenizer(small_tokenizer().model, batch_size=size) for size in (2, 8))
+    frames = rectangles(5)
+    tokens = one.encode(frames)
+    assert tokens.equal(all_at_once.encode(frames))
+    difference = one.decode(tokens).int() - all_at_once.decode(tokens).int()
+    assert int(difference.abs().max()) <= 1  # convolutions round differently by batch size
+
+
+def test_decoding_rounds_and_clamps():
+    tokenizer = small_tokenizer()
+    with torch.no_grad():
+        tokenizer.model.decoder.conv_out.weight.zero_()
+        bias = tokenizer.model.decoder.conv_out.bias
+        for value, expected in ((9.0, 255), (-9.0, 0), (0.002, 128), (0.005, 128), (-0.02, 125)):
+            bias.fill_(value)
+            painted = tokenizer.decode(torch.zeros(1, 3, 5, dtype=torch.int32))
+            assert painted.unique().tolist() == [expected]
+
+
+def test_decoding_may_round_down():
+    tokenizer = VQTokenizer(small_tokenizer().model, pixel_rounding="down")
+    with torch.no_grad():
+        tokenizer.model.decoder.conv_out.weight.zero_()
+        bias = tokenizer.model.decoder.conv_out.bias
+        for value, expected in ((9.0, 255), (-9.0, 0), (0.002, 127), (0.005, 128), (-0.02, 124)):
+            bias.fill_(value)
+            painted = tokenizer.decode(torch.zeros(1, 3, 5, dtype=torch.int32))
+            assert painted.unique().tolist() == [expected]
+
+
+def test_how_pixels_are_rounded_is_kept(tmp_path):
+    for rounding in ("nearest", "down"):
+        VQTokenizer(small_tokenizer().model, pixel_rounding=rounding).save_pretrained(tmp_path)
+        assert VQTokenizer.from_pretrained(tmp_path).pixel_rounding == rounding
+
+
+def test_an_unknown_rounding_is_refused(saved):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | {"pixel_rounding": "up"}))
+    with pytest.raises(ValueError, match=r"^pixel_rounding must be nearest or down, got 'up'$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_weights_may_be_stored_to_the_last_bit(tmp_path):
+    first = small_tokenizer()
+    first.save_pretrained(tmp_path, torch.float32)
+    assert VQTokenizer.from_pretrained(tmp_path).codebook.equal(first.codebook)
+
+
+def test_decoding_follows_diffusers():
+    """Whose `decode` wants ids instead of codes from a model that looks codes up itself."""
+    for lookup in (False, True):
+        tokenizer = VQTokenizer(convolutional_model(lookup_from_codebook=lookup))
+        tokens = torch.arange(15).view(1, 3, 5) % 12
+        with torch.no_grad():
+            codes = tokenizer.codebook[tokens].movedim(-1, 1).contiguous()
+            given = tokens if lookup else codes
+            expected = tokenizer.model.decode(given, force_not_quantize=True, shape=(1, 3, 5, 4))
+            assert tokenizer.pixels(codes).equal(expected.sample)
+
+
+def test_a_saved_tokenizer_loads_again(tmp_path):
+    first = small_tokenizer()
+    first.save_pretrained(tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == [CONFIG_NAME, WEIGHTS_NAME]
+    stored = load_file(folder / WEIGHTS_NAME)
+    assert {value.dtype for value in stored.values()} == {torch.float16}
+    second = VQTokenizer.from_pretrained(folder)
+    assert second.codebook.dtype == torch.float32
+    assert second.codebook.equal(first.codebook.half().float())
+    tokens = torch.arange(15).view(1, 3, 5)
+    difference = first.decode(tokens).int() - second.decode(tokens).int()
+    assert int(difference.abs().max()) <= 2  # float16 keeps 11 bits
+
+
+def test_diffusers_reads_what_we_write(saved):
+    pytest.importorskip("accelerate")  # else diffusers warns that loading is slower without
+    model = VQModel.from_pretrained(saved, use_safetensors=True)
+    assert model.quantize.embedding.weight.equal(VQTokenizer.from_pretrained(saved).codebook)
+
+
+@pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
+def test_a_missing_file_is_named(saved, name):
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"^tokenizer file not found: .*{name}$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", rf"{CONFIG_NAME} is no JSON: "),
+        ("[]", "must hold a JSON object, got list"),
+        ("{}", "_class_name must be VQModel, got None"),
+        ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
+        ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
+        ('{"_class_name": "VQModel", "down_block_types": ["No"]}', "describes no VQModel: "),
+    ],
+)
+def test_a_bad_config_is_refused(saved, text, message):
+    (saved / CONFIG_NAME).write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        VQTokenizer.from_pretrained(saved)
+    assert "\n" not in str(error.value)
+
+
+def test_truncated_weights_are_refused(saved):
+    content = (saved / WEIGHTS_NAME).read_bytes()
+    (saved / WEIGHTS_NAME).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=rf"{WEIGHTS_NAME} is no safetensors file \(corrupt\?\): "):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_missing_weights_are_listed(saved):
+    edit_weights(saved, lambda weights: [weights.pop(k) for k in list(weights) if "mid" in k])
+    message = r"misses weights \(does it fit config\.json\?\): decoder\.mid.*, .* and \d+ more$"
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_unknown_weights_are_listed(saved):
+    edit_weights(saved, lambda weights: weights.update(extra=torch.zeros(1)))
+    with pytest.raises(ValueError, match=r"holds unknown weights \(.*\): extra$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+def test_weights_of_another_shape_are_refused(saved):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | {"num_vq_embeddings": 30}))
+    message = r"quantize\.embedding\.weight must be \(30, 6\) as config\.json says, got \(20, 6\)$"
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"in_channels": 5}, r"in_channels must be 3 \* p \* p \(3, 12, 27, 48\), got 5$"),
+        ({"out_channels": 4}, "out_channels must equal in_channels=3, got 4$"),
+    ],
+)
+def test_models_of_other_channels_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer(convolutional_model(**changes))
+
+
+def test_batch_size_must_be_positive():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        VQTokenizer(small_tokenizer().model, batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (torch.zeros(24, 40, 3, dtype=torch.uint8), r"frames must be \(T, H_px, W_px, 3\), got"),
+        (torch.zeros(1, 3, 24, 40, dtype=torch.uint8), r"got \(1, 3, 24, 40\)"),
+        (torch.zeros(0, 24, 40, 3, dtype=torch.uint8), r"got \(0, 24, 40, 3\)"),
+        (torch.zeros(1, 24, 40, 3), r"frames must be uint8, got torch\.float32"),
+        (
+            torch.zeros(1, 24, 44, 3, dtype=torch.uint8),
+            "frame height and width must be multiples of 8 px, got 24x44",
+        ),
+    ],
+)
+def test_frames_that_do_not_fit_are_refused(frames, message):
+    with pytest.raises(ValueError, match=message):
+        small_tokenizer().encode(frames)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (
+            torch.zeros(3, 5, dtype=torch.int64),
+            r"tokens must be \(T, height, width\), got \(3, 5\)",
+        ),
+        (torch.zeros(0, 3, 5, dtype=torch.int64), r"got \(0, 3, 5\)"),
+        (torch.zeros(1, 3, 5), r"tokens must be integers, got torch\.float32"),
+        (torch.full((1, 3, 5), 20), r"tokens must be in \[0, codebook_size=20\), got 20 to 20"),
+        (torch.full((1, 3, 5), -1), "got -1 to -1"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        small_tokenizer().decode(tokens)
+
+
+def mineworld(weights: object = MINEWORLD / "vae" / "vae.ckpt") -> VQTokenizer:
+    return VQTokenizer.from_checkpoint(MINEWORLD / "vae" / CONFIG_NAME, weights)  # type: ignore
+
+
+def mineworld_weights() -> dict[str, torch.Tensor]:
+    return torch.load(MINEWORLD / "vae" / "vae.ckpt", weights_only=True)["state_dict"]
+
+
+def test_mineworld_ids_and_pixels_are_those_of_the_original():
+    values, tokenizer = golden("mineworld_tiny_v256/vq.safetensors"), mineworld()
+    assert (tokenizer.codebook_size, tokenizer.compression) == (256, 16)
+    low = values["vq.frames_low"].movedim(1, -1)
+    frames = low.repeat_interleave(32, dim=1).repeat_interleave(32, dim=2)
+    assert tokenizer.encode(frames).equal(values["vq.tokens"])
+    assert tokenizer.decode(values["vq.tokens"][:1])[0].equal(values["vq.decoded_uint8"])
+
+
+def test_mineworld_weights_come_in_several_wrappings(tmp_path):
+    weights, tokens = mineworld_weights(), golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
+    frames = mineworld().decode(tokens)
+    bare = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    main = {f"tokenizer.{name}": weight for name, weight in weights.items()}
+    main["transformer.model.norm.weight"] = torch.ones(3)
+    save_file(bare, tmp_path / "vae.safetensors")
+    torch.save({"state_dict": main, "step": 3}, tmp_path / "main.ckpt")
+    torch.save(weights, tmp_path / "vae.bin")
+    files = [tmp_path / name for name in ("vae.safetensors", "main.ckpt", "vae.bin")]
+    for given in (weights, bare, main, *files):
+        tokenizer = mineworld(given)
+        assert tokenizer.pixel_rounding == "down"
+        assert tokenizer.decode(tokens).equal(frames)
+
+
+def test_a_mineworld_tokenizer_can_be_saved(tmp_path):
+    first, tokens = mineworld(), golden("mineworld_tiny_v256/vq.safetensors")["vq.tokens"]
+    first.save_pretrained(tmp_path, torch.float32)
+    assert VQTokenizer.from_pretrained(tmp_path).decode(tokens).equal(first.decode(tokens))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda weights: weights.pop("model.quantize.embedding.weight"),
+            r"^the tokenizer misses weights \(does it fit .*\): quantize\.embedding\.weight$",
+        ),
+        (
+            lambda weights: weights.update({"model.loss": torch.zeros(1)}),
+            r"^the tokenizer holds unknown weights \(.*\): loss$",
+        ),
+        (
+            lambda weights: weights.update({"model.quant_conv.bias": torch.zeros(7)}),
+            r"^the tokenizer: quant_conv\.bias must be \(64,\) as config\.json says, got \(7,\)$",
+        ),
+    ],
+)
+def test_mineworld_weights_that_do_not_fit_are_named(edit, message):
+    weights = mineworld_weights()
+    edit(weights)
+    with pytest.raises(ValueError, match=message):
+        mineworld(weights)

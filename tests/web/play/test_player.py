@@ -1,0 +1,162 @@
+import time
+from fractions import Fraction
+
+import pytest
+
+from diagd.web.play import player as player_module
+from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
+from diagd.web.play.pictures import from_jpeg
+from diagd.web.play.player import WINDOW, Player
+from diagd.web.play.saved import SavedDream, load, save
+from diagd.web.play.session import Controls, Start
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
+
+START = Start(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
+
+
+@pytest.fixture
+def player(dreamer):
+    player = Player(dreamer, Fraction(8))
+    player.begin(SavedDream(START, ()))
+    player.turn()
+    return player
+
+
+def see(player):
+    player.take(Seen(player.sent))
+
+
+def actions(player):
+    return [moment.action for moment in player.session.history]
+
+
+def test_the_first_turn_shows_where_one_stands(dreamer):
+    player = Player(dreamer, Fraction(8))
+    assert not player.ready(time.monotonic())
+    player.begin(SavedDream(START, ()))
+    assert player.ready(time.monotonic())
+    frame = player.turn()
+    assert frame.header["begun"]
+    assert (frame.header["frame"], frame.header["length"], frame.header["held"]) == (1, 0, 2)
+    difference = from_jpeg(frame.picture).float() - START.frames[-1].float()
+    assert difference.abs().mean() < 4  # JPEG
+
+
+def test_the_newest_press_wins_and_nothing_queues(player):
+    for number, action in enumerate(("left", "right", "forward"), start=1):
+        player.take(Act(action, number))
+    assert player.turn().header["input"] == 3
+    player.turn()
+    assert actions(player) == ["forward", "forward"]
+
+
+def test_a_key_pressed_and_let_go_between_two_frames_counts_once(player):
+    player.take(Act("left", 1))
+    player.take(Act("none", 2))
+    for _ in range(3):
+        player.turn()
+    assert actions(player) == ["left", "none", "none"]
+
+
+def test_a_key_that_is_held_counts_until_it_is_let_go(player):
+    player.take(Act("left", 1))
+    for _ in range(2):
+        player.turn()
+    player.take(Act("none", 2))
+    player.turn()
+    player.turn()
+    assert actions(player) == ["left", "left", "none", "none"]
+
+
+def test_no_more_than_the_window_is_under_way(player):
+    now = time.monotonic()
+    for sent in range(1, WINDOW):
+        assert player.sent == sent
+        player.turn()
+    assert not player.ready(now)
+    see(player)
+    assert player.ready(now)
+
+
+def test_a_pause_holds_the_dream_but_not_a_new_one(player):
+    see(player)
+    player.take(Pause(True))
+    assert not player.ready(time.monotonic())
+    player.begin(SavedDream(START, ()))
+    assert player.ready(time.monotonic())
+
+
+def test_the_world_s_own_pace_puts_frames_off(player):
+    player.take(Adjust(Controls(), True))
+    player.turn()
+    see(player)
+    now = time.monotonic()
+    assert not player.ready(now - 1)
+    assert player.ready(now + 1 / 8)
+    for _ in range(3):
+        player.turn()
+    assert player.due > now + 2.5 / 8
+    player.take(Adjust(Controls(), False))
+    player.turn()
+    assert player.due == 0
+
+
+def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
+    monkeypatch.setattr(player_module, "MAX_RECORDED_FRAMES", 3)
+    player.turn()
+    assert not player.recorded
+    player.take(Record(True))
+    pictures = [player.turn().picture for _ in range(5)]
+    assert player.recorded == pictures[:3]
+    player.take(Record(False))
+    player.turn()
+    assert len(player.recorded) == 3
+    player.take(Record(True))
+    assert not player.recorded
+
+
+def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, dreamer):
+    player.take(Act("right", 1))
+    for order in (1, "raster"):
+        player.take(Adjust(Controls(order, 1.5, 1.0), False))
+        player.turn()
+    dream = load(save(player.session, "doom"), dreamer)
+    player.take(Act("none", 2))
+    player.begin(dream)
+    player.turn()
+    replays = [player.turn().header["replay"] for _ in range(2)]
+    assert replays == [[1, 2, 0], [2, 2, 0]]
+    player.turn()
+    assert actions(player) == ["right", "right", "none"]
+
+
+def test_a_replay_that_comes_out_differently_says_so(player, dreamer):
+    player.turn()
+    document = save(player.session, "doom")
+    document["frames"][0][-1] += 1
+    player.begin(load(document, dreamer))
+    player.turn()
+    assert player.turn().header["replay"] == [1, 1, 1]
+
+
+def test_a_dream_has_a_longest_length(player, monkeypatch):
+    monkeypatch.setattr(player_module, "MAX_FRAMES", 2)
+    player.turn()
+    player.turn()
+    with pytest.raises(ValueError, match="this dream has lasted 2 frames, which is the longest"):
+        player.turn()
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (Act("fly", 1), "unknown action 'fly'"),
+        (Act("x" * 999, 1), "an action must be a short text"),
+        (Adjust(Controls(6), False), "row_lag must be in"),
+        (Seen(9), r"frame must be in \[0, 1\]"),
+        (Seen(-1), "frame must be in"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(message, complaint, player):
+    with pytest.raises(ValueError, match=complaint):
+        player.take(message)

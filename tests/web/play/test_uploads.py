@@ -1,0 +1,148 @@
+import asyncio
+import io
+import re
+import subprocess
+import sys
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from diagd.data.video import resize, write_image, write_video
+from diagd.metrics.quality import psnr
+from diagd.web.play import uploads
+from diagd.web.play.clip_decoder import SIGNATURES, container_of, decode
+from diagd.web.play.uploads import DECODER, MAX_UPLOAD_BYTES, decode_upload
+from tests.worlds import smooth_frames
+
+FRAMES = smooth_frames(6, 48, 90)
+
+
+def upload(data, keep=4, **options):
+    return asyncio.run(decode_upload(data, keep, 24, 40, **options))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clips") / "clip.mp4"
+    write_video(path, FRAMES, 8, crf=1)
+    return path.read_bytes()
+
+
+def image(kind, frame=FRAMES[0]):
+    buffer = io.BytesIO()
+    Image.fromarray(frame.numpy()).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_a_picture_comes_out_as_our_own_resize_would_make_it(tmp_path):
+    write_image(tmp_path / "a.png", FRAMES[0])
+    frames = upload((tmp_path / "a.png").read_bytes())
+    assert torch.equal(frames, resize(FRAMES[:1], 24, 40))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WebP", "BMP", "PNG"])
+def test_pictures_of_all_kinds_are_decoded(kind):
+    (frame,) = decode(image(kind), 9, 4, 10**6)
+    assert psnr(torch.from_numpy(frame)[None], FRAMES[:1])[0] > 30
+
+
+def test_the_last_frames_of_a_clip_are_kept(clip):
+    frames = upload(clip, keep=2)
+    assert frames.shape == (2, 24, 40, 3)
+    assert psnr(frames, resize(FRAMES[-2:], 24, 40)).min() > 30
+
+
+def test_a_clip_with_sound_and_another_container_is_decoded_behind_the_lock(tmp_path):
+    path = tmp_path / "clip.webm"
+    with av.open(str(path), "w") as container:
+        picture = container.add_stream("libvpx", rate=8)
+        picture.width, picture.height, picture.pix_fmt = 90, 48, "yuv420p"
+        sound = container.add_stream("libopus", rate=48000)
+        for frame in FRAMES.numpy():
+            container.mux(picture.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1920), np.int16), "s16", "stereo")
+        silence.sample_rate = 48000
+        container.mux([*sound.encode(silence), *sound.encode(None), *picture.encode(None)])
+    assert upload(path.read_bytes()).shape == (4, 24, 40, 3)
+
+
+def test_no_more_than_the_first_frames_are_decoded(clip):
+    frames = decode(clip, 3, 2, 10**6)
+    assert psnr(torch.from_numpy(np.stack(frames)), FRAMES[1:3]).min() > 30
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded():
+    with pytest.raises(ValueError, match="may have 0 megapixels, it has 48x90"):
+        decode(image("PNG"), 1, 1, 48 * 90 - 1)
+    header = bytearray(image("PNG"))
+    header[16:24] = (30000).to_bytes(4) * 2
+    with pytest.raises(ValueError, match=r"megapixels, it has 30000x30000|damaged"):
+        upload(bytes(header))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("kind", ["clip", "PNG"])
+def test_what_is_cut_off_is_refused_or_decoded_in_part(kind, share, clip):
+    data = clip if kind == "clip" else image(kind)
+    cut = data[: int(share * len(data))]
+    complaint = ""
+    try:
+        (frame, *_) = decode(cut, 9, 4, 10**6)
+        assert frame.shape == (48, 90, 3)
+    except ValueError as error:
+        complaint = str(error)
+    assert re.search("^$|damaged|expected a PNG|no picture", complaint)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
+        b"ffconcat version 1.0\nfile '/etc/passwd'\n",
+        b"<?xml version='1.0'?><MPD/>",
+        b"RIFF\x00\x00\x00\x00AVI LIST",
+        b"GIF89a",
+        b"%PDF-1.4",
+        b"",
+    ],
+)
+def test_containers_that_could_name_other_files_are_not_even_opened(data):
+    with pytest.raises(ValueError, match="expected a PNG, JPEG, WebP or BMP image"):
+        container_of(data)
+    assert not {name for *_, name in SIGNATURES} & {"hls", "concat", "dash", "image2", "svg_pipe"}
+
+
+def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
+    script = (
+        f"import sys; sys.path.insert(0, {str(DECODER.parent)!r})\n"
+        "import clip_decoder, socket; clip_decoder.lock_up()\n"
+        "for attempt in (lambda: open('/etc/hostname'), socket.socket):\n"
+        "    try: attempt()\n"
+        "    except OSError as error: print(error.errno)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("24\n24\n", "")
+
+
+def test_an_upload_that_takes_too_long_is_stopped(monkeypatch, tmp_path, clip):
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(uploads, "DECODER", slow)
+    with pytest.raises(ValueError, match=r"decoding took longer than 0\.3 seconds"):
+        upload(clip, max_seconds=0.3)
+
+
+def test_a_decoder_that_crashes_is_an_error_in_words(monkeypatch, tmp_path, clip):
+    crash = tmp_path / "crash.py"
+    crash.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
+    monkeypatch.setattr(uploads, "DECODER", crash)
+    with pytest.raises(ValueError, match="could not be decoded"):
+        upload(clip)
+
+
+def test_an_upload_has_a_largest_size():
+    with pytest.raises(ValueError, match="an upload may have 16 MB, this one has more"):
+        upload(bytes(MAX_UPLOAD_BYTES + 1))
