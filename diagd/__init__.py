@@ -8,11 +8,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diagd.decoding.engine import DiagonalEngine
-    from diagd.decoding.exact import ExactEngine, ExactOptions
-    from diagd.decoding.generate import GeneratedTokens, generate_tokens
+    from diagd.decoding.engine import DecodingEngine
+    from diagd.decoding.generate_tokens import GeneratedTokens, generate_tokens
     from diagd.decoding.sampling import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+    from diagd.decoding.strategies.diagonal import Diagonal, Raster
+    from diagd.decoding.strategies.exact.exact import Exact
+    from diagd.decoding.strategies.table import parse_strategy
     from diagd.families.checkpoints import load_model, save_model
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
@@ -21,35 +23,39 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "DiagonalEngine",
+    "DecodingEngine",
+    "Diagonal",
     "DiagonalSchedule",
-    "ExactEngine",
-    "ExactOptions",
+    "Exact",
     "GeneratedTokens",
     "GuidedModel",
     "HuggingFaceModel",
+    "Raster",
     "SamplingOptions",
     "TokenGrid",
     "VideoGenerator",
     "custom_generate",
     "generate_tokens",
     "load_model",
+    "parse_strategy",
     "save_model",
 ]
 _MODULES = {
-    "DiagonalEngine": "decoding.engine",
+    "DecodingEngine": "decoding.engine",
+    "Diagonal": "decoding.strategies.diagonal",
     "DiagonalSchedule": "decoding.schedule",
-    "ExactEngine": "decoding.exact",
-    "ExactOptions": "decoding.exact",
-    "GeneratedTokens": "decoding.generate",
+    "Exact": "decoding.strategies.exact.exact",
+    "GeneratedTokens": "decoding.generate_tokens",
     "GuidedModel": "models.guidance",
     "HuggingFaceModel": "models.huggingface",
+    "Raster": "decoding.strategies.diagonal",
     "SamplingOptions": "decoding.sampling",
     "TokenGrid": "decoding.schedule",
     "VideoGenerator": "pipeline.generator",
     "custom_generate": "pipeline.hf_generate",
-    "generate_tokens": "decoding.generate",
+    "generate_tokens": "decoding.generate_tokens",
     "load_model": "families.checkpoints",
+    "parse_strategy": "decoding.strategies.table",
     "save_model": "families.checkpoints",
 }
 

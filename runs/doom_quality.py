@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diagd.data.actions import read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
-from diagd.decoding.generate import generate_tokens
+from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.metrics.quality import psnr, ssim

@@ -23,7 +23,7 @@ from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
-from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -137,7 +137,7 @@ def measure(
     todo: dict[str, tuple[Way, bool]],
     name: str,
     report: dict[str, Any],
-) -> dict[str, tuple[DiagonalEngine, Tensor, float]]:
+) -> dict[str, tuple[DecodingEngine, Tensor, float]]:
     """Continue a clip in every way: the engine, the (T, height, width) tokens and the seconds."""
     given, length = options.context_frames, options.context_frames + options.frames
     where = options.clips, name, world.vocabulary, options.start, length, None
@@ -146,7 +146,7 @@ def measure(
         options.temperature, top_p=Habits.top_p if options.temperature else None
     )
     ids = world.action_ids(clip.actions, length, "frame")
-    measured: dict[str, tuple[DiagonalEngine, Tensor, float]] = {}
+    measured: dict[str, tuple[DecodingEngine, Tensor, float]] = {}
     for label, (way, frame_by_frame) in todo.items():
         engine = world.start(
             clip.frames[:given],
@@ -172,7 +172,7 @@ def measure(
 
 def add_clip(
     report: dict[str, Any],
-    measured: dict[str, tuple[DiagonalEngine, Tensor, float]],
+    measured: dict[str, tuple[DecodingEngine, Tensor, float]],
     name: str,
     world: VideoGenerator,
 ) -> None:
@@ -218,7 +218,7 @@ def add_up(bins: dict[str, list[int]], gains: Iterable[tuple[str, int]]) -> None
 
 
 @torch.inference_mode()
-def entropies(engine: DiagonalEngine, world: VideoGenerator) -> Tensor:
+def entropies(engine: DecodingEngine, world: VideoGenerator) -> Tensor:
     """Return the nats of uncertainty at each generated token: (T, height, width).
 
     Empty once frames were dropped, for then the model saw another context.

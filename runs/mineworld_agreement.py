@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 from safetensors.torch import load_file
 
-from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import load_model
@@ -34,7 +34,7 @@ def main(options: Options) -> None:
     report = {}
     for k in (1, 2, 3, 4, 5):
         for row_start, suffix in (("predecessor", ""), ("spatial", "_prev")):
-            engine = DiagonalEngine(
+            engine = DecodingEngine(
                 model,
                 GRID.height,
                 GRID.width,

@@ -28,8 +28,8 @@ LAYERS = (
     ("evaluation",),
     ("pipeline",),
     ("families", "backends"),
-    ("decoding", "models", "tokenizers", "metrics"),
-    ("data",),
+    ("models", "tokenizers", "metrics"),
+    ("decoding", "data"),
     ("provenance", "unpickling", "notes"),
 )
 

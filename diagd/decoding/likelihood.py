@@ -68,9 +68,8 @@ def schedule_nll(
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
     view = teacher_view(schedule, layout, row_start, prefix.shape[1])
-    return view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context).unflatten(
-        1, (grid.num_frames, grid.height, grid.width)
-    )
+    nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
+    return nll.view(batch_size, grid.num_frames, grid.height, grid.width)
 
 
 @torch.inference_mode()

@@ -32,6 +32,11 @@ class Lanes(NamedTuple):
     rows: Tensor
     columns: Tensor
 
+    @classmethod
+    def of(cls, packed: Tensor) -> "Lanes":
+        """Name the rows of (8, L): views, so what is written to them is written to `packed`."""
+        return cls(*packed.unbind())
+
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:

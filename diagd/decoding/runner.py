@@ -1,6 +1,7 @@
 """How a step executes: eagerly, compiled, or replayed from a CUDA graph. Same call, same tokens.
 
-Here `decoding` meets `models`: CausalModel is all that the engine knows of a model.
+Here `decoding` meets `models`: CausalModel is all that a stream knows of a model. A model derives
+from it, and so gets what has a default, or brings all of it.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
+
+from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 
 RunnerName = Literal["eager", "compile", "cuda-graph"]
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
@@ -57,6 +60,22 @@ class CausalModel(Protocol):
             (B, L, vocab_size) logits.
         """
         ...
+
+    def sample(
+        self,
+        logits: Tensor,
+        options: SamplingOptions,
+        ranges: ValidRanges,
+        seeds: Tensor,
+        frames: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
+        """Draw one token a lane; a backend with faster kernels for it draws the same tokens.
+
+        Arguments and result are those of `diagd.decoding.sampling.sample`.
+        """
+        return sample(logits, options, ranges, seeds, frames, rows, columns)
 
 
 def make_runner(name: RunnerName, step: StepFunction, device: torch.device) -> StepFunction:

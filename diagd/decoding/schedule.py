@@ -55,7 +55,8 @@ class DiagonalSchedule(_Lags):
         grid: the tokens to write.
         row_lag: the paper's k, in [1, width]: how many columns a row runs ahead of the next one.
         frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
-            starts after the one before. None is the paper's default, row_lag * height.
+            starts after the one before. None is the upper bound: a frame is whole before the next
+            one begins ("spatial only").
 
     Raises:
         ValueError: a lag out of its bounds.
@@ -69,7 +70,7 @@ class DiagonalSchedule(_Lags):
         if not 1 <= row_lag <= grid.width:
             raise ValueError(f"row_lag must be in [1, width={grid.width}], got {row_lag}")
         bound = _steps_per_frame(grid, row_lag)
-        frame_lag = row_lag * grid.height if frame_lag is None else frame_lag
+        frame_lag = bound if frame_lag is None else frame_lag
         if not 1 <= frame_lag <= bound:
             raise ValueError(
                 f"frame_lag must be in [1, (height - 1) * row_lag + width={bound}], got {frame_lag}"
@@ -84,7 +85,12 @@ class DiagonalSchedule(_Lags):
     @classmethod
     def spatial(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
         """Diagonals within a frame; a frame starts when the one before is whole."""
-        return cls(grid, row_lag, frame_lag=cls(grid, row_lag).steps_per_frame)
+        return cls(grid, row_lag)
+
+    @classmethod
+    def overlapping(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
+        """Diagonals through all frames: frame_lag = row_lag * height, the paper's choice."""
+        return cls(grid, row_lag, frame_lag=row_lag * grid.height)
 
     @property
     def steps_per_frame(self) -> int:

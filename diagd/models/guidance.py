@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.decoding.runner import CausalModel
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.slot_cache import SlotCache
 
 
-class GuidedModel:
+class GuidedModel(CausalModel):
     """A model steered away from what it would write after an unconditional prompt.
 
     The two prompts need not be of one length: the unconditional rows have slots ahead of the

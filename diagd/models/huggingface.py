@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from diagd.decoding.runner import CausalModel
 from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.slot_cache import SlotCache
 
@@ -20,7 +21,7 @@ _PROBE_TOKENS = 6
 _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
 
-class HuggingFaceModel:
+class HuggingFaceModel(CausalModel):
     """A transformers causal language model that can be decoded out of order.
 
     Raises:

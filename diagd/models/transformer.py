@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from diagd.decoding.runner import CausalModel
 from diagd.models.attention import Visible
 from diagd.models.cache import StaticKVCache, Text, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
@@ -21,7 +22,9 @@ _INIT_STD = 0.02
 _RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
 
 
-class Transformer(nn.Module, PyTorchModelHubMixin, library_name="diagd", tags=["video"]):
+class Transformer(
+    nn.Module, PyTorchModelHubMixin, CausalModel, library_name="diagd", tags=["video"]
+):
     """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format.
 
     `forward` without a cache is the causal model (training, or finetuning with another mask); with

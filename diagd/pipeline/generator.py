@@ -2,7 +2,7 @@
 
 import diagd
 world = diagd.VideoGenerator.from_pretrained("doom")
-video = world.generate(frames, ["forward"] * 16, num_frames=16, row_lag=1)
+video = world.generate(frames, ["forward"] * 16, num_frames=16, strategy="k=1")
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from diagd.backends.prepare import Backend, prepare
 from diagd.data.actions import ActionCodec
-from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import EngineOptions, GenerationStats, generate_tokens, make_engine
-from diagd.decoding.plan import RowStart
+from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import GenerationStats, generate_tokens
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.short_forms import strategy_of
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.models.config import ModelConfig
 from diagd.pipeline.pretrained import Habits, load_parts, prefix_ids, visual_ranges
 from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
@@ -106,34 +107,35 @@ class VideoGenerator:
         frames: Tensor,
         actions: Sequence[str] | None = None,
         num_frames: int = 16,
-        row_lag: int = 1,
+        row_lag: int | None = None,
         frame_lag: int | None = None,
         *,
-        context_actions: Sequence[str] | None = None,
+        strategy: Strategy | str | None = None,
         raster: bool = False,
-        row_start: RowStart = "temporal",
+        exact: bool = False,
+        context_actions: Sequence[str] | None = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
-        exact: EngineOptions = False,
     ) -> GeneratedVideo:
         """Dream on from context frames.
 
         Args:
             frames: (m, H_px, W_px, 3) uint8 RGB, the context, of `frame_size_px`.
             actions: one action name for each generated frame, that leads to it.
-            frame_lag: steps between frames; None finishes a frame before the next begins.
+            row_lag, frame_lag, raster, exact: short for the strategies `k=...,d=...`, `raster` and
+                `exact`.
+            strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
+                `k=1` by default.
             context_actions: the m - 1 actions between the context frames.
-            raster: next-token prediction instead of diagonals.
-            sampling: the habit of the model by default; visual ids only in any case.
+            sampling: as the model's makers do by default; visual ids only in any case.
             text: (1, M, size) states of a text encoder, for models that read a text.
-            exact: raster's tokens in fewer passes, or another engine (see `generate_tokens`).
 
         Raises:
-            ValueError: frames or actions that do not fit.
+            ValueError: frames, actions or a strategy that do not fit.
         """
         num_grids = self.grids_of(num_frames)
-        schedule = self.schedule(num_grids, row_lag, frame_lag, raster)
+        chosen = strategy_of(strategy, row_lag, frame_lag, raster=raster, exact=exact)
         action_ids = self.action_ids(actions, num_frames, "generated frame")
         prompt, context = self.prompt(frames, context_actions)
         if self.tokenizer.temporal_compression > 1:
@@ -141,16 +143,15 @@ class VideoGenerator:
         out = generate_tokens(
             self.model,
             prompt,
-            schedule,
+            chosen,
             action_ids,
             context_frames=len(context),
-            row_start=row_start,
             sampling=self.sampling(sampling),
             seed=seed,
+            grid=TokenGrid(num_grids, self.height, self.width),
             context=text,
             keep_frames=self.habits.keep_frames,
             runner=self.runner,
-            exact=exact,
         )
         tokens = out.tokens[0]
         if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
@@ -169,19 +170,25 @@ class VideoGenerator:
         return num_frames // step
 
     def stream(
-        self, frames: Tensor, actions: Iterator[str], row_lag: int = 1, **settings: Any
+        self,
+        frames: Tensor,
+        actions: Iterator[str],
+        row_lag: int | None = None,
+        *,
+        strategy: Strategy | str | None = None,
+        **settings: Any,
     ) -> Iterator[Tensor]:
         """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
 
-        Old frames leave the context when it is full (see `DiagonalEngine`).
+        Old frames leave the context when it is full (see `Stream`).
 
         Args:
-            settings: what `start` takes (context_actions, row_start, sampling, seed, exact).
+            row_lag, strategy: as in `generate`.
+            settings: what `start` takes (context_actions, sampling, seed).
         """
-        engine = self.start(frames, **settings)
-        schedule = self.schedule(1, row_lag)
+        engine, chosen = self.start(frames, **settings), strategy_of(strategy, row_lag)
         for action in actions:
-            for tokens in engine.decode(schedule, self.action_ids([action], 1, "generated frame")):
+            for tokens in engine.decode(chosen, self.action_ids([action], 1, "generated frame"), 1):
                 yield self.tokenizer.decode(tokens)[0].cpu()
 
     def start(
@@ -189,23 +196,19 @@ class VideoGenerator:
         frames: Tensor,
         *,
         context_actions: Sequence[str] | None = None,
-        row_start: RowStart = "temporal",
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        exact: EngineOptions = False,
-    ) -> DiagonalEngine:
+    ) -> DecodingEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
-        Each frame may have a schedule of its own: `engine.decode(world.schedule(1, row_lag),
-        world.action_ids([action], 1, "frame"))` yields its tokens.
+        Each frame may have a strategy of its own: `engine.decode("k=1",
+        world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
-        engine = make_engine(
-            exact,
+        engine = DecodingEngine(
             self.model,
             self.height,
             self.width,
             num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
-            row_start=row_start,
             sampling=self.sampling(sampling),
             seed=seed,
             keep_frames=self.habits.keep_frames,
@@ -215,16 +218,11 @@ class VideoGenerator:
         engine.prefill(prompt, len(context))
         return engine
 
-    def schedule(
-        self, num_frames: int, row_lag: int = 1, frame_lag: int | None = None, raster: bool = False
-    ) -> DiagonalSchedule:
-        """Return the schedule of so many frames; without frame_lag they do not overlap."""
-        grid = TokenGrid(num_frames, self.height, self.width)
-        if raster:
-            return DiagonalSchedule.raster(grid)
-        if frame_lag is None:
-            return DiagonalSchedule.spatial(grid, row_lag)
-        return DiagonalSchedule(grid, row_lag, frame_lag)
+    def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
+        """Raise ValueError where this world cannot decode so."""
+        temperature = self.sampling(sampling).temperature
+        grid = TokenGrid(1, self.height, self.width)
+        strategy.check(grid, temperature, replays=self.runner != "eager")
 
     def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.

@@ -89,6 +89,10 @@ class Case:
         return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag)
 
     @property
+    def strategy(self) -> diagd.Diagonal:
+        return diagd.Diagonal(self.row_lag, self.frame_lag, self.row_start)
+
+    @property
     def prompt(self) -> Tensor:
         """(B, P): the prefix, then the context frames with action tokens between them."""
         generator = torch.Generator().manual_seed(self.seed)
@@ -184,3 +188,21 @@ def reference_sampler(
         return torch.tensor(ids)
 
     return sample_fn
+
+
+class Passing:
+    """A model that passes everything on to another one."""
+
+    def __init__(self, model) -> None:
+        self.model = model
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
+class Resampled(Passing):
+    """A model with a sampler of its own."""
+
+    def __init__(self, model, sample) -> None:
+        super().__init__(model)
+        self.sample = sample

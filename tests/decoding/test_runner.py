@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.runner import CudaGraphRunner, make_runner
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case, model_of
@@ -52,7 +52,7 @@ def test_padded_steps_write_what_bare_steps_write():
     for case in (Case(num_frames=4), Case(row_lag=1, frame_lag=3, num_action_tokens=2)):
         written = []
         for pad in (False, True):
-            engine = DiagonalEngine(
+            engine = DecodingEngine(
                 model_of("own"),
                 case.height,
                 case.width,

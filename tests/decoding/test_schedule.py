@@ -73,17 +73,18 @@ def test_raster_steps_of_the_paper(frames, height, width, steps):
     assert schedule.speedup == 1.0
 
 
-def test_default_frame_lag_is_row_lag_times_height():
+def test_without_a_frame_lag_frames_do_not_overlap():
+    grid = diagd.TokenGrid(16, 14, 24)
+    assert diagd.DiagonalSchedule(grid, 1) == diagd.DiagonalSchedule.spatial(grid, 1)
+    assert diagd.DiagonalSchedule(grid, 1).num_steps == 592
+
+
+def test_overlapping_frames_are_row_lag_times_height_apart():
     grid = diagd.TokenGrid(3, 40, 64)
     for row_lag, steps in [(1, 183), (2, 302)]:
-        schedule = diagd.DiagonalSchedule(grid, row_lag)
-        written_out = diagd.DiagonalSchedule(grid, row_lag, row_lag * 40)
-        assert schedule.num_steps == written_out.num_steps == steps
-        assert (
-            schedule.step_of(2, 3, 4)
-            == written_out.step_of(2, 3, 4)
-            == 2 * 40 * row_lag + 3 * row_lag + 4
-        )
+        schedule = diagd.DiagonalSchedule.overlapping(grid, row_lag)
+        assert schedule == diagd.DiagonalSchedule(grid, row_lag, row_lag * 40)
+        assert schedule.num_steps == steps
 
 
 def test_speedup_is_tokens_over_steps():

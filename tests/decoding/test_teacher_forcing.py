@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import diagd
-from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import (
@@ -17,6 +17,7 @@ from tests.decoding.cases import (
     ROW_STARTS,
     VOCAB_SIZE,
     Case,
+    Resampled,
     cases,
     model_of,
 )
@@ -79,14 +80,6 @@ def logits_of_reference(case: Case, frames: Tensor) -> Tensor:
 @torch.inference_mode()
 def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     """Return the same from the engine, made to write the given frames."""
-    engine = DiagonalEngine(
-        model,
-        case.height,
-        case.width,
-        num_action_tokens=case.num_action_tokens,
-        batch_size=case.batch_size,
-        row_start=case.row_start,
-    )
     seen = {}
 
     def forced(logits, sampling, ranges, seeds, t, i, j):
@@ -96,9 +89,16 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
                 seen[place] = logits[:, lane]
         return frames[:, t, i, j]
 
-    engine.sample = forced
+    engine = DecodingEngine(
+        Resampled(model, forced),
+        case.height,
+        case.width,
+        num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
+    )
     engine.prefill(case.prompt, case.context_frames)
-    written = torch.stack(list(engine.decode(case.schedule, case.actions())), dim=1)
+    frames_written = engine.decode(case.strategy, case.actions(), case.num_frames)
+    written = torch.stack(list(frames_written), dim=1)
     assert torch.equal(written, frames)
     return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.decoding.engine import DiagonalEngine
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
@@ -47,7 +47,7 @@ def feed_in_turn(model, tokens, prefill, context=None):
 
 def raster_frame(model, prompt, height, width, **settings):
     """Decode one frame after the prompt, token by token; (B, height * width)."""
-    engine = DiagonalEngine(model, height, width, batch_size=len(prompt), **settings)
+    engine = DecodingEngine(model, height, width, batch_size=len(prompt), **settings)
     context = prompt.shape[1] // (height * width)
     engine.prefill(prompt, context)
     schedule = DiagonalSchedule.raster(TokenGrid(1, height, width))
@@ -156,7 +156,7 @@ def test_wham_greedy_tokens_are_its_own(name):
         [data["greedy_context_tokens"].shape[1] - 16, 16], dim=1
     )
     config = model.config
-    engine = DiagonalEngine(
+    engine = DecodingEngine(
         model,
         config.grid_height,
         config.grid_width,
@@ -181,7 +181,7 @@ def test_wham_dreams_in_its_sliding_context_are_its_own(name):
     kept = context.shape[1] // frame
     forced = data["dream_future_action_tokens"][:, :-1] + config.image_vocab_size
     actions = torch.cat([context[:, None, -16:], forced], dim=1)
-    engine = DiagonalEngine(
+    engine = DecodingEngine(
         model,
         config.grid_height,
         config.grid_width,
@@ -246,7 +246,7 @@ def mineworld_dream(name, case, make_schedule):
     model, data = load_model(FIXTURES / name), golden(name)
     height, width = {"small": (4, 6), "real": (14, 24)}[case]
     actions = data[f"{case}.actions"].transpose(0, 1)  # (1, F, A)
-    engine = DiagonalEngine(
+    engine = DecodingEngine(
         model,
         height,
         width,

@@ -101,7 +101,7 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     """After the prefix and the newest frame are prefilled again, nothing tells it from a start."""
     schedule = diagd.DiagonalSchedule.spatial(diagd.TokenGrid(1, 3, 5))
     model, prompt = guided("llama", unconditional_of(6)), prompt_of(1, context_frames=1)
-    engine = diagd.DiagonalEngine(model, 3, 5, max_slots=PROMPT_LENGTH + 30, keep_frames=1)
+    engine = diagd.DecodingEngine(model, 3, 5, max_slots=PROMPT_LENGTH + 30, keep_frames=1)
     engine.prefill(prompt)
     first, second = (next(engine.decode(schedule)) for _ in range(2))
     assert engine.num_dropped_frames == 1

@@ -7,13 +7,15 @@ in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share 
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from diagd.backends.native.compiler import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, fields, whole_blocks
+from diagd.decoding.runner import CausalModel
+from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -38,7 +40,7 @@ class NativeCache:
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
 
 
-class NativeModel:
+class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
     Activations are float32 whatever the weights are. int8 weights have one scale for each output
@@ -137,8 +139,8 @@ class NativeModel:
     def sample(
         self,
         logits: Tensor,
-        options: Any,
-        ranges: Any,
+        options: SamplingOptions,
+        ranges: ValidRanges,
         seeds: Tensor,
         frames: Tensor,
         rows: Tensor,

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.exact import ExactOptions, Rule
 from diagd.decoding.plan import Lanes
-from diagd.decoding.rules import couple, keep_within
+from diagd.decoding.strategies.exact.rules import couple, keep_within
 from tests.models.tiny import tiny_model
 
 SAMPLES = 20000
@@ -20,39 +19,39 @@ def lanes_of(count: int, step: int = 0) -> Lanes:
     return Lanes(zero, zero, zero, zero, zero + step, zero, zero, torch.arange(count))
 
 
-def test_a_guess_stays_within_the_tolerance_only():
+def test_a_draft_stays_within_the_tolerance_only():
     scores = torch.tensor([[[0.0, -0.6, -0.8, -math.inf]]])
     for tolerance, staying in ((1.0, {0}), (2.0, {0, 1}), (3.0, {0, 1, 2})):
-        for guess in (-3, 0, 1, 2, 3, 4, 9):
-            kept = keep_within(scores, torch.tensor([[guess]]), tolerance)
-            assert kept.item() == (guess if guess in staying else 0)
+        for draft in (-3, 0, 1, 2, 3, 4, 9):
+            kept = keep_within(scores, torch.tensor([[draft]]), tolerance)
+            assert kept.item() == (draft if draft in staying else 0)
 
 
 @pytest.mark.parametrize("afresh", [True, False])
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_coupled_draw_has_the_target_distribution(drawn, afresh):
-    """Guesses from q become draws from p; with a certain guess, too."""
+    """Drafts from q become draws from p; with a certain draft, too."""
     p = torch.tensor([0.5, 0.3, 0.2, 0.0])
     q = torch.tensor([0.1, 0.3, 0.2, 0.4])
     generator = torch.Generator().manual_seed(0)
-    guesses = torch.multinomial(q, SAMPLES, True, generator=generator)[:, None]
+    drafts = torch.multinomial(q, SAMPLES, True, generator=generator)[:, None]
     source = q.expand(SAMPLES, 1, 4) if drawn else torch.zeros(SAMPLES, 1, 4)
     seeds = torch.arange(SAMPLES)
-    new = couple(p.expand(SAMPLES, 1, 4), source, guesses, seeds, lanes_of(1), afresh)
+    new = couple(p.expand(SAMPLES, 1, 4), source, drafts, seeds, lanes_of(1), afresh)
     frequencies = torch.bincount(new[:, 0], minlength=4) / SAMPLES
     if drawn:
         assert torch.allclose(frequencies, p, atol=0.015)  # four standard deviations
-        kept = (new == guesses).float().mean().item()
+        kept = (new == drafts).float().mean().item()
         assert kept == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.015)
     else:
-        for guess in range(4):
-            given = new[guesses[:, 0] == guess, 0]
+        for draft in range(4):
+            given = new[drafts[:, 0] == draft, 0]
             share = torch.bincount(given, minlength=4) / len(given)
             assert torch.allclose(share, p, atol=0.05)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "sjd", "mc-sjd"])
-def test_lossless_rules_write_the_distribution_of_the_model(rule: Rule):
+@pytest.mark.parametrize("strategy", ["jacobi,lanes=4", "sjd,lanes=4", "mc-sjd,lanes=4"])
+def test_lossless_rules_write_the_distribution_of_the_model(strategy):
     """A video of 4 tokens out of 3 ids, 81 in all, against their exact probabilities."""
     model = tiny_model(grid_height=1, grid_width=2, num_action_tokens=0)
     sampling = diagd.SamplingOptions(temperature=1.5, valid_range=(0, 3))
@@ -67,10 +66,10 @@ def test_lossless_rules_write_the_distribution_of_the_model(rule: Rule):
     out = diagd.generate_tokens(
         model,
         prompt.expand(batch, 1).contiguous(),
-        diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 1, 2)),
+        strategy,
         context_frames=0,
         sampling=sampling,
-        exact=ExactOptions(num_lanes=4, draft_lag=0, rule=rule),
+        grid=diagd.TokenGrid(2, 1, 2),
     )
     weights = 3 ** torch.arange(3, -1, -1)
     counts = torch.bincount((out.tokens.flatten(1) * weights).sum(1), minlength=81)
@@ -79,24 +78,21 @@ def test_lossless_rules_write_the_distribution_of_the_model(rule: Rule):
     assert exact.max() < 0.5
 
 
-def passes_of(rule: Rule, seed: int, tolerance: float = 1.0) -> int:
+def steps_of(strategy: str, seed: int) -> int:
     model = tiny_model(num_action_tokens=0)
     out = diagd.generate_tokens(
         model,
         torch.arange(15)[None],
-        diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5)),
+        strategy,
         sampling=diagd.SamplingOptions(temperature=0.5),
         seed=seed,
-        exact=ExactOptions(num_lanes=15, draft_lag=0, rule=rule, tolerance=tolerance),
+        grid=diagd.TokenGrid(2, 3, 5),
     )
     return out.stats.num_steps
 
 
-def test_tolerance_and_coupling_save_passes():
-    seeds = range(12)
-    exact = sum(passes_of("coupled", seed) for seed in seeds)
-    relaxed = sum(passes_of("coupled", seed, 20.0) for seed in seeds)
-    assert relaxed < exact
-    assert sum(passes_of("mc-sjd", seed) for seed in seeds) < sum(
-        passes_of("sjd", seed) for seed in seeds
-    )
+def test_tolerance_and_coupling_save_steps():
+    strategies = ("exact,lanes=15", "tolerance=20,lanes=15", "sjd,lanes=15", "mc-sjd,lanes=15")
+    steps = {name: sum(steps_of(name, seed) for seed in range(12)) for name in strategies}
+    assert steps["tolerance=20,lanes=15"] < steps["exact,lanes=15"]
+    assert steps["mc-sjd,lanes=15"] < steps["sjd,lanes=15"]

@@ -1,37 +1,37 @@
-"""Which lanes are fed, on fronts moved by hand."""
+"""Which lanes are fed, when the verified prefix is moved by hand."""
 
 import numpy as np
 import pytest
 
-from diagd.decoding.frontier import DRAFTS, Frontier
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.exact.drafts import Drafts
 
 
-def frontier(num_lanes: int = 8, draft_lag: int = 2, batch_size: int = 1, **layout) -> Frontier:
+def drafts(num_lanes: int = 8, lag: int | None = 2, batch_size: int = 1, **layout) -> Drafts:
     """Two frames of 3 x 5 with one action token each: lanes 0 and 16 write actions."""
     layout = SequenceLayout(TokenGrid(2, 3, 5), layout.pop("num_action_tokens", 1), **layout)
-    return Frontier(layout, batch_size, num_lanes, draft_lag, draft_width=2)
+    return Drafts(layout, batch_size, num_lanes, lag, width=2)
 
 
 def changes(lanes: np.ndarray, *changed: int) -> np.ndarray:
     return np.isin(lanes, changed)[None]
 
 
-def test_without_drafts_all_lanes_are_at_the_front():
-    made = frontier(8, draft_lag=0)
+def test_without_drafts_all_lanes_follow_the_prefix():
+    made = drafts(8, lag=0)
     assert made.choose().tolist() == list(range(8))
     assert made.update(made.choose(), changes(made.choose(), 3, 5)) == 4
     assert made.choose().tolist() == list(range(4, 12))
 
 
 def test_what_writes_an_action_never_changes():
-    made = frontier(4, draft_lag=0)
+    made = drafts(4, lag=0)
     assert made.update(np.arange(4), np.array([[True, False, True, True]])) == 3
 
 
 def test_a_row_opens_behind_the_row_above_and_actions_come_along():
-    made = frontier(num_lanes=12)
+    made = drafts(num_lanes=12)
     first = made.choose()
     assert first.tolist() == [
         0,
@@ -45,14 +45,14 @@ def test_a_row_opens_behind_the_row_above_and_actions_come_along():
     third = made.choose()
     assert third.tolist() == [3, 4, 5, 6, 7]  # the row above has four columns: two below them
     made.update(third, changes(third))
-    assert made.front == 8
+    assert made.num_verified == 8
 
 
 def test_neighbours_of_a_change_are_stale_and_fed_again_while_others_wait():
-    made = frontier(num_lanes=31)
+    made = drafts(num_lanes=31)
     everything = np.arange(made.size)
     made.update(everything, changes(everything, 1, 9))
-    assert made.front == 2
+    assert made.num_verified == 2
     stale = np.flatnonzero(made.is_stale)
     # of lane 1 (row 0, column 0): right 3, below 6 and 7, two below 11; its left neighbour is none
     # of lane 9 (row 1, column 3): right 10, below 13, 14 and 15
@@ -64,57 +64,57 @@ def test_neighbours_of_a_change_are_stale_and_fed_again_while_others_wait():
     assert not made.is_stale.any()
 
 
-def test_the_front_is_fed_past_one_change_and_up_to_the_second():
-    made = frontier(num_lanes=10)
+def test_the_prefix_is_followed_past_one_change_and_up_to_the_second():
+    made = drafts(num_lanes=10)
     everything = np.arange(made.size)
     made.update(everything, changes(everything, 1, 6))
     made.is_stale[:] = False  # no drafts
     assert made.choose().tolist() == [2, 3, 4, 5, 6, 7]  # 2 and 7 stand right of a change
     again = made.choose()
     made.update(again, changes(again))
-    assert made.front == 8
+    assert made.num_verified == 8
     assert made.choose().tolist() == list(range(8, 18))  # what was confirmed hardly counts
 
 
-def test_drafts_never_take_a_whole_pass():
-    made = frontier(num_lanes=10)
+def test_drafts_ahead_never_take_a_whole_step():
+    made = drafts(num_lanes=10)
     everything = np.arange(made.size)
     made.update(everything, everything[None] % 2 == 1)
     assert made.is_stale.sum() > 10
     lanes = made.choose()
-    run = int((lanes == made.front + np.arange(len(lanes))).sum())
-    assert len(lanes) <= run + int(10 * DRAFTS)
+    run = int((lanes == made.num_verified + np.arange(len(lanes))).sum())
+    assert len(lanes) <= run + int(10 * made.statistics.draft_share)
 
 
-@pytest.mark.parametrize("draft_lag", [0, 2])
-def test_rows_of_a_batch_move_apart_and_the_slowest_sets_the_pace(draft_lag):
-    made = frontier(6, draft_lag, batch_size=2)
+@pytest.mark.parametrize("lag", [0, 2])
+def test_rows_of_a_batch_move_apart_and_the_slowest_sets_the_pace(lag):
+    made = drafts(6, lag, batch_size=2)
     lanes = made.choose()
     moved = made.update(lanes, np.stack([changes(lanes, 1)[0], changes(lanes, 2)[0]]))
-    assert (moved, made.fronts.tolist()) == (2, [2, 3])
+    assert (moved, made.verified.tolist()) == (2, [2, 3])
     lanes = made.choose()
     assert lanes[0] == 2
     # what changes before a row's own front is no change
     made.update(lanes, np.stack([changes(lanes)[0], changes(lanes, 2)[0]]))
-    assert made.fronts[0] == made.fronts[1] > 3
+    assert made.verified[0] == made.verified[1] > 3
 
 
 def test_without_a_prompt_the_first_action_is_no_target():
-    made = frontier(3, has_prompt=False)
-    assert made.front == 1
+    made = drafts(3, has_prompt=False)
+    assert made.num_verified == 1
     assert made.choose()[0] == 1
 
 
-@pytest.mark.parametrize("draft_lag", [0, 1, 4])
+@pytest.mark.parametrize("lag", [0, 1, 4])
 @pytest.mark.parametrize("num_lanes", [1, 2, 9])
-def test_it_ends_and_never_feeds_more_than_it_may(num_lanes, draft_lag):
+def test_it_ends_and_never_feeds_more_than_it_may(num_lanes, lag):
     generator = np.random.default_rng(0)
-    made, passes = frontier(num_lanes, draft_lag, num_action_tokens=2), 0
+    made, steps = drafts(num_lanes, lag, num_action_tokens=2), 0
     while not made.is_done:
         lanes = made.choose()
         assert 1 <= len(lanes) <= num_lanes
-        assert lanes[0] == made.front
+        assert lanes[0] == made.num_verified
         assert (np.diff(lanes) > 0).all()
         assert made.update(lanes, generator.random((1, len(lanes))) < 0.5) >= 1
-        passes += 1
-    assert passes <= made.size
+        steps += 1
+    assert steps <= made.size

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.exact import ExactEngine, ExactOptions
-from diagd.decoding.generate import make_engine
+from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
+from diagd.decoding.strategies.strategy import Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, cases, model_of
 
 SAMPLINGS = (
@@ -21,29 +21,30 @@ SAMPLINGS = (
 
 
 @st.composite
-def options(draw: st.DrawFn) -> ExactOptions:
-    return ExactOptions(
+def options(draw: st.DrawFn) -> Exact:
+    return Exact(
         num_lanes=draw(st.integers(1, 12) | st.just(40)),
         draft_lag=draw(st.integers(0, 3) | st.none()),
         draft_width=draw(st.integers(1, 3)),
     )
 
 
-def generate(model, case: Case, **keywords):
+def generate(model, case: Case, strategy: Strategy | str = "raster", **keywords):
     return diagd.generate_tokens(
         model,
         case.prompt,
-        diagd.DiagonalSchedule.raster(case.grid),
+        strategy,
         case.actions(),
         case.context_frames,
+        grid=case.grid,
         **keywords,
     )
 
 
-def check_equality(model, case: Case, options: ExactOptions, sampling: diagd.SamplingOptions):
+def check_equality(model, case: Case, options: Exact, sampling: diagd.SamplingOptions):
     how = {"sampling": sampling, "seed": case.seed}
     raster = generate(model, case, **how)
-    exact = generate(model, case, exact=options, **how)
+    exact = generate(model, case, options, **how)
     assert torch.equal(exact.tokens, raster.tokens)
     most = case.num_frames * (case.height * case.width + case.num_action_tokens)
     assert 1 <= exact.stats.num_steps <= most
@@ -70,28 +71,30 @@ def test_places_with_ranges_of_their_own_are_kept(draft_lag):
     ranges[..., 0] = torch.arange(15).view(3, 5) % 4
     ranges[..., 1] = 9 + torch.arange(15).view(3, 5) % 7
     sampling = diagd.SamplingOptions(temperature=1.0, valid_range=ranges)
-    options = ExactOptions(num_lanes=9, draft_lag=draft_lag)
+    options = Exact(num_lanes=9, draft_lag=draft_lag)
     check_equality(model_of("native"), Case(num_action_tokens=2), options, sampling)
 
 
-def test_fewer_passes_than_tokens_where_the_model_is_sure():
-    """Unsure tokens cost a pass each; with the seed of a place it takes about half of them."""
+def test_fewer_steps_than_tokens_where_the_model_is_sure():
+    """Unsure tokens cost a step each; with the seed of a place it takes about half of them."""
     case = Case(num_frames=3, height=4, width=5, batch_size=1, num_action_tokens=1)
     sampling = diagd.SamplingOptions(temperature=0.5)
-    for options in (ExactOptions(num_lanes=40, draft_lag=0), ExactOptions(num_lanes=40)):
-        out = generate(model_of("native"), case, exact=options, sampling=sampling)
+    for strategy in (Jacobi(num_lanes=40), Exact(num_lanes=40)):
+        out = generate(model_of("native"), case, strategy, sampling=sampling)
         assert out.stats.num_steps < 45  # of 60
 
 
-def test_lanes_are_chosen_by_what_passes_cost_unless_given():
+def test_lanes_are_chosen_by_what_steps_cost_unless_given():
     case = Case()
-    exact = generate(model_of("native"), case, exact=True)
-    assert torch.equal(exact.tokens, generate(model_of("native"), case).tokens)
+    for exact in (
+        generate(model_of("native"), case, "exact"),
+        diagd.generate_tokens(model_of("native"), case.prompt, case.schedule, exact=True),
+    ):
+        assert torch.equal(exact.tokens, generate(model_of("native"), case).tokens)
 
 
-def start(case: Case, exact: bool | ExactOptions, **keywords) -> diagd.DiagonalEngine:
-    engine = make_engine(
-        exact,
+def start(case: Case, **keywords) -> diagd.DecodingEngine:
+    engine = diagd.DecodingEngine(
         model_of("native"),
         case.height,
         case.width,
@@ -110,12 +113,11 @@ def test_a_stream_goes_on_past_a_full_context_and_an_early_stop(draft_lag):
     """Frames come one by one, a generator is closed with a frame under way, the context fills."""
     case = Case(num_action_tokens=2, batch_size=2)
     streams = []
-    for exact in (False, ExactOptions(num_lanes=20, draft_lag=draft_lag)):
-        engine = start(case, exact, max_slots=70, keep_frames=2)
-        schedule = diagd.DiagonalSchedule.raster(diagd.TokenGrid(4, 3, 5))
+    for strategy in (diagd.Raster(), Exact(num_lanes=20, draft_lag=draft_lag)):
+        engine = start(case, max_slots=70, keep_frames=2)
         frames = []
         for turn in range(3):
-            decoding = engine.decode(schedule, case.actions(4, seed=turn))
+            decoding = engine.decode(strategy, case.actions(4, seed=turn))
             frames += [next(decoding) for _ in range(2 + turn)]
         assert engine.num_generated == 9
         assert engine.num_dropped_frames > 0
@@ -123,43 +125,33 @@ def test_a_stream_goes_on_past_a_full_context_and_an_early_stop(draft_lag):
     assert torch.equal(*streams)
 
 
-def test_passes_say_what_they_fed_and_what_became_final():
+def test_steps_say_what_they_fed_and_what_became_final():
     case = Case(num_action_tokens=1, batch_size=1)
-    engine = start(case, ExactOptions(num_lanes=6))
-    assert isinstance(engine, ExactEngine)
-    list(engine.decode(diagd.DiagonalSchedule.raster(case.grid), case.actions()))
-    passes = engine.passes
-    assert len(passes) == engine.num_steps
-    assert sum(one.num_lanes for one in passes) == engine.num_fed
-    assert sum(one.num_accepted for one in passes) == 3 * (15 + 1)
-    assert all(1 <= one.num_accepted <= one.num_lanes <= 6 for one in passes)
-    fronts = [(one.frame, one.row, one.column) for one in passes]
-    assert fronts == sorted(fronts)
-    assert fronts[0] == (0, 0, 0)
+    engine = start(case)
+    list(engine.decode("exact,lanes=6", case.actions()))
+    steps = engine.verified
+    assert len(steps) == engine.num_steps
+    assert sum(one.num_lanes for one in steps) == engine.num_fed
+    assert sum(one.num_accepted for one in steps) == 3 * (15 + 1)
+    assert all(1 <= one.num_accepted <= one.num_lanes <= 6 for one in steps)
+    places = [(one.frame, one.row, one.column) for one in steps]
+    assert places == sorted(places)
+    assert places[0] == (0, 0, 0)
     engine.prefill(case.prompt)
-    assert engine.passes == []
+    assert engine.verified == []
 
 
 @pytest.mark.parametrize(
-    ("keywords", "message"),
+    ("kind", "keywords", "message"),
     [
-        ({"num_lanes": 0}, "num_lanes must be at least 1, got 0"),
-        ({"draft_lag": -1}, "draft_lag must be at least 0, got -1"),
-        ({"draft_width": 0}, "draft_width must be at least 1, got 0"),
-        ({"tolerance": 0.5}, "tolerance must be at least 1 and finite, got 0.5"),
-        ({"rule": "hope"}, "rule must be one of coupled, sjd, mc-sjd, got 'hope'"),
-        ({"rule": "sjd"}, "rule sjd needs draft_lag 0 and tolerance 1"),
-        (
-            {"rule": "mc-sjd", "draft_lag": 0, "tolerance": 2.0},
-            "rule mc-sjd needs draft_lag 0 and tolerance 1",
-        ),
+        (Exact, {"num_lanes": 0}, "num_lanes must be at least 1, got 0"),
+        (Exact, {"draft_lag": -1}, "draft_lag must be at least 0, got -1"),
+        (Exact, {"draft_width": 0}, "draft_width must be at least 1, got 0"),
+        (Jacobi, {"num_lanes": 0}, "num_lanes must be at least 1, got 0"),
+        (Tolerant, {"tolerance": 0.5}, "tolerance must be at least 1 and finite, got 0.5"),
+        (Tolerant, {"tolerance": 2.0, "num_lanes": 0}, "num_lanes must be at least 1, got 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(keywords, message):
+def test_options_that_cannot_be_are_refused(kind, keywords, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        ExactOptions(**keywords)
-
-
-def test_speculation_needs_a_temperature():
-    with pytest.raises(ValueError, match="rule sjd needs temperature above 0, runner eager"):
-        generate(model_of("own"), Case(), exact=ExactOptions(rule="sjd", draft_lag=0))
+        kind(**keywords)

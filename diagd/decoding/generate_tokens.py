@@ -3,20 +3,19 @@
 import resource
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.exact import ExactEngine, ExactOptions
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.zipar import AdaptiveWindow, AdaptiveZipAREngine
-
-EngineOptions = bool | ExactOptions | AdaptiveWindow  # of another engine than the schedule's
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.decoding.strategies.exact.exact import Exact
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import as_strategy
 
 
 @dataclass(frozen=True)
@@ -55,43 +54,53 @@ class GeneratedTokens:
 def generate_tokens(
     model: CausalModel,
     prompt: Tensor,
-    schedule: DiagonalSchedule,
+    schedule: DiagonalSchedule | Strategy | str,
     actions: Tensor | None = None,
     context_frames: int = 1,
-    row_start: RowStart = "temporal",
+    row_start: RowStart | None = None,
     sampling: SamplingOptions | None = None,
     seed: int | list[int] = 0,
     *,
+    grid: TokenGrid | None = None,
     context: Tensor | None = None,
     keep_frames: int | None = None,
     runner: RunnerName = "eager",
-    exact: EngineOptions = False,
+    exact: bool = False,
 ) -> GeneratedTokens:
-    """Continue a prompt by the schedule's frames (arXiv:2503.14070, section 3.2).
+    """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
     Args:
         prompt: (B, P) int64: `context_frames` frames with the actions between them, after a text
             or BOS prefix where the model has one.
+        schedule: how to decode: a schedule, which has a grid of its own, or a strategy, by name
+            (`k=1`, `exact`; see `diagd.decoding.strategies.table`) or as a value.
         actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
-        row_start: the token that stands in for a predecessor not yet known: `temporal` (the same
-            place a frame earlier), `predecessor` (the predecessor a frame earlier) or `spatial`
-            (the newest token of the row above).
+        row_start: of a schedule, the token that stands in for a predecessor not yet known (see
+            `Diagonal`), `temporal` by default; a strategy says it itself.
         sampling: greedy by default.
         seed: one number (batch row b uses seed + b) or one for each row.
+        grid: the frames to generate, where `schedule` is a strategy.
         context: cross-attention input for models that have one.
-        keep_frames: frames that stay when the context is full (see `DiagonalEngine`).
-        exact: write what raster order writes, in fewer passes (see `ExactEngine`), or decode with
-            an adaptive ZipAR window; of the schedule only the grid matters then.
+        keep_frames: frames that stay when the context is full (see `Stream`).
+        exact: short for the strategy `exact`; of a schedule only the grid matters then.
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
     """
     if prompt.ndim != 2:
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
-    grid = schedule.grid
+    strategy = as_strategy(schedule)
+    if isinstance(schedule, DiagonalSchedule):
+        grid = grid or schedule.grid
+        strategy = Diagonal(schedule.row_lag, schedule.frame_lag, row_start or "temporal")
+    elif row_start is not None:
+        raise ValueError(f"strategy {strategy} says its row start itself: leave row_start out")
+    if grid is None:
+        raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
+    if exact:
+        strategy = Exact()
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
-    engine = make_engine(
-        exact,
+    engine = DecodingEngine(
         model,
         grid.height,
         grid.width,
@@ -99,7 +108,6 @@ def generate_tokens(
         batch_size=prompt.shape[0],
         max_slots=prompt.shape[1] + grid.num_frames * (num_actions + grid.tokens_per_frame),
         keep_frames=keep_frames,
-        row_start=row_start,
         sampling=sampling,
         seed=seed,
         runner=runner,
@@ -110,7 +118,7 @@ def generate_tokens(
     started = synchronized_time(model.device)
     engine.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
-    tokens = torch.stack(list(engine.decode(schedule, actions)), dim=1)
+    tokens = torch.stack(list(engine.decode(strategy, actions, grid.num_frames)), dim=1)
     seconds = synchronized_time(model.device) - prefilled
     stats = GenerationStats(
         num_steps=engine.num_steps,
@@ -123,16 +131,6 @@ def generate_tokens(
         num_dropped_frames=engine.num_dropped_frames,
     )
     return GeneratedTokens(tokens, stats)
-
-
-def make_engine(exact: EngineOptions, *args: Any, **kwargs: Any) -> DiagonalEngine:
-    """Return the engine asked for, a `DiagonalEngine` for False; arguments as these have."""
-    if exact is False:
-        return DiagonalEngine(*args, **kwargs)
-    if isinstance(exact, AdaptiveWindow):
-        return AdaptiveZipAREngine(*args, window=exact.window, **kwargs)
-    options = ExactOptions() if exact is True else exact
-    return ExactEngine(*args, options=options, **kwargs)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

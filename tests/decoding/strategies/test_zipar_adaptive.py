@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.zipar import AdaptiveZipAREngine
 from tests.decoding.cases import Case, model_of
 
 CASE = Case(batch_size=1, num_action_tokens=2)
@@ -15,18 +14,17 @@ SAMPLED = diagd.SamplingOptions(temperature=1.0)
 
 
 def decode(case: Case, window: int, sampling: diagd.SamplingOptions | None = None, seed: int = 0):
-    engine = AdaptiveZipAREngine(
+    engine = diagd.DecodingEngine(
         model_of("native"),
         case.height,
         case.width,
         num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
         sampling=sampling,
         seed=seed,
-        window=window,
     )
     engine.prefill(case.prompt, case.context_frames)
-    schedule = diagd.DiagonalSchedule.raster(case.grid)
-    frames = list(engine.decode(schedule, case.actions()))
+    frames = list(engine.decode(f"zipar-adaptive={window}", case.actions(), case.num_frames))
     return torch.stack(frames, 1), engine
 
 
@@ -64,11 +62,11 @@ def test_a_wider_window_takes_more_steps():
 @pytest.mark.parametrize("window", [0, 6])
 def test_a_window_out_of_its_range_is_refused(window):
     with pytest.raises(
-        ValueError, match=re.escape(f"window must be in [1, width=5], got {window}")
+        ValueError, match=re.escape(f"row_lag must be in [1, width=5], got {window}")
     ):
         decode(CASE, window)
 
 
 def test_it_decodes_one_row():
-    with pytest.raises(ValueError, match="adaptive ZipAR decodes one batch row"):
-        AdaptiveZipAREngine(model_of("native"), 3, 5, batch_size=2, window=1)
+    with pytest.raises(ValueError, match="zipar-adaptive=1 decodes one batch row, got 2"):
+        decode(Case(batch_size=2), 1)

@@ -1,0 +1,102 @@
+"""Strategies that follow a schedule: diagonals (arXiv:2503.14070, section 3.2), raster, ZipAR."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import RowStart, check_row_start, make_plan
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
+from diagd.decoding.stream import Stream
+
+
+class Scheduled(Strategy):
+    """A strategy whose lanes are all known before the first step.
+
+    Attributes:
+        row_start: which token id stands in for a predecessor that is not known yet.
+    """
+
+    row_start: RowStart
+
+    @abstractmethod
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid.
+
+        Raises:
+            ValueError: lags that do not fit the grid.
+        """
+
+    def check(
+        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+    ) -> None:
+        """Raise ValueError for lags that do not fit the grid."""
+        self.schedule(grid)
+
+    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+        """Feed the lanes of the plan, step by step."""
+        plan = make_plan(
+            self.schedule(layout.grid), layout, self.row_start, stream.pad, stream.knows_row_ends
+        )
+        base, frame, lanes = stream.num_used, 0, stream.place(plan)
+        for step in range(plan.num_steps):
+            stream.feed(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
+            if step == plan.frame_done(frame):
+                frame += 1
+                yield
+
+
+@dataclass(frozen=True)
+class Diagonal(Scheduled):
+    """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
+
+    Attributes:
+        row_lag, frame_lag: see `DiagonalSchedule`; without frame_lag frames do not overlap.
+        row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
+            same place a frame earlier), `predecessor` (the predecessor a frame earlier) or
+            `spatial` (the newest token of the row above).
+    """
+
+    word = "k"
+    row_lag: Annotated[int, Spelled("=")]
+    frame_lag: Annotated[int | None, Spelled(",d=")] = None
+    row_start: Annotated[RowStart, Spelled("/")] = "temporal"
+
+    def __post_init__(self) -> None:
+        check_row_start(self.row_start)
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
+
+
+@dataclass(frozen=True)
+class Raster(Scheduled):
+    """Next-token prediction: one token a step."""
+
+    word = "raster"
+    row_start: RowStart = field(default="temporal", init=False)  # nothing stands in
+
+    @property
+    def promise(self) -> Promise:
+        """It is what the others are compared with."""
+        return "tokens"
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule.raster(grid)
+
+
+@dataclass(frozen=True)
+class ZipAR(Scheduled):
+    """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
+
+    word = "zipar"
+    window: Annotated[int, Spelled("=")]
+    row_start: RowStart = field(default="spatial", init=False)
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule.spatial(grid, self.window)

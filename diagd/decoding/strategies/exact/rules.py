@@ -1,0 +1,66 @@
+"""What a draw does to the draft token it was to confirm.
+
+- `keep_within`: every draw of a place uses that place's noise g. A draft stays where
+  p(draft) * exp(g(draft)) is at least p(draw) * exp(g(draw)) / f (greedy: without g): had the model
+  given the draft f times its probability, raster would have drawn it.
+- `couple`: a draft x drawn from q is kept with probability min(1, p(x) / q(x)), else replaced by a
+  draw from max(0, p - q). The video has the model's distribution, not raster's tokens.
+
+A draft that was not drawn has all of q's mass. Noise of `couple` is bound to the step as well.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.plan import Lanes
+from diagd.decoding.sampling import gumbel_noise
+
+_FRAMES = 4096  # the noise of step n is that of frame n * _FRAMES + frame
+
+
+def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
+    """Return the best ids, or the drafts where their score is within log(tolerance) of the best.
+
+    Args:
+        scores: (B, L, V) float32, log p + noise. drafts: (B, L) int64; out of [0, V) never stays.
+
+    Returns:
+        (B, L) int64.
+    """
+    best, drawn = scores.max(-1)
+    known = (drafts >= 0) & (drafts < scores.shape[-1])
+    score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
+    return torch.where(known & (score >= best - math.log(tolerance)), drafts, drawn)
+
+
+def couple(
+    target: Tensor, source: Tensor, drafts: Tensor, seeds: Tensor, lane: Lanes, afresh: bool
+) -> Tensor:
+    """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
+
+    Args:
+        target, source: (B, L, V) float32 probabilities; a source of zeros stands for a draft that
+            was not drawn.
+        drafts: (B, L) int64; out of [0, V) never stays.
+        seeds: (B,) int64.
+        afresh: draw what follows the first change without regard to its draft.
+
+    Returns:
+        (B, L) int64.
+    """
+    size = target.shape[-1]
+    known = (drafts >= 0) & (drafts < size)
+    ids = torch.where(known, drafts, 0)[..., None]
+    certain = torch.zeros_like(source).scatter_(-1, ids, 1.0)
+    source = torch.where(source.sum(-1, keepdim=True) > 0, source, certain)
+    frames = lane.frames + (lane.steps + 1) * _FRAMES
+    noise = gumbel_noise(seeds, frames, lane.rows, lane.columns, 0, size + 1)
+    uniform = torch.exp(-torch.exp(-noise[..., size]))
+    keep = known & (uniform * source.gather(-1, ids)[..., 0] < target.gather(-1, ids)[..., 0])
+    after = (~keep).cumsum(-1) - (~keep).long() > 0 if afresh else torch.zeros_like(keep)
+    residual = (target - source).clamp(min=0)
+    weights = torch.where(after[..., None], target, residual)
+    drawn = (weights.log() + noise[..., :size]).argmax(-1)
+    return torch.where(keep & ~after, drafts, drawn)

@@ -1,0 +1,84 @@
+"""Speculative Jacobi decoding: drafts verified by their probabilities; raster's distribution.
+
+`sjd` (arXiv:2410.01699) keeps or replaces drafts and draws afresh what follows the first one
+replaced; `mc-sjd` (arXiv:2510.24211) couples what follows, too, so drafts change as seldom as they
+can.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import Lanes
+from diagd.decoding.sampling import truncated_logits
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.exact.drafts import Drafts
+from diagd.decoding.strategies.exact.exact import LANES, check_least
+from diagd.decoding.strategies.exact.rules import couple
+from diagd.decoding.strategies.exact.verification import verify_frames
+from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
+from diagd.decoding.stream import Stream
+
+
+@dataclass(frozen=True)
+class SpeculativeJacobi(Strategy):
+    """Speculative Jacobi decoding (arXiv:2410.01699).
+
+    Attributes:
+        num_lanes: most lanes of a step; what is written depends on it.
+    """
+
+    word = "sjd"
+    steps_once = True  # what drafts were drawn from is remembered
+    afresh: ClassVar[bool] = True
+    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+
+    def __post_init__(self) -> None:
+        check_least(self, num_lanes=1)
+
+    @property
+    def promise(self) -> Promise:
+        """Raster's distribution: the draws are others."""
+        return "distribution"
+
+    def check(
+        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+    ) -> None:
+        """Raise ValueError for greedy decoding as well."""
+        if temperature == 0:
+            raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
+        super().check(grid, temperature, batch_size, replays)
+
+    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+        """Verify the drafts that follow the prefix, by coupling."""
+        drafts = Drafts(layout, stream.batch_size, self.num_lanes, lag=0)
+        return verify_frames(stream, layout, drafts, _Coupling(stream, self.afresh))
+
+
+@dataclass(frozen=True)
+class CoupledJacobi(SpeculativeJacobi):
+    """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
+
+    word = "mc-sjd"
+    afresh = False
+
+
+class _Coupling:
+    """The rule; it remembers what drafts were drawn from."""
+
+    def __init__(self, stream: Stream, afresh: bool) -> None:
+        self.stream, self.afresh = stream, afresh
+        shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
+        self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
+
+    def __call__(self, logits: Tensor, lane: Lanes) -> Tensor:
+        stream, low = self.stream, self.stream.ranges.low
+        scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
+        drafts = stream.tokens[:, lane.outputs] - low
+        target, source = scores.softmax(-1), self.sources[:, lane.outputs]
+        self.sources.index_copy_(1, lane.outputs, target)
+        return couple(target, source, drafts, stream.seeds, lane, self.afresh) + low

@@ -1,0 +1,118 @@
+"""How to decode is a value: a strategy, with one spelling, a promise, and a way to choose lanes.
+
+A strategy is a frozen dataclass. Fields that are `Spelled` make its name, such as
+`k=2,d=28/predecessor`:
+
+    @dataclass(frozen=True)
+    class Diagonal(Strategy):
+        word = "k"
+        row_lag: Annotated[int, Spelled("=")]
+        frame_lag: Annotated[int | None, Spelled(",d=")] = None
+        row_start: Annotated[RowStart, Spelled("/")] = "temporal"
+
+`diagd.decoding.strategies.table` lists all of them and reads names.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.stream import Stream
+
+# What is written is raster's tokens, or others of raster's distribution, or neither.
+Promise = Literal["tokens", "distribution", "none"]
+_PATTERNS: dict[Any, tuple[str, type]] = {
+    int: (r"\d+", int),
+    int | None: (r"\d+", int),
+    float: (r"\d+(?:\.\d+)?", float),
+}
+
+
+class Spelled(NamedTuple):
+    """What stands before a field's value in the name; a default value is left out with it."""
+
+    prefix: str
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """How lanes are chosen, step by step, and what of it becomes final.
+
+    Attributes:
+        word: what its name begins with.
+        steps_once: whether no step may be run twice, as runners do that compile or capture.
+    """
+
+    word: ClassVar[str]
+    steps_once: ClassVar[bool] = False
+
+    @property
+    def promise(self) -> Promise:
+        """What is written, compared with raster order under the same seed."""
+        return "none"
+
+    @property
+    def name(self) -> str:
+        """The one spelling; `parse_strategy` reads it back."""
+        text = self.word
+        for one, prefix, _ in _spelled(type(self)):
+            value = getattr(self, one.name)
+            if value != one.default:
+                text += prefix + (f"{value:g}" if isinstance(value, float) else str(value))
+        return text
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+    @classmethod
+    def read(cls, text: str) -> "Strategy | None":
+        """Return the strategy of a name, or None where the name is none of its names.
+
+        Raises:
+            ValueError: a value that it cannot have.
+        """
+        pattern, kinds = re.escape(cls.word), dict[str, type]()
+        for one, prefix, kind in _spelled(cls):
+            value, kinds[one.name] = _PATTERNS.get(kind, (r"\w*", str))
+            optional = "" if one.default is MISSING else "?"
+            pattern += f"({prefix}(?P<{one.name}>{value})){optional}"
+        match = re.fullmatch(pattern, text, flags=re.ASCII)
+        if match is None:
+            return None
+        given = {name: value for name, value in match.groupdict().items() if value is not None}
+        return cls(**{name: kinds[name](value) for name, value in given.items()})
+
+    def check(
+        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+    ) -> None:
+        """Raise ValueError where it cannot decode so.
+
+        Args:
+            grid: of a frame.
+            batch_size: videos decoded side by side.
+            replays: whether the runner may run a step twice (see `steps_once`).
+        """
+        if replays and self.steps_once:
+            raise ValueError(f"{self} needs backend eager or native: no step may be run twice")
+
+    @abstractmethod
+    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+        """Write the frames of a layout behind the slots in use; yield as each becomes whole.
+
+        The stream holds the actions already and hides what is not written (`Stream.open`). Between
+        two frames it moves on (`Stream.num_used`) by the slots of the frame that is whole.
+        """
+
+
+def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
+    """Yield the fields of the name, what stands before each, and its type."""
+    for one in fields(kind):
+        inner, *notes = get_args(one.type) if get_origin(one.type) is not None else (one.type,)
+        for note in notes:
+            if isinstance(note, Spelled):
+                yield one, note.prefix, inner

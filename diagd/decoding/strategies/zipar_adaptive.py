@@ -1,0 +1,160 @@
+"""ZipAR with an adaptive window (arXiv:2412.04062): a row starts when more context changes little.
+
+ZipAR starts a row once `window` tokens of the row above exist. Here the first token of a row, once
+drawn from p, waits for a token more of the row above, is kept with probability min(1, p'(x) / p(x))
+under the new p', and otherwise drawn from max(0, p' - p) to wait again; it is settled at the latest
+when the row above is whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import Lanes
+from diagd.decoding.sampling import truncated_logits
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.exact.rules import couple
+from diagd.decoding.strategies.strategy import Spelled, Strategy
+from diagd.decoding.stream import Stream
+from diagd.decoding.visibility import NEVER
+
+
+@dataclass(frozen=True)
+class AdaptiveZipAR(Strategy):
+    """Rows in parallel, each started when its first token stands; frame by frame, one batch row.
+
+    Attributes:
+        window: tokens of the row above that a row needs before its first token is drawn.
+    """
+
+    word = "zipar-adaptive"
+    steps_once = True  # what waits is drawn again from the newest probabilities
+    window: Annotated[int, Spelled("=")]
+
+    def check(
+        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+    ) -> None:
+        """Raise ValueError for a window out of its range and several batch rows as well."""
+        DiagonalSchedule(grid, self.window)
+        if batch_size > 1:
+            raise ValueError(f"{self} decodes one batch row, got {batch_size}")
+        super().check(grid, temperature, batch_size, replays)
+
+    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+        """Write frame after frame."""
+        for _ in range(layout.grid.num_frames):
+            _Frame(stream, layout, self.window).write()
+            yield
+
+
+class _Lane(NamedTuple):
+    position: int
+    source: int  # slot whose token is fed
+    output: int  # slot written, or scratch
+
+
+class _Frame:
+    """One frame under way.
+
+    Attributes:
+        first: slot of its first token.
+        written: tokens of each row that are settled.
+        drawn_from: rows whose first token waits, and what it was drawn from, (V,).
+        probabilities: (1, L, V) of the newest step.
+    """
+
+    def __init__(self, stream: Stream, layout: SequenceLayout, window: int) -> None:
+        self.stream, self.grid, self.window = stream, layout.grid, window
+        self.first = stream.num_used + layout.num_action_tokens
+        self.written = [0] * self.grid.height
+        self.drawn_from: dict[int, Tensor] = {}
+        self.probabilities = torch.empty(0)
+
+    @torch.inference_mode()
+    def write(self) -> None:
+        """Step until the last row is whole."""
+        first, scratch, width = self.first, self.stream.max_slots, self.grid.width
+        slots = range(max(self.stream.num_used - 1, 0), first)
+        lanes = [_Lane(slot, slot, first if slot == first - 1 else scratch) for slot in slots]
+        while True:
+            before, fields = self._feed(lanes)
+            for index, (position, source, output) in enumerate(lanes):
+                if output == scratch:
+                    continue
+                row, column = divmod(output - first, width)
+                whole = source == position  # nothing more of the row above will come
+                if column == 0 and row and not (whole and row not in self.drawn_from):
+                    lane = Lanes.of(fields[:, index : index + 1])
+                    kept = self._reconsider(index, lane, before[:, index : index + 1], row)
+                    if not (kept or whole):
+                        continue
+                self.written[row] = column + 1
+            if self.written[-1] == width:
+                return
+            lanes = self._next_lanes()
+
+    def _next_lanes(self) -> list[_Lane]:
+        """Feed the newest token of each row under way; let rows that may start, stand in."""
+        width, written, stream = self.grid.width, self.written, self.stream
+        lanes: list[_Lane] = []
+        for row, count in enumerate(written):
+            start = self.first + row * width
+            below = row + 1 < len(written) and written[row + 1] == 0
+            newest = start + count - 1
+            if count and (count < width or stream.fed_at[newest] == NEVER or below):
+                ends = count == width
+                output = newest + 1 if not ends or below else stream.max_slots
+                lanes.append(_Lane(newest, newest, output))
+            if below and self.window <= count < width:
+                lanes.append(_Lane(start + width - 1, newest, start + width))
+        return lanes
+
+    def _feed(self, lanes: list[_Lane]) -> tuple[Tensor, Tensor]:
+        """Take a step; return (1, L) what stood where it wrote, and its lanes (8, L)."""
+        stream = self.stream
+        positions, sources, outputs = torch.tensor(lanes).T
+        places = (outputs - self.first) % self.grid.tokens_per_frame
+        lane = Lanes(
+            positions=positions,
+            slots=positions,
+            inputs=sources,
+            outputs=outputs,
+            steps=torch.full_like(positions, stream.num_steps),
+            frames=torch.full_like(positions, stream.num_generated),
+            rows=places // self.grid.width,
+            columns=places % self.grid.width,
+        )
+        fields = torch.stack(lane).to(stream.tokens.device)
+        stream.fed_at[positions[positions == sources].to(fields.device)] = stream.num_steps
+        before = stream.tokens[:, Lanes.of(fields).outputs]
+        stream.feed(fields, int(positions.max()) + 1, self._draw)
+        return before, fields
+
+    def _reconsider(self, index: int, lane: Lanes, before: Tensor, row: int) -> bool:
+        """Look again at a first token that waits; return whether it was kept."""
+        stream = self.stream
+        target = self.probabilities[:, index : index + 1]
+        source = self.drawn_from.get(row)
+        self.drawn_from[row] = target[0, 0]
+        if source is None:
+            return False  # drawn for the first time in this step
+        token = before - stream.ranges.low
+        new = couple(target, source[None, None], token, stream.seeds, lane, afresh=False)
+        stream.tokens[:, lane.outputs] = new + stream.ranges.low
+        return bool((new == token).all())
+
+    def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        """Draw as always, and remember from what."""
+        stream = self.stream
+        drawn = stream.draw(logits, lane)
+        scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
+        if stream.sampling.temperature == 0:
+            ids = (drawn - stream.ranges.low)[..., None]
+            self.probabilities = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
+        else:
+            self.probabilities = scores.softmax(-1)
+        return drawn

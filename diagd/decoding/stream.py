@@ -1,0 +1,251 @@
+"""The stream that strategies drive: tokens, cache, frames, and one operation, "feed these lanes".
+
+A stream outlives what drives it: frame after frame may be written by another strategy. When the
+model's context is full, the oldest frames leave: the prompt's prefix (what stands before the first
+context frame) and the newest `keep_frames` frames are prefilled again from slot 0.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.inputs import check_prompt, check_seeds
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes
+from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
+from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.visibility import NEVER, visible_slots
+
+PREFILL_LANES = 256
+DrawRule = Callable[[Tensor, Lanes], Tensor]  # logits (B, L, V) and their lanes -> ids (B, L)
+
+
+class VerifiedStep(NamedTuple):
+    """One step of a strategy that checks draft tokens.
+
+    Attributes:
+        frame, row, column: the token that the slowest batch row waited for; the frame counts from
+            the start of the stream.
+        num_lanes: lanes fed.
+        num_accepted: tokens that became final (actions included).
+    """
+
+    frame: int
+    row: int
+    column: int
+    num_lanes: int
+    num_accepted: int
+
+
+class Stream:
+    """Tokens of a raster-order model, written by whoever feeds lanes.
+
+    Args:
+        model: what to decode with (see `CausalModel`).
+        height, width: tokens of a frame.
+        num_action_tokens: conditioning tokens before each generated frame.
+        batch_size: videos decoded side by side.
+        max_slots: longest sequence to hold, at most the model's context (the default).
+        keep_frames: frames that stay when the context is full; default half of what it holds.
+        seed: one number (batch row b uses seed + b) or one for each row.
+        context: cross-attention input for models that have one.
+        around_step: wraps the function that runs a step, for those who time or count steps.
+
+    Attributes:
+        tokens: (B, slots + 1) int64, the last slot is scratch.
+        fed_at: (slots + 1) int64, the step at which each slot's true token was or will be fed.
+        num_used: slots that hold the sequence so far.
+        num_prefix: of them, slots before the first context frame.
+        num_held: frames in the sequence.
+        num_generated: frames since the stream began.
+        num_dropped_frames: frames that left a full context.
+        num_steps, num_fed: steps since the prefill, and their lanes.
+        verified: what steps with draft tokens came to since the prefill.
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        height: int,
+        width: int,
+        *,
+        num_action_tokens: int = 0,
+        batch_size: int = 1,
+        max_slots: int | None = None,
+        keep_frames: int | None = None,
+        sampling: SamplingOptions | None = None,
+        seed: int | list[int] = 0,
+        runner: RunnerName = "eager",
+        context: Tensor | None = None,
+        around_step: Callable[[StepFunction], StepFunction] | None = None,
+    ) -> None:
+        self.model, self.around_step = model, around_step
+        self.runner: RunnerName = runner
+        self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
+        self.max_slots = min(n for n in (max_slots, model.max_positions) if n is not None)
+        held = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
+        self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
+        if self.keep_frames < 0:
+            raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
+        device = model.device
+        self.seeds = torch.tensor(check_seeds(seed, batch_size), device=device)
+        self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
+        self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
+        self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
+        self.pad = runner != "eager"  # others prepare something for every width of a step
+        self.rule: DrawRule | None = None  # of the newest step
+        self.set_sampling(sampling or SamplingOptions())
+        self.num_used = self.num_prefix = self.num_held = 0
+        self.num_generated = self.num_dropped_frames = 0
+        self.num_steps: int = 0
+        self.num_fed: int = 0
+        self.verified: list[VerifiedStep] = []
+
+    @property
+    def batch_size(self) -> int:
+        """Videos decoded side by side."""
+        return len(self.tokens)
+
+    @property
+    def knows_row_ends(self) -> bool:
+        """Whether rows end in a separator, which is known before it is written."""
+        return self.ranges.row_ends is not None
+
+    def layout(
+        self, num_frames: int, context_frames: int, has_prompt: bool = True
+    ) -> SequenceLayout:
+        """Return the layout of so many frames of this stream."""
+        grid = TokenGrid(num_frames, self.frame.grid.height, self.frame.grid.width)
+        return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
+
+    def set_sampling(self, sampling: SamplingOptions) -> None:
+        """Draw otherwise from the next frame on; what was captured or compiled is made anew."""
+        grid, model = self.frame.grid, self.model
+        where = grid.height, grid.width, model.vocab_size, model.device
+        self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
+        self._make_run()
+
+    def _make_run(self) -> None:
+        step = torch.inference_mode()(make_runner(self.runner, self._step, self.model.device))
+        self.run: StepFunction = self.around_step(step) if self.around_step else step
+
+    def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
+        """Start the stream from a prompt, forgetting what was there.
+
+        Args:
+            prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
+                where actions stand before the first frame.
+            context_frames: whole frames at its end, with the actions between them.
+
+        Raises:
+            ValueError: a prompt of another shape, with foreign ids, or too long.
+        """
+        layout = self.layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
+        check_prompt(prompt, layout, self.batch_size, self.max_slots, self.model.num_embeddings)
+        self.num_prefix = prompt.shape[1] - layout.context_slots
+        self.num_held = context_frames
+        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
+        self.verified = []
+        self._prefill(prompt.to(self.tokens.device))
+
+    @torch.inference_mode()
+    def open(self, layout: SequenceLayout, actions: Tensor) -> None:
+        """Lay frames out behind the slots in use: actions and separators known, the rest hidden.
+
+        Args:
+            actions: (B, T, num_action_tokens) int64.
+        """
+        base, num_actions, width = self.num_used, layout.num_action_tokens, layout.grid.width
+        self.fed_at.fill_(NEVER)
+        self.fed_at[:base] = -1
+        frames = self.tokens[:, base : base + layout.num_slots].view(
+            self.batch_size, -1, layout.slots_per_frame
+        )
+        frames[:, :, :num_actions] = actions
+        if self.ranges.row_ends is not None:
+            frames[:, :, num_actions + width - 1 :: width] = self.ranges.row_ends
+
+    @torch.inference_mode()
+    def place(self, plan: DecodePlan) -> Tensor:
+        """Put a plan behind the slots in use.
+
+        Returns:
+            (8, total) int64 on the model's device, the lanes of all steps (see `DecodePlan.lanes`).
+        """
+        base = self.num_used
+        self.fed_at[base : base + len(plan.fed_at)] = plan.fed_at.to(self.fed_at.device)
+        lanes = plan.lanes.clone()
+        lane = Lanes.of(lanes)
+        for slots in (lane.positions, lane.slots, lane.inputs, lane.outputs):
+            slots.copy_(torch.where(slots == SCRATCH, self.max_slots, slots + base))
+        lane.frames.add_(self.num_generated)
+        return lanes.to(self.tokens.device)
+
+    def feed(self, lanes: Tensor, num_slots: int, rule: DrawRule | None = None) -> None:
+        """Take one step: feed lanes and write what they predict.
+
+        Args:
+            lanes: (8, L) int64 on the model's device (see `Lanes`).
+            num_slots: cache slots that they may see.
+            rule: what turns logits into tokens; None is `draw`.
+        """
+        if rule != self.rule:
+            self.rule = rule
+            self._make_run()
+        self.run(lanes, num_slots)
+        self.num_steps += 1
+        self.num_fed += lanes.shape[1]
+
+    def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
+        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
+        return self.model.sample(
+            logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
+        )
+
+    def _step(self, lanes: Tensor, num_slots: int) -> None:
+        """Gather, forward, sample, scatter."""
+        lane = Lanes.of(lanes)
+        visible = visible_slots(lane.positions, lane.steps, self.fed_at[:num_slots])
+        logits = self.model.forward(
+            self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
+        )
+        drawn = self.draw(logits, lane) if self.rule is None else self.rule(logits, lane)
+        self.tokens.index_copy_(1, lane.outputs, drawn)
+
+    @torch.inference_mode()
+    def _prefill(self, sequence: Tensor) -> None:
+        """Feed all but the last token of a sequence, causally; the last is fed at step 0."""
+        length = sequence.shape[1]
+        self.tokens[:, :length] = sequence
+        self.num_used = length
+        for start in range(0, length - 1, PREFILL_LANES):
+            slots = torch.arange(start, min(start + PREFILL_LANES, length - 1)).to(sequence.device)
+            end = start + len(slots)
+            visible = slots[:, None] >= torch.arange(end, device=sequence.device)
+            self.model.forward(
+                sequence[:, start:end], slots, slots, visible, self.cache, logits_to_keep=1
+            )
+
+    def finish_frame(self, num_used: int) -> Tensor:
+        """Count the frame that ends before slot `num_used`; return it, (B, height, width) int64."""
+        self.num_used = num_used
+        self.num_held += 1
+        self.num_generated += 1
+        grid = self.frame.grid
+        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
+        return visual.reshape(-1, grid.height, grid.width).clone()
+
+    def drop_oldest(self) -> None:
+        """Make room: keep the prefix and the newest frames, and prefill them again."""
+        kept = min(self.keep_frames, self.num_held)
+        newest = self.num_used - self.layout(1, kept).context_slots
+        prefix, frames = self.tokens[:, : self.num_prefix], self.tokens[:, newest : self.num_used]
+        self.num_dropped_frames += self.num_held - kept
+        self.num_held = kept
+        self._prefill(torch.cat([prefix, frames], dim=1))

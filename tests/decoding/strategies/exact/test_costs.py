@@ -1,0 +1,47 @@
+"""Steps are timed without leaving a trace, and the best width is chosen."""
+
+import torch
+
+import diagd
+from diagd.backends.native.model import NativeModel
+from diagd.decoding.strategies.exact.costs import best_num_lanes, measure_costs
+from diagd.decoding.strategies.exact.statistics import BUNDLED
+from diagd.decoding.strategies.exact.verification import step_costs
+from tests.models.tiny import random_tokens, tiny_model
+
+LANES = BUNDLED.num_lanes
+
+
+def test_costs_are_measured_once_and_leave_no_trace():
+    model = NativeModel(tiny_model(num_action_tokens=0))
+    engine = diagd.DecodingEngine(model, 3, 5)
+    engine.prefill(random_tokens(1, 15, vocab_size=44))
+    before = [engine.tokens[:, :-1], engine.fed_at]
+    before = [tensor.clone() for tensor in before]
+    costs = step_costs(engine, BUNDLED)
+    assert list(costs) == list(LANES[: len(costs)])
+    assert all(seconds > 0 for seconds in costs.values())
+    after = [engine.tokens[:, :-1], engine.fed_at]
+    assert all(map(torch.equal, before, after))
+    assert step_costs(engine, BUNDLED) is costs
+    assert (engine.num_steps, engine.num_fed) == (0, 0)
+
+
+def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
+    assert best_num_lanes(dict.fromkeys(LANES, 1.0), BUNDLED) == LANES[-1]
+    assert best_num_lanes({lanes: float(lanes) for lanes in LANES}, BUNDLED) == LANES[0]
+    assert best_num_lanes({lanes: 1 + 0.05 * lanes for lanes in LANES}, BUNDLED) in (16, 24)
+    assert best_num_lanes({1: 1.0, 8: 4.0, 16: 8.0}, BUNDLED) == 1  # raster order
+
+
+def test_measuring_ends_where_more_lanes_cannot_pay():
+    timed = []
+
+    def clock(dry_step, num_lanes):
+        timed.append(num_lanes)
+        return float(num_lanes)
+
+    costs = measure_costs(tiny_model(), "kind", lambda num_lanes: None, BUNDLED, clock)
+    most = max(dict(BUNDLED.tokens_per_step).values())
+    assert list(costs) == timed == [n for n in LANES if n <= most] + timed[-1:]
+    assert timed[-1] > most

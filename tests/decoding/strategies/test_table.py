@@ -1,0 +1,111 @@
+"""Strategies and their names: one spelling each, read back, refused where it is none."""
+
+import pytest
+
+import diagd
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal, Raster, ZipAR
+from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
+from diagd.decoding.strategies.exact.speculative import CoupledJacobi, SpeculativeJacobi
+from diagd.decoding.strategies.table import STRATEGIES, as_strategy, parse_strategies
+from diagd.decoding.strategies.zipar_adaptive import AdaptiveZipAR
+
+GRID = TokenGrid(1, 3, 5)
+SPELLED = {
+    "raster": Raster(),
+    "k=1": Diagonal(1),
+    "k=12,d=24": Diagonal(12, 24),
+    "k=1/predecessor": Diagonal(1, row_start="predecessor"),
+    "k=2,d=3/spatial": Diagonal(2, 3, "spatial"),
+    "zipar=4": ZipAR(4),
+    "zipar-adaptive=4": AdaptiveZipAR(4),
+    "exact": Exact(),
+    "exact,lanes=32": Exact(32),
+    "exact,lanes=8,draft-lag=1,draft-width=2": Exact(8, 1, 2),
+    "jacobi": Jacobi(),
+    "jacobi,lanes=96": Jacobi(96),
+    "tolerance=1.5": Tolerant(1.5),
+    "tolerance=3,lanes=8": Tolerant(3.0, 8),
+    "sjd": SpeculativeJacobi(),
+    "mc-sjd,lanes=96": CoupledJacobi(96),
+}
+
+
+@pytest.mark.parametrize("text", SPELLED)
+def test_a_strategy_has_one_spelling_that_is_read_back(text):
+    strategy = SPELLED[text]
+    assert diagd.parse_strategy(text) == strategy
+    assert (strategy.name, str(strategy), hash(strategy)) == (text, text, hash(SPELLED[text]))
+
+
+def test_every_strategy_of_the_table_is_spelled_here():
+    assert {type(strategy) for strategy in SPELLED.values()} == set(STRATEGIES)
+    assert len({kind.word for kind in STRATEGIES}) == len(STRATEGIES)
+
+
+def test_other_spellings_become_the_one():
+    texts = ["k=1/temporal k=1  k=01", "tolerance=1.50", "exact,lanes=08 raster"]
+    names = [strategy.name for strategy in parse_strategies(texts)]
+    assert names == ["k=1", "tolerance=1.5", "exact,lanes=8", "raster"]
+
+
+def test_a_schedule_and_a_strategy_are_taken_as_they_are():
+    schedule = diagd.DiagonalSchedule(GRID, 2, 4)
+    assert as_strategy(schedule) == Diagonal(2, 4)
+    assert as_strategy(Exact(3)) == Exact(3)
+    assert as_strategy("k=2") == Diagonal(2)
+
+
+def test_raster_s_schedule_is_raster():
+    grid = TokenGrid(2, 3, 5)
+    assert Raster().schedule(grid) == diagd.DiagonalSchedule.raster(grid)
+    assert Diagonal(2).schedule(grid) == diagd.DiagonalSchedule.spatial(grid, 2)
+    assert ZipAR(2).schedule(grid) == diagd.DiagonalSchedule.spatial(grid, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "k", "k=", "k=1,", "k=-1", "d=3", "k=1;d=3", "raster/spatial", "raster,lanes=8"),
+        *("exact=2", "exact,d=2", "exact/spatial", "tolerance", "tolerance=x", "zipar", "SJD"),
+        *("zipar-adaptive", "zipar=2/spatial", "sjd,lanes=", "jacobi, lanes=2", "exact,lanes=-1"),
+    ],
+)
+def test_other_names_are_refused(text):
+    with pytest.raises(ValueError, match=r"a strategy looks like raster, k=2, .*, got '"):
+        diagd.parse_strategy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("k=1/first", "row_start must be one of .*temporal.*, got 'first'"),
+        ("k=1/", "row_start must be one of .*temporal.*, got ''"),
+        ("exact,lanes=0", "num_lanes must be at least 1, got 0"),
+        ("tolerance=0.5", "tolerance must be at least 1 and finite, got 0.5"),
+    ],
+)
+def test_numbers_that_a_strategy_cannot_have_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        diagd.parse_strategy(text)
+
+
+@pytest.mark.parametrize("text", ["k=6", "zipar=6", "zipar-adaptive=6", "zipar=0"])
+def test_a_lag_or_window_wider_than_the_grid_is_refused(text):
+    with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got [06]"):
+        diagd.parse_strategy(text).check(GRID, 1.0)
+
+
+@pytest.mark.parametrize("text", ["sjd", "mc-sjd,lanes=8"])
+def test_speculation_needs_a_temperature(text):
+    strategy = diagd.parse_strategy(text)
+    with pytest.raises(ValueError, match=f"{text} needs a temperature above 0"):
+        strategy.check(GRID, 0.0)
+    strategy.check(GRID, 0.1)
+
+
+@pytest.mark.parametrize("text", ["sjd", "mc-sjd", "zipar-adaptive=2"])
+def test_some_take_every_step_once(text):
+    with pytest.raises(ValueError, match=f"{text} needs backend eager or native"):
+        diagd.parse_strategy(text).check(GRID, 1.0, replays=True)
+    diagd.parse_strategy("exact").check(GRID, 1.0, replays=True)
