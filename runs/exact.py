@@ -19,18 +19,18 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 import tyro
+from diagd.decoding.exact import ExactEngine
+from diagd.decoding.ways import Way, parse_ways
+from diagd.notes import without_context_warnings
 from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.ways import Way, parse_ways
 from diagd.evaluation.clips import choose_clips, read_clip
 from diagd.evaluation.protocol import seed_of
-from diagd.notes import without_context_warnings
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import Habits
 from diagd.provenance import cpu_name

@@ -30,7 +30,7 @@ LAYERS = (
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("provenance", "unpickling", "notes"),
+    ("provenance", "unpickling"),
 )
 
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from diagd.cli import COMMANDS
-from diagd.commands import plan as plan_report
+from diagd.commands import plan
 
 COSMOS = "3x40x64"
 PAPER = [  # arXiv:2503.14070, design section 6: grid, k, d, steps
@@ -63,8 +63,11 @@ def test_plan_counts_the_steps_of_raster_decoding(grid, steps, command):
     assert (document["num_steps"], document["max_lanes"], document["speedup"]) == (steps, 1, 1)
 
 
-def test_the_default_frame_lag_is_the_paper_s(command):
-    assert command("plan", "--grid", COSMOS, "-k", 2, "--json").document["frame_lag"] == 80
+def test_frames_do_not_overlap_unless_asked_to(command):
+    assert command("plan", "--grid", COSMOS, "-k", 2, "--json").document["frame_lag"] == 142
+    for spelled in (("-k", 2, "-d", 80), ("--strategy", "k=2,d=80")):
+        document = command("plan", "--grid", COSMOS, *spelled, "--json").document
+        assert (document["frame_lag"], document["num_steps"]) == (80, 302)
 
 
 def test_plan_draws_a_small_frame_with_rows_below_each_other(command):
@@ -89,7 +92,7 @@ def test_every_command_explains_its_flags(name, command):
 def test_help_lists_every_command(flag, command):
     outcome = command(flag)
     assert (outcome.code, outcome.err) == (0, "")
-    for name, (_, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         assert any(
             line.split()[:1] == [name] and summary in line for line in outcome.out.split("\n")
         )
@@ -184,10 +187,10 @@ def test_a_module_of_no_extra_that_is_missing_is_our_bug(command, monkeypatch):
 
 
 def test_an_interrupted_command_ends_quietly(command, monkeypatch):
-    def interrupt(options):
+    def interrupt(options: plan.PlanOptions):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_report, "main", interrupt)
+    monkeypatch.setattr(plan, "main", interrupt)
     outcome = command("plan", "--grid", COSMOS)
     assert (outcome.code, outcome.err) == (130, "")
 

@@ -1,12 +1,9 @@
-"""Flags that several commands share."""
+"""Devices and number types by the names that people give them."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-import tyro
 
-RowLag = Annotated[int, tyro.conf.arg(aliases=["-k"])]
-FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
 
 

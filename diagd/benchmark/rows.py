@@ -1,4 +1,4 @@
-"""The lines of the benchmark: our engines, way by way, and Hugging Face's generate."""
+"""The lines of the benchmark: our engine, strategy by strategy, and Hugging Face's generate."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from transformers import DynamicCache
 from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
-from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import EngineOptions, make_engine, synchronized_time
-from diagd.decoding.plan import RowStart
+from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.ways import Way
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.models.config import ModelConfig
 from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
@@ -38,7 +38,7 @@ class Inputs:
 
 
 class Run(NamedTuple):
-    """One run: seconds of decoding, tokens (1, T, H, W), passes, and tokens fed in them."""
+    """One run: seconds of decoding, tokens (1, T, H, W), steps, and tokens fed in them."""
 
     seconds: float
     tokens: Tensor
@@ -64,46 +64,40 @@ def engine_rows(
     model: Transformer,
     dtype: str,
     backend: Backend,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     grid: TokenGrid,
     inputs: Inputs,
     sampling: SamplingOptions,
     sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each way; schedules share an engine with the model's whole context.
+    """Make a row for each strategy; they share an engine with the model's whole context.
 
     Args:
         model: used up.
         sample: time so many steps of a run and skip the others (see `Stopwatch`).
 
     Raises:
-        ValueError: a way that this backend cannot run.
+        ValueError: a strategy that this backend cannot run.
     """
     on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
     prepared, runner, backend = prepare(model, backend, dtype == "int8")
-    for way in ways:
-        way.check(sampling.temperature, runner)
-    engines: dict[tuple[EngineOptions, RowStart], tuple[DiagonalEngine, Stopwatch]] = {}
-    rows: list[Row] = []
-    for way in ways:
-        key = way.exact, way.row_start
-        if key not in engines:
-            engine = make_engine(
-                way.exact,
-                prepared,
-                grid.height,
-                grid.width,
-                num_action_tokens=num_action_tokens,
-                row_start=way.row_start,
-                sampling=sampling,
-                runner=runner,
-                context=inputs.text,
-            )
-            engines[key] = engine, Stopwatch(engine, runner == "eager" and on_cpu, sample)
-        engine, stopwatch = engines[key]
-        run = _engine_run(engine, way.schedule(grid), inputs, stopwatch)
-        rows.append(Row(dtype, backend, way.name, run, stopwatch))
-    return rows
+    for strategy in strategies:
+        strategy.check(grid, sampling.temperature, replays=runner != "eager")
+    stopwatch = Stopwatch(prepared, runner == "eager" and on_cpu, sample)
+    engine = DecodingEngine(
+        stopwatch if stopwatch.parts or sample else prepared,
+        grid.height,
+        grid.width,
+        num_action_tokens=num_action_tokens,
+        sampling=sampling,
+        runner=runner,
+        context=inputs.text,
+        around_step=stopwatch.around_step,
+    )
+    return [
+        Row(dtype, backend, one.name, _engine_run(engine, one, grid, inputs, stopwatch), stopwatch)
+        for one in strategies
+    ]
 
 
 def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: Inputs) -> Row:
@@ -113,18 +107,23 @@ def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: In
 
 
 def _engine_run(
-    engine: DiagonalEngine, schedule: DiagonalSchedule, inputs: Inputs, stopwatch: Stopwatch
+    engine: DecodingEngine,
+    strategy: Strategy,
+    grid: TokenGrid,
+    inputs: Inputs,
+    stopwatch: Stopwatch,
 ) -> Callable[[], Run]:
     def run() -> Run:
         with stopwatch.prefill():
             engine.prefill(inputs.prompt, inputs.context_frames)
-        stopwatch.begin(schedule.num_steps)
+        if isinstance(strategy, Scheduled):
+            stopwatch.begin(strategy.schedule(grid).num_steps)
         started = synchronized_time(inputs.prompt.device)
-        frames = list(engine.decode(schedule, inputs.actions))
+        frames = list(engine.decode(strategy, inputs.actions))
         seconds = synchronized_time(inputs.prompt.device) - started
-        if stopwatch.sample:
+        if stopwatch.sample_size:
             timed = stopwatch.times.seconds
-            seconds = sum(timed) / len(timed) * schedule.num_steps
+            seconds = sum(timed) / len(timed) * engine.num_steps
         return Run(seconds, torch.stack(frames, 1), engine.num_steps, engine.num_fed)
 
     return run

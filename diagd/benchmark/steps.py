@@ -1,7 +1,7 @@
 """Time every step of a decoding run, count what it reads and computes, and where its time goes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.engine import DiagonalEngine
-from diagd.decoding.generate import synchronized_time
+from diagd.decoding.generate_tokens import synchronized_time
+from diagd.decoding.runner import CausalModel, StepFunction
 from diagd.models.config import ModelConfig
 
 
@@ -28,89 +28,120 @@ class StepTimes:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-class Stopwatch:
-    """Stands between an engine and its step, its model and its sampler, and times them.
+class Stopwatch(CausalModel):
+    """Stands between an engine and its model, and around its steps, and times them.
 
-    `times` collects until `take` hands it out. Parts are timed on the CPU with eager steps only:
-    a compiled or captured step has no seams.
+    It is a model: what the engine asks of the one behind it passes through here. `times` collects
+    until `take` hands it out.
 
     Args:
+        model: the one behind it.
+        parts: time the model and the sampler, too; on the CPU with eager steps only, for a compiled
+            or captured step has no seams.
         sample: run and time about so many steps of each run, evenly spread, and skip the others.
             The prompt is not read either. What is written then means nothing; how long a step takes
             does not depend on it.
     """
 
-    def __init__(self, engine: DiagonalEngine, parts: bool, sample: int | None = None) -> None:
+    def __init__(self, model: CausalModel, parts: bool, sample: int | None = None) -> None:
+        self.model, self.parts, self.sample_size = model, parts, sample
         self.times = StepTimes()
-        self.sample, self.stride, self.num_seen = sample, 1, 0
-        self.model, self.device = engine.model, engine.model.device
+        self.stride, self.num_seen = 1, 0
         self.counters: Tensor | None = None  # seconds of linears, attention, rest, ever growing
-        self.in_step = False  # and not in a prefill
-        self._run, engine.run = engine.run, self._timed_run
-        if parts:
-            self._forward, self._draw = engine.model.forward, engine._draw
-            engine._draw = self._timed_draw  # type: ignore[method-assign]
-            engine.model.forward = self._timed_forward  # type: ignore[method-assign]
-            if isinstance(engine.model, NativeModel):
-                if engine.model.seconds is None:  # one for all engines of the model
-                    engine.model.seconds = torch.zeros(3, dtype=torch.float64)
-                self.counters = engine.model.seconds
+        self.in_step = self.skips = False
+        if parts and isinstance(model, NativeModel):
+            if model.seconds is None:  # one for all that time the model
+                model.seconds = torch.zeros(3, dtype=torch.float64)
+            self.counters = model.seconds
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.model.vocab_size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Input ids are in [0, num_embeddings)."""
+        return self.model.num_embeddings
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence."""
+        return self.model.max_positions
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
+        """Let the model make its cache."""
+        return self.model.make_cache(batch_size, num_slots, context)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the model, and count the seconds."""
+        return (
+            torch.empty(0)
+            if self.skips
+            else self._timed("forward", self.model.forward, args, kwargs)
+        )
+
+    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw, and count the seconds."""
+        return self._timed("sampling", self.model.sample, args, kwargs)
 
     @contextlib.contextmanager
     def prefill(self) -> Iterator[None]:
         """Let a prompt be taken in; without running the model where steps are a sample."""
-        forward = self.model.forward
-        if self.sample:
-            self.model.forward = lambda *arguments, **settings: torch.empty(0)  # type: ignore[method-assign]
+        self.skips = self.sample_size is not None
         try:
             yield
         finally:
-            self.model.forward = forward  # type: ignore[method-assign]
+            self.skips = False
 
     def begin(self, num_steps: int) -> None:
         """Say how many steps the coming run has."""
         self.num_seen = 0
-        self.stride = max(1, num_steps // self.sample) if self.sample else 1
+        self.stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
 
     def take(self) -> StepTimes:
         """Hand out what was measured since the last call."""
         times, self.times = self.times, StepTimes()
         if times.parts:
-            known = times.parts["forward"] + times.parts["sampling"]
+            known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
         return times
 
-    def _timed_run(self, lanes: Tensor, num_slots: int) -> None:
-        self.num_seen += 1
-        if (self.num_seen - self.stride // 2 - 1) % self.stride:
-            return
-        self.in_step = True
-        before = None if self.counters is None else self.counters.tolist()
-        started = synchronized_time(self.device)
-        self._run(lanes, num_slots)
-        self.times.seconds.append(synchronized_time(self.device) - started)
-        self.times.lanes.append(lanes.shape[1])
-        self.times.slots.append(num_slots)
-        if before is not None and self.counters is not None:
-            for index, part in enumerate(("linears", "attention")):
-                self._add(part, self.counters[index].item() - before[index])
-        self.in_step = False
+    def around_step(self, run: StepFunction) -> StepFunction:
+        """Return the step, timed; for `Stream(around_step=...)`."""
 
-    def _timed_forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        started = synchronized_time(self.device)
-        logits = self._forward(*args, **kwargs)
-        self._add("forward", synchronized_time(self.device) - started)
-        return logits
+        def timed(lanes: Tensor, num_slots: int) -> None:
+            self.num_seen += 1
+            if (self.num_seen - self.stride // 2 - 1) % self.stride:
+                return
+            self.in_step = True
+            before = None if self.counters is None else self.counters.tolist()
+            started = synchronized_time(self.device)
+            run(lanes, num_slots)
+            self.times.seconds.append(synchronized_time(self.device) - started)
+            self.times.lanes.append(lanes.shape[1])
+            self.times.slots.append(num_slots)
+            if before is not None and self.counters is not None:
+                for index, part in enumerate(("linears", "attention")):
+                    self._add(part, self.counters[index].item() - before[index])
+            self.in_step = False
 
-    def _timed_draw(self, *args: Any) -> Tensor:
+        return timed
+
+    def _timed(self, part: str, call: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
+        if not (self.parts and self.in_step):
+            return call(*args, **kwargs)
         started = synchronized_time(self.device)
-        drawn = self._draw(*args)
-        self._add("sampling", synchronized_time(self.device) - started)
-        return drawn
+        result = call(*args, **kwargs)
+        self._add(part, synchronized_time(self.device) - started)
+        return result
 
     def _add(self, part: str, seconds: float) -> None:
-        if not self.in_step:
-            return
         self.times.parts[part] = self.times.parts.get(part, 0.0) + seconds
 
 

@@ -1,4 +1,4 @@
-"""Time ways to decode side by side on the same weights: raster, diagonals, exact, Hugging Face.
+"""Time strategies side by side on the same weights: raster, diagonals, exact, Hugging Face.
 
 Speedup is over raster of the same dtype and backend. Efficiency is the speedup divided by the cut
 in steps: 1 means that a step of many lanes costs what a step of one lane costs, so the whole cut
@@ -6,7 +6,7 @@ became wall-clock. All rows run in turns, so a machine that slows down slows all
 run of each (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
-    diagd bench --ways exact exact,lanes=32 zipar=4 --temperature 1 --baseline none
+    diagd bench --strategy exact exact,lanes=32 zipar=4 --temperature 1 --baseline none
 """
 
 from dataclasses import asdict, dataclass
@@ -22,10 +22,13 @@ from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
-from diagd.decoding.generate import peak_memory_bytes
+from diagd.commands.flags import RowLags
+from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.ways import Way, parse_ways
+from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
@@ -62,17 +65,19 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Run raster, diagonal decoding and other ways (after one context frame) and compare.
+    """Run raster, diagonal decoding and other strategies (after one context frame) and compare.
 
-    How many passes exact and the like take follows how sure the model is: random weights say little
+    How many steps exact and the like take follows how sure the model is: random weights say little
     about it. Trained ones (doom) after a context of random tokens, as here, take more than on
     recorded clips, which runs/exact.py and `diagd evaluate` measure.
     """
 
     model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
-    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)
-    ways: tuple[str, ...] = ()  # more rows, named as in diagd evaluate: exact, exact,lanes=32, sjd
+    row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
+    strategy: Annotated[
+        tuple[str, ...], tyro.conf.arg(aliases=["--ways"])
+    ] = ()  # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     context_frames: int = 1  # frames in the prompt
     dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
@@ -95,16 +100,15 @@ class BenchOptions:
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
         if self.temperature and self.baseline == "hf":
             raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
-        for way in parse_ways(self.ways, self.temperature):
-            if self.steps and way.exact:
-                raise ValueError(f"steps skips most steps, of which {way.name} needs every one")
+        for strategy in parse_strategies(self.strategy):
+            if self.steps and not isinstance(strategy, Scheduled):
+                raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
+            strategy.check(None, self.temperature)
 
-    def all_ways(self, grid: TokenGrid) -> list[Way]:
-        """Return raster, a diagonal for each row_lag, and the other ways."""
-        names = {way.name: way for way in parse_ways(("raster", *self.ways), self.temperature)}
-        frame_lags = {lag: lag * grid.height if self.overlap else None for lag in self.row_lag}
-        lags = [Way(f"row_lag {lag}", lag, between) for lag, between in frame_lags.items()]
-        return [names.pop("raster"), *lags, *names.values()]
+    def strategies(self, grid: TokenGrid) -> list[Strategy]:
+        """Return raster, a diagonal for each row_lag, and the others, each once."""
+        lags = [Diagonal(k, k * grid.height if self.overlap else None) for k in self.row_lag]
+        return list(dict.fromkeys([Raster(), *lags, *parse_strategies(self.strategy)]))
 
     def sampling(self) -> SamplingOptions:
         """Return how tokens are drawn."""
@@ -116,9 +120,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     device = device_of(options.device)
     config = _config(options.model)
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
-    ways, sampling = options.all_ways(grid), options.sampling()
-    for way in ways:
-        way.schedule(grid)  # or it does not fit
+    strategies, sampling = options.strategies(grid), options.sampling()
+    for strategy in strategies:
+        strategy.check(grid, sampling.temperature)  # before a model is loaded
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
@@ -130,7 +134,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
             del model
         for backend in options.backend:  # each uses up a model: a large one is there once
             model = _model(options, config, dtype, device)
-            rows += engine_rows(model, dtype, backend, ways, grid, inputs, sampling, options.steps)
+            rows += engine_rows(
+                model, dtype, backend, strategies, grid, inputs, sampling, options.steps
+            )
             del model
     time_rows(rows, options.repeats)
     document = {

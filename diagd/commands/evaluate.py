@@ -1,8 +1,9 @@
-"""Compare ways to decode on recorded clips: quality, speed, steps, agreement with raster.
+"""Compare strategies on recorded clips: quality, speed, steps, agreement with raster.
 
-Every clip is continued from its first frames under its recorded actions, by each model in each way
-with the same seed. Raster, the tokenizer's reconstruction and a copy of the last given frame are
-always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a page.
+Every clip is continued from its first frames under its recorded actions, by each model with each
+strategy and the same seed. Raster, the tokenizer's reconstruction and a copy of the last given
+frame are always in. A killed run goes on where it was; `diagd report` turns results.jsonl into a
+page.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
 """
@@ -21,8 +22,9 @@ from diagd.backends.devices import DTypeName, device_of
 from diagd.backends.prepare import Backend
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.ways import Way, parse_ways
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation import likelihood
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.clips import choose_clips
@@ -46,22 +48,23 @@ from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
 from diagd.pipeline.pretrained import Habits
 from diagd.provenance import fingerprint, provenance
 
+Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--schedules"])]
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Continue recorded clips by every model in every way to decode, and compare with the truth.
+    """Continue recorded clips by every model with every strategy, and compare with the truth.
 
-    Ways: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5, sjd,
-    mc-sjd; the last five also with lanes, such as exact,lanes=32 (see `diagd.decoding.ways`).
+    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
+    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32.
     """
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
     out: Path  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
-    schedules: tuple[str, ...] = ("k=4", "k=2", "k=1")  # ways to decode, after raster
+    strategy: Strategies = ("k=4", "k=2", "k=1")  # how to decode, after raster
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
     frames: int | None = None  # frames of a clip, the given ones included
@@ -71,7 +74,7 @@ class EvaluateOptions:
     temperature: float = Habits.temperature  # 0 is greedy
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
-    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all ways
+    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps
@@ -105,9 +108,10 @@ class EvaluateOptions:
             raise ValueError("address needs workers of 1 or more")
         if self.teacher_forced and self.workers:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
-        for way in self.ways():
-            if self.teacher_forced and way.exact:
-                raise ValueError(f"teacher_forced compares schedules: leave {way.name} out")
+        for strategy in self.strategies():
+            if self.teacher_forced and not isinstance(strategy, Scheduled):
+                raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
+            strategy.check(None, self.temperature)
         self.labelled_models()
 
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
@@ -117,11 +121,11 @@ class EvaluateOptions:
 
     def methods(self) -> list[str]:
         """Return what every clip is measured under, in order, each once."""
-        return [*BASELINES, *(way.name for way in self.ways())]
+        return [*BASELINES, *(strategy.name for strategy in self.strategies())]
 
-    def ways(self) -> list[Way]:
-        """Return raster and the other ways to decode, each once."""
-        return parse_ways((RASTER, *self.schedules), self.temperature)
+    def strategies(self) -> list[Strategy]:
+        """Return raster and the other strategies, each once."""
+        return parse_strategies((RASTER, *self.strategy))
 
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
@@ -177,7 +181,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         likelihood.print_likelihood(gaps, console)
         return {"results": str(options.out / likelihood.FILE), "rows": gaps}
     if not options.workers:  # they load the models
-        _check_ways(options, meter)
+        _check_strategies(options, meter)
     run = {
         "kind": "run",
         "settings": json.loads(json.dumps(asdict(settings), default=str)),
@@ -208,12 +212,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
 
 
-def _check_ways(options: EvaluateOptions, meter: ClipMeter) -> None:
-    """Raise ValueError for ways that do not fit the first model and backend, before any work."""
+def _check_strategies(options: EvaluateOptions, meter: ClipMeter) -> None:
+    """Raise ValueError for strategies that do not fit the first model, before any work."""
     world = meter.world(next(iter(options.labelled_models())))
-    for way in options.ways():
-        way.schedule(TokenGrid(2, world.height, world.width))
-        way.check(options.temperature, world.runner)
+    for strategy in options.strategies():
+        world.check(strategy, meter.settings.sampling)
 
 
 def _outcomes(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 
-from diagd.backends.devices import FrameLag, RowLag
+from diagd.commands.flags import FrameLag, RowLag
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid

@@ -8,20 +8,22 @@ diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p --prompt cl
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from diagd.backends.devices import DTypeName, FrameLag, device_of, dtype_of
+from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
-from diagd.decoding.exact import ExactOptions
+from diagd.commands.flags import FrameLag, OptionalRowLag
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.strategies.diagonal import Diagonal, Raster
+from diagd.decoding.strategies.exact.exact import Tolerant
+from diagd.decoding.strategies.short_forms import strategy_of
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
-from diagd.notes import without_context_warnings
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
 from diagd.pipeline.pretrained import Habits
@@ -52,16 +54,19 @@ class GenerateOptions:
     text_encoder: Path | None = None  # folder of the T5 that encodes the text
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
     frames: int | None = None  # frames to dream
-    row_lag: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = (
-        None  # the paper's k: columns a row runs ahead of the next one
+    strategy: str | None = (
+        None  # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
     )
+    row_lag: OptionalRowLag = None  # the paper's k: columns a row runs ahead of the next one
     frame_lag: FrameLag = (
         None  # the paper's d: steps between frames; default: a frame starts when the last is whole
     )
-    row_start: RowStart = "temporal"  # what stands in for a predecessor that is not known yet
+    row_start: RowStart | None = (
+        None  # what stands in for a predecessor that is not known yet; default temporal
+    )
     raster: bool = False  # next-token prediction, one token a step
     exact: bool = False  # what raster would write, token for token, in fewer passes
-    tolerance: float = 1.0  # accept guesses up to so many times too unlikely for --exact; 1: none
+    tolerance: float = 1.0  # let drafts stay that are so many times too unlikely for --exact
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
     temperature: float | None = None  # 0 is greedy
@@ -80,12 +85,20 @@ class GenerateOptions:
                 raise ValueError(f"{name} must be at least {lowest}, got {value}")
         if self.output.suffix != ".mp4":
             raise ValueError(f"output must end in .mp4, got {self.output}")
-        if self.raster and (self.compare or self.exact):
-            name = "compare" if self.compare else "exact"
-            raise ValueError(f"{name} already runs raster; leave --raster out")
         if self.tolerance != 1 and not self.exact:
             raise ValueError("tolerance needs --exact")
-        ExactOptions(tolerance=self.tolerance)  # checks it
+        if self.compare and self.decoding(Habits(), 1) == Raster():
+            raise ValueError("compare already runs raster; leave it out")
+
+    def decoding(self, defaults: Habits, height: int) -> Strategy:
+        """Return the strategy that the flags name, for frames of so many rows of tokens."""
+        lags = self.row_lag, self.frame_lag, self.row_start
+        strategy = strategy_of(self.strategy, *lags, raster=self.raster, exact=self.exact)
+        if self.tolerance != 1:
+            return Tolerant(self.tolerance)
+        if self.strategy is None and isinstance(strategy, Diagonal):
+            return defaults.strategy(height, *lags)
+        return strategy
 
     def sampling(self, habits: Habits) -> SamplingOptions:
         """Return how tokens are drawn; greedy needs no truncation."""
@@ -111,11 +124,9 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     habits = world.habits
     sampling = options.sampling(habits)
     num_frames = options.frames or habits.num_frames
-    row_lag = habits.row_lag if options.row_lag is None else options.row_lag
-    frame_lag = options.frame_lag
-    if frame_lag is None and habits.overlap:
-        frame_lag = row_lag * world.height
-    world.schedule(world.grids_of(num_frames), row_lag, frame_lag)  # before raster ran in vain
+    strategy = options.decoding(habits, world.height)
+    world.check(strategy, sampling)  # before raster ran in vain
+    world.grids_of(num_frames)
     given = Path(options.model).parent if Path(options.model).is_file() else None
     folder = given or model_path(options.model)
     start = read_start(
@@ -130,35 +141,29 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         options.text, options.text_encoder, options.text_embedding, world.config.context_size
     )
 
-    def dream(num_frames: int, raster: bool) -> GeneratedVideo:
+    def dream(num_frames: int, strategy: Strategy) -> GeneratedVideo:
         return world.generate(
             start.frames,
             None if actions is None else actions[:num_frames],
             num_frames,
-            row_lag,
-            frame_lag,
+            strategy=strategy,
             context_actions=start.context_actions,
-            raster=raster,
-            row_start=options.row_start,
             sampling=sampling,
             seed=options.seed,
             text=None if text is None else text.to(device),
-            exact=options.exact and not raster and ExactOptions(tolerance=options.tolerance),
         )
 
     step = world.tokenizer.temporal_compression
     timed = (RASTER_FRAMES if step == 1 else 0) if options.raster_frames is None else 0
     timed = num_frames if options.compare else min(num_frames, options.raster_frames or timed)
-    wanted = {} if options.raster or not timed else {"raster": (-(-timed // step) * step, True)}
-    parallel = "exact" if options.exact else f"row_lag {row_lag}"
-    wanted["raster" if options.raster else parallel] = (num_frames, options.raster)
+    wanted: dict[Strategy, int] = {Raster(): -(-timed // step) * step} if timed else {}
+    wanted[strategy] = num_frames
     videos: dict[str, GeneratedVideo] = {}
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
-        for name, (count, raster) in wanted.items():
-            task = progress.add_task(f"dreaming {count} frames, {name}")
-            with without_context_warnings():  # the table is followed by one note
-                videos[name] = dream(count, raster)
+        for one, count in wanted.items():
+            task = progress.add_task(f"dreaming {count} frames, {one}")
+            videos[one.name] = dream(count, one)
             progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == num_frames]
     shown = whole[-2:] if options.compare else whole[-1:]

@@ -6,8 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diagd.backends.devices import FrameLag, RowLag
+from diagd.commands.flags import FrameLag, OptionalRowLag
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.short_forms import strategy_of
 
 
 @dataclass(frozen=True)
@@ -15,19 +17,20 @@ class PlanOptions:
     """Count the steps of a schedule, without a model."""
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
-    row_lag: RowLag = 1  # columns a row runs ahead of the next
-    frame_lag: FrameLag = None  # steps between frames; default row_lag * height
-    spatial_only: bool = False  # a frame starts when the one before is whole
+    strategy: str | None = None  # raster, k=2, k=1,d=14, k=1/predecessor or zipar=4; or in short:
+    row_lag: OptionalRowLag = None  # columns a row runs ahead of the next; default 1
+    frame_lag: FrameLag = None  # steps between frames; default: one starts when the last is whole
+    spatial_only: bool = False  # the default, said aloud
     raster: bool = False  # next-token prediction
 
     def schedule(self) -> DiagonalSchedule:
         """Return the schedule that the flags name."""
-        grid = TokenGrid.parse(self.grid)
-        if self.raster:
-            return DiagonalSchedule.raster(grid)
-        if self.spatial_only:
-            return DiagonalSchedule.spatial(grid, self.row_lag)
-        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
+        if self.spatial_only and self.frame_lag is not None:
+            raise ValueError("spatial_only means that no frame_lag is given: frames do not overlap")
+        strategy = strategy_of(self.strategy, self.row_lag, self.frame_lag, raster=self.raster)
+        if not isinstance(strategy, Scheduled):
+            raise ValueError(f"{strategy} chooses its lanes on the way: it has no schedule to show")
+        return strategy.schedule(TokenGrid.parse(self.grid))
 
 
 def main(options: PlanOptions) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.ways import Way
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.measure import ClipMeter, Task
 from diagd.evaluation.results import RASTER
 
@@ -47,9 +48,11 @@ def measure_likelihood(
             tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
             actions = world.action_ids(clip.actions, len(clip.frames), "frame")
             contexts = 1 + (given - 1) // world.tokenizer.temporal_compression
-            way = Way.parse(task.method)
-            schedule = way.schedule(TokenGrid(tokens.shape[1] - contexts, *tokens.shape[2:]))
-            nll = schedule_nll(world.model, tokens, actions, schedule, way.row_start, contexts)
+            strategy = parse_strategy(task.method)
+            assert isinstance(strategy, Scheduled)
+            schedule = strategy.schedule(TokenGrid(tokens.shape[1] - contexts, *tokens.shape[2:]))
+            row_start = strategy.row_start
+            nll = schedule_nll(world.model, tokens, actions, schedule, row_start, contexts)
             line = {
                 **task._asdict(),
                 "settings": settings,

@@ -12,7 +12,8 @@ from torch import Tensor
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.ways import Way
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.clips import Clip, read_clip
 from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import Record, pack
@@ -20,13 +21,12 @@ from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
-from diagd.notes import without_context_warnings
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer
 
 
 class Task(NamedTuple):
-    """One line to measure: a model by its label, a way to decode or baseline, a clip."""
+    """One line to measure: a model by its label, a strategy or baseline, a clip."""
 
     model: str
     method: str
@@ -150,18 +150,18 @@ class ClipMeter:
             tokenizer = self.world(task.model).tokenizer
             frames = tokenizer.decode(tokenizer.encode(clip.frames))[given:].cpu()
         else:
-            way = Way.parse(task.method)
+            strategy = parse_strategy(task.method)
             if (task.model, task.method) not in self._warm:
                 shortest = self.world(task.model).tokenizer.temporal_compression
-                self._generate(task.model, clip, way, shortest, seed)  # compiles, allocates
+                self._generate(task.model, clip, strategy, shortest, seed)  # compiles, allocates
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()
-            video = self._generate(task.model, clip, way, len(truth), seed)
+            video = self._generate(task.model, clip, strategy, len(truth), seed)
             frames = video.frames
             decoding = {
                 "stats": asdict(video.stats),
                 "tokens": pack(video.tokens.cpu().numpy()),
-                "lossless": way.lossless,
+                "lossless": strategy.promise,
             }
         wall_seconds = time.perf_counter() - started
         record = {
@@ -179,19 +179,18 @@ class ClipMeter:
         return Outcome(record, frames)
 
     def _generate(
-        self, model: str, clip: Clip, way: Way, num_frames: int, seed: int
+        self, model: str, clip: Clip, strategy: Strategy, num_frames: int, seed: int
     ) -> GeneratedVideo:
         given, actions = self.settings.context_frames, clip.actions
-        with without_context_warnings():
-            return self.world(model).generate(
-                clip.frames[:given],
-                actions[given : given + num_frames] if actions is not None else None,
-                num_frames,
-                context_actions=actions[1:given] if actions is not None else None,
-                **way.settings,
-                sampling=self.settings.sampling,
-                seed=seed,
-            )
+        return self.world(model).generate(
+            clip.frames[:given],
+            actions[given : given + num_frames] if actions is not None else None,
+            num_frames,
+            strategy=strategy,
+            context_actions=actions[1:given] if actions is not None else None,
+            sampling=self.settings.sampling,
+            seed=seed,
+        )
 
     def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
         """Return each metric, frame by frame."""

@@ -7,9 +7,9 @@ A run line says how the lines after it came about: options, commit, device, vers
      "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...},
      "tokens": {...}, "lossless": "no", "video": ...}
 
-A method is a way to decode (`raster`, `k=1`, `exact`: see `diagd.decoding.ways`), whose lines hold
-its tokens as well, or a baseline: `truth` (features only), `reconstruction` (by the tokenizer),
-`copy` (of the last context frame).
+A method is a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.table`), whose
+lines hold its tokens as well, or a baseline: `truth` (features only), `reconstruction` (by the
+tokenizer), `copy` (of the last context frame).
 """
 
 import base64

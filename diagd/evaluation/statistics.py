@@ -22,7 +22,7 @@ Groups = dict[tuple[str, str], dict[str, Record]]  # (model, method) -> clip -> 
 
 
 def grouped(results: Results) -> Groups:
-    """Sort clip lines by (model, method): raster, other ways by falling steps, baselines."""
+    """Sort clip lines by (model, method): raster, other strategies by falling steps, baselines."""
     models = dict.fromkeys(label for run in results.runs for label in run["models"])
     groups: Groups = {}
     for record in sorted(results.clips, key=lambda record: record["clip"]):
@@ -51,9 +51,10 @@ def summarize(results: Results) -> list[dict[str, Any]]:
 
     A row holds `clips`; for each metric `{"mean", "interval", "difference", "difference_interval"}`
     (the last two against raster of the same model on the clips both have); for each distance
-    `{"value", "samples", "dimension", "clips"}`. For a way to decode there are medians of speed,
+    `{"value", "samples", "dimension", "clips"}`. For a strategy there are medians of speed,
     `fed_per_token`, `equal_to_raster` (share of tokens, over all clips that raster was run on) and
-    `lossless` (see `Way`); the last three are None in results that were measured without them.
+    `lossless` (see `Strategy.promise`); the last three are None in results that were measured
+    without them.
     """
     groups = grouped(results)
     rows = []

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, ActionVocabulary
+from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import FoundModel, build_model, find_model, model_path
 from diagd.families.mineworld.actions import MinecraftActions
 from diagd.families.tokenizer_loading import load_tokenizer
@@ -55,6 +58,19 @@ class Habits:
     exclusive_top_p: bool = False
     keep_frames: int | None = None
     first_id: int = 0
+
+    def strategy(
+        self,
+        height: int,
+        row_lag: int | None = None,
+        frame_lag: int | None = None,
+        row_start: RowStart | None = None,
+    ) -> Strategy:
+        """Return the diagonals of frames of so many rows, with what is not given filled in."""
+        row_lag = self.row_lag if row_lag is None else row_lag
+        if frame_lag is None and self.overlap:
+            frame_lag = row_lag * height
+        return Diagonal(row_lag, frame_lag, row_start or "temporal")
 
     def sampling(
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Tensor

@@ -40,7 +40,7 @@ def algorithm(method: str) -> str:
 
 
 def has_tokens(rows: list[Row]) -> bool:
-    """Return whether tokens were kept, so that ways can be compared token by token."""
+    """Return whether tokens were kept, so that strategies can be compared token by token."""
     return any(row["fed_per_token"] is not None for row in rows)
 
 

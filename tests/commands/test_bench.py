@@ -53,11 +53,11 @@ def rows_of(outcome):
 def test_every_schedule_is_a_row_with_all_its_numbers(bench):
     outcome = bench("--grid", "2x3x5", "--row-lag", 1, 2)
     rows = rows_of(outcome)
-    assert {"hugging face", "raster", "row_lag 1", "row_lag 2"} <= set(rows)
+    assert {"hugging face", "raster", "k=1", "k=2"} <= set(rows)
     assert {name: row["steps"] for name, row in rows.items() if "raster" not in name} == {
         "hugging face": 30,
-        "row_lag 1": 2 * 7,
-        "row_lag 2": 2 * 9,
+        "k=1": 2 * 7,
+        "k=2": 2 * 9,
     }
     for row in rows.values():
         assert set(row) == (KEYS if row["schedule"] == "hugging face" else KEYS | LIMITS)
@@ -69,7 +69,7 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["step_ratio"])
         assert row["over_hugging_face"] == rows["hugging face"]["seconds"] / row["seconds"]
     assert rows["raster"]["speedup"] == rows["hugging face"]["over_hugging_face"] == 1
-    for name in ("efficiency", "ms/step", "row_lag 2", "hugging face"):
+    for name in ("efficiency", "ms/step", "k=2", "hugging face"):
         assert name in outcome.out
 
 
@@ -99,21 +99,21 @@ def test_the_report_says_what_was_run_on_what(bench):
 def test_greedy_raster_writes_the_tokens_of_hugging_face(changes, bench):
     rows = rows_of(bench("--grid", "2x3x5", "--row-lag", 1, 5, **changes))
     equal = {name: row["tokens_equal_to_raster"] for name, row in rows.items()}
-    assert {name: share for name, share in equal.items() if name != "row_lag 1"} == dict.fromkeys(
-        equal.keys() - {"row_lag 1"}, 1.0
+    assert {name: share for name, share in equal.items() if name != "k=1"} == dict.fromkeys(
+        equal.keys() - {"k=1"}, 1.0
     )
-    assert equal["row_lag 1"] < 1
+    assert equal["k=1"] < 1
 
 
 def test_the_grid_is_two_frames_of_the_model_s_by_default(bench):
     outcome = bench("--row-lag", 3)
     assert outcome.document["grid"] == [2, 3, 5]
-    assert rows_of(outcome)["row_lag 3"]["steps"] == 2 * 11
+    assert rows_of(outcome)["k=3"]["steps"] == 2 * 11
 
 
 def test_without_a_baseline_there_is_no_hugging_face(bench):
     rows = rows_of(bench("--baseline", "none"))
-    assert set(rows) == {"raster", "row_lag 1", "row_lag 2", "row_lag 4"}
+    assert set(rows) == {"raster", "k=1", "k=2", "k=4"}
     assert {row["over_hugging_face"] for row in rows.values()} == {None}
 
 
@@ -124,7 +124,7 @@ def test_dtypes_and_backends_stand_in_one_table(bench):
     outcome = bench("--dtype", "float32", "bfloat16", *flags[3:])
     rows = outcome.document["rows"]
     lines = [(row["dtype"], row["backend"], row["schedule"]) for row in rows]
-    ours = [(b, s) for b in ("native", "eager") for s in ("raster", "row_lag 1")]
+    ours = [(b, s) for b in ("native", "eager") for s in ("raster", "k=1")]
     assert lines == [
         (dtype, *line)
         for dtype in ("float32", "bfloat16")
@@ -150,7 +150,7 @@ def test_int8_is_compared_with_float32_of_hugging_face(bench):
 
 def test_the_parts_of_a_step_make_up_the_step(bench):
     for backend in ("native", "eager"):
-        row = rows_of(bench("--backend", backend, "--baseline", "none", "-k", 2))["row_lag 2"]
+        row = rows_of(bench("--backend", backend, "--baseline", "none", "-k", 2))["k=2"]
         parts, step = row["parts_ms"], row["step_ms"]
         assert step["min"] <= step["p50"] <= step["p99"] <= step["max"]
         whole = parts["forward"] + parts["sampling"] + parts["bookkeeping"]
@@ -198,7 +198,7 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
     refused = bench("--grid", "2x3x5", **changes)
     refused.assert_refused("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     rows = rows_of(bench("--grid", "2x3x5", "--baseline", "none", **changes))
-    assert rows["row_lag 1"]["steps"] == 14
+    assert rows["k=1"]["steps"] == 14
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
-        (("--ways", "diagonal"), r"a way to decode looks like raster, k=2,"),
+        (("--ways", "diagonal"), r"a strategy looks like raster, k=2,"),
         (("--ways", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (("--ways", "sjd"), r"sjd needs a temperature above 0"),
         (("--temperature", 1), r"baseline hf is greedy: temperature needs --baseline none"),
@@ -256,7 +256,7 @@ def test_other_ways_stand_in_the_same_table(bench):
     ways = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar-adaptive=2", "exact,lanes=8"
     outcome = bench("-k", 2, "--baseline", "none", "--backend", "native", "--ways", *ways)
     rows = rows_of(outcome)
-    assert [*rows] == ["raster", "row_lag 2", *ways[:4]]
+    assert [*rows] == ["raster", "k=2", *ways[:4]]
     for name in ("raster", "exact,lanes=8", "jacobi"):
         assert rows[name]["tokens_equal_to_raster"] == 1
     assert rows["exact,lanes=8"]["steps"] < rows["raster"]["steps"] == 30

@@ -5,10 +5,10 @@ import shutil
 import pytest
 import torch
 
+import diagd
 from diagd.data.video import read_video
 from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.ways import Way
 from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
 from diagd.evaluation.results import BASELINES, read_results
@@ -171,7 +171,7 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--address", "auto"), "address needs workers of 1 or more"),
         (("--schedules", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
         (("--schedules", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
-        (("--schedules", "diagonal"), "a way to decode looks like raster, k=2,"),
+        (("--schedules", "diagonal"), "a strategy looks like raster, k=2,"),
         (("--schedules", "zipar-adaptive=6"), r"row_lag must be in \[1, width=5\], got 6"),
         (("--schedules", "k=1 sjd", "--temperature", 0), "sjd needs a temperature above 0"),
         (("--schedules", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
@@ -286,7 +286,7 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
         clip = read_clip(clips, line["clip"], generator.vocabulary, 0, 5, None, (24, 40))
         tokens = generator.tokenizer.encode(clip.frames)[None]
         actions = generator.action_ids(clip.actions, 5, "frame")
-        schedule = Way.parse(line["method"]).schedule(TokenGrid(3, HEIGHT, WIDTH))
+        schedule = diagd.parse_strategy(line["method"]).schedule(TokenGrid(3, HEIGHT, WIDTH))
         nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
         assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
         assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)

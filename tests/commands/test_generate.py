@@ -81,7 +81,7 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     document = outcome.document
     assert (document["output"], document["contact_sheet"]) == ("dream.mp4", "dream.png")
     raster, diagonal = document["runs"]
-    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "row_lag 1")
+    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "k=1")
     assert (raster["num_frames"], diagonal["num_frames"]) == (2, FRAMES)
     assert (raster["num_steps"], diagonal["num_steps"]) == (2 * HEIGHT * WIDTH, steps(FRAMES))
     assert diagonal["tokens_per_second"] == pytest.approx(
@@ -257,8 +257,8 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
-        (("--raster", "--compare"), r"compare already runs raster; leave --raster out"),
-        (("--raster", "--exact"), r"exact already runs raster; leave --raster out"),
+        (("--raster", "--compare"), r"compare already runs raster; leave it out"),
+        (("--raster", "--exact"), r"one strategy at a time, got raster and exact"),
         (("--tolerance", "2"), r"tolerance needs --exact"),
         (("--exact", "--tolerance", "0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
         (("--row-start", "first"), r"'first'.*--row-start.*'spatial'"),

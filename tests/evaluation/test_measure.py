@@ -55,7 +55,7 @@ def meter(world, clips):
         ("raster", {"raster": True}, 45),
         ("k=2", {"row_lag": 2}, 27),
         ("k=2,d=4", {"row_lag": 2, "frame_lag": 4}, 17),
-        ("k=1/predecessor", {"row_lag": 1, "row_start": "predecessor"}, 21),
+        ("k=1/predecessor", {"strategy": "k=1/predecessor"}, 21),
     ],
 )
 def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, meter, world):

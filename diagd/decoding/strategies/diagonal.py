@@ -30,10 +30,15 @@ class Scheduled(Strategy):
         """
 
     def check(
-        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+        self,
+        grid: TokenGrid | None,
+        temperature: float,
+        batch_size: int = 1,
+        replays: bool = False,
     ) -> None:
         """Raise ValueError for lags that do not fit the grid."""
-        self.schedule(grid)
+        if grid is not None:
+            self.schedule(grid)
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Feed the lanes of the plan, step by step."""

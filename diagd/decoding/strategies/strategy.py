@@ -24,7 +24,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.stream import Stream
 
 # What is written is raster's tokens, or others of raster's distribution, or neither.
-Promise = Literal["tokens", "distribution", "none"]
+Promise = Literal["tokens", "distribution", "no"]
 _PATTERNS: dict[Any, tuple[str, type]] = {
     int: (r"\d+", int),
     int | None: (r"\d+", int),
@@ -53,7 +53,7 @@ class Strategy(ABC):
     @property
     def promise(self) -> Promise:
         """What is written, compared with raster order under the same seed."""
-        return "none"
+        return "no"
 
     @property
     def name(self) -> str:
@@ -88,12 +88,16 @@ class Strategy(ABC):
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
     def check(
-        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+        self,
+        grid: TokenGrid | None,
+        temperature: float,
+        batch_size: int = 1,
+        replays: bool = False,
     ) -> None:
         """Raise ValueError where it cannot decode so.
 
         Args:
-            grid: of a frame.
+            grid: of a frame; None where it is not known yet.
             batch_size: videos decoded side by side.
             replays: whether the runner may run a step twice (see `steps_once`).
         """

@@ -36,10 +36,15 @@ class AdaptiveZipAR(Strategy):
     window: Annotated[int, Spelled("=")]
 
     def check(
-        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+        self,
+        grid: TokenGrid | None,
+        temperature: float,
+        batch_size: int = 1,
+        replays: bool = False,
     ) -> None:
         """Raise ValueError for a window out of its range and several batch rows as well."""
-        DiagonalSchedule(grid, self.window)
+        if grid is not None:
+            DiagonalSchedule(grid, self.window)
         if batch_size > 1:
             raise ValueError(f"{self} decodes one batch row, got {batch_size}")
         super().check(grid, temperature, batch_size, replays)

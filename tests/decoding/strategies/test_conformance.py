@@ -233,7 +233,7 @@ def test_refusals_come_before_any_work(name):
 def test_a_strategy_is_a_value(name):
     strategy = diagd.parse_strategy(name)
     assert len({strategy, diagd.parse_strategy(strategy.name)}) == 1
-    assert strategy.promise in ("tokens", "distribution", "none")
+    assert strategy.promise in ("tokens", "distribution", "no")
     with pytest.raises(dataclasses.FrozenInstanceError):
         strategy.word = "other"  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -109,7 +109,7 @@ class Tolerant(Strategy):
     @property
     def promise(self) -> Promise:
         """Raster's tokens at a tolerance of 1."""
-        return "tokens" if self.tolerance == 1 else "none"
+        return "tokens" if self.tolerance == 1 else "no"
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify drafts that run ahead, and keep those within the tolerance."""

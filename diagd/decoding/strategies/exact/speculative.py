@@ -46,7 +46,11 @@ class SpeculativeJacobi(Strategy):
         return "distribution"
 
     def check(
-        self, grid: TokenGrid, temperature: float, batch_size: int = 1, replays: bool = False
+        self,
+        grid: TokenGrid | None,
+        temperature: float,
+        batch_size: int = 1,
+        replays: bool = False,
     ) -> None:
         """Raise ValueError for greedy decoding as well."""
         if temperature == 0:
