@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from diagd.decoding.generate import GeneratedTokens, generate_tokens
     from diagd.decoding.sampling import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-    from diagd.families.checkpoints import load_model, save_model
+    from diagd.families.checkpoints import load_model
+    from diagd.families.own_format import save_model
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import VideoGenerator
@@ -50,7 +51,7 @@ _MODULES = {
     "custom_generate": "pipeline.hf_generate",
     "generate_tokens": "decoding.generate",
     "load_model": "families.checkpoints",
-    "save_model": "families.checkpoints",
+    "save_model": "families.own_format",
 }
 
 

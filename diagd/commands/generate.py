@@ -21,10 +21,10 @@ from diagd.decoding.exact import ExactOptions
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import model_path
+from diagd.families.defaults import GenerationDefaults
 from diagd.notes import without_context_warnings
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
-from diagd.pipeline.pretrained import Habits
 from diagd.pipeline.prompt_files import read_coming, read_start, read_text
 
 RASTER_FRAMES = 2
@@ -34,7 +34,7 @@ RASTER_FRAMES = 2
 class GenerateOptions:
     """Dream a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
-    What is not given is the habit of the model: of the bundled one, 16 frames after 4 with
+    What is not given is a default of the model: of the bundled one, 16 frames after 4 with
     row_lag 1 at temperature 1 and top-p 0.9.
     """
 
@@ -87,13 +87,13 @@ class GenerateOptions:
             raise ValueError("tolerance needs --exact")
         ExactOptions(tolerance=self.tolerance)  # checks it
 
-    def sampling(self, habits: Habits) -> SamplingOptions:
+    def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """Return how tokens are drawn; greedy needs no truncation."""
-        temperature = habits.temperature if self.temperature is None else self.temperature
+        temperature = defaults.temperature if self.temperature is None else self.temperature
         if temperature == 0:
             return SamplingOptions(0.0, self.top_k, self.top_p)
         return SamplingOptions(
-            temperature, self.top_k, habits.top_p if self.top_p is None else self.top_p
+            temperature, self.top_k, defaults.top_p if self.top_p is None else self.top_p
         )
 
 
@@ -108,12 +108,12 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         *(options.model, device, dtype, options.backend, options.dtype == "int8"),
         *(options.config, options.tokenizer),
     )
-    habits = world.habits
-    sampling = options.sampling(habits)
-    num_frames = options.frames or habits.num_frames
-    row_lag = habits.row_lag if options.row_lag is None else options.row_lag
+    defaults = world.defaults
+    sampling = options.sampling(defaults)
+    num_frames = options.frames or defaults.num_frames
+    row_lag = defaults.row_lag if options.row_lag is None else options.row_lag
     frame_lag = options.frame_lag
-    if frame_lag is None and habits.overlap:
+    if frame_lag is None and defaults.overlap:
         frame_lag = row_lag * world.height
     world.schedule(world.grids_of(num_frames), row_lag, frame_lag)  # before raster ran in vain
     given = Path(options.model).parent if Path(options.model).is_file() else None
@@ -121,7 +121,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     start = read_start(
         options.prompt or folder / "prompt.mp4",
         world,
-        options.context_frames or habits.context_frames,
+        options.context_frames or defaults.context_frames,
         num_frames,
         console,
     )

@@ -16,7 +16,7 @@ from diagd.decoding.engine import DiagonalEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
-from diagd.models.presets import PRESETS
+from diagd.families.presets import PRESETS
 from diagd.models.rotary import PositionTable, RotaryTable, rotary_frequencies_3d
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

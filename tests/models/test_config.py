@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
+from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
 from tests.models.tiny import tiny_fields
 
