@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from diagd.decoding.strategies.diagonal import Diagonal, Raster
     from diagd.decoding.strategies.exact.exact import Exact
     from diagd.decoding.strategies.table import parse_strategy
-    from diagd.families.checkpoints import load_model, save_model
+    from diagd.families.checkpoints import load_model
+    from diagd.families.own_format import save_model
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import VideoGenerator
@@ -56,7 +57,7 @@ _MODULES = {
     "generate_tokens": "decoding.generate_tokens",
     "load_model": "families.checkpoints",
     "parse_strategy": "decoding.strategies.table",
-    "save_model": "families.checkpoints",
+    "save_model": "families.own_format",
 }
 
 

@@ -16,7 +16,8 @@ import tyro
 
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
 from diagd.data.video import read_video, write_video
-from diagd.families.checkpoints import load_model, save_model
+from diagd.families.checkpoints import load_model
+from diagd.families.own_format import save_model
 from diagd.tokenizers.vq import VQTokenizer
 
 

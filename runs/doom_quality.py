@@ -23,9 +23,9 @@ from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import Habits
 
 HORIZON = 8
 TURN_FRAMES = 4
@@ -89,7 +89,10 @@ def main(options: Options) -> None:
         "model": options.model,
         "clips": len(paths),
         "context_frames": options.context_frames,
-        "sampling": {"temperature": Habits.temperature, "top_p": Habits.top_p},
+        "sampling": {
+            "temperature": GenerationDefaults.temperature,
+            "top_p": GenerationDefaults.top_p,
+        },
         "seed": options.seed,
         "torch": torch.__version__,
         "machine": platform.machine(),
@@ -119,7 +122,9 @@ def dream(
 ) -> Tensor:
     """Continue every clip's context with its recorded actions: (N, T, height, width) tokens."""
     codes, count = world.tokenizer.codebook_size, options.context_frames
-    sampling = SamplingOptions(Habits.temperature, None, Habits.top_p, (0, codes))
+    sampling = SamplingOptions(
+        GenerationDefaults.temperature, None, GenerationDefaults.top_p, (0, codes)
+    )
     ids = actions[..., None] + codes
     prompts = torch.cat([ids[:, :count], tokens[:, :count].flatten(2)], dim=2).flatten(1)[:, 1:]
     future = ids[:, count : count + schedule.grid.num_frames]

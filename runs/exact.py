@@ -31,8 +31,8 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.evaluation.clips import choose_clips, read_clip
 from diagd.evaluation.protocol import seed_of
+from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import Habits
 from diagd.provenance import cpu_name
 
 SHOWN = "exact"  # the way in the picture
@@ -63,7 +63,7 @@ class Options:
     frames: int = 16
     context_frames: int = 4
     start: int = 0  # frame of the clip where its context begins
-    temperature: float = Habits.temperature  # 0 is greedy
+    temperature: float = GenerationDefaults.temperature  # 0 is greedy
     dtype: DTypeName = "float32"
     device: str = "cpu"
     seed: int = 0
@@ -143,7 +143,7 @@ def measure(
     where = options.clips, name, world.vocabulary, options.start, length, None
     clip = read_clip(*where, world.frame_size_px)
     sampling = SamplingOptions(
-        options.temperature, top_p=Habits.top_p if options.temperature else None
+        options.temperature, top_p=GenerationDefaults.top_p if options.temperature else None
     )
     ids = world.action_ids(clip.actions, length, "frame")
     measured: dict[str, tuple[DecodingEngine, Tensor, float]] = {}

@@ -17,17 +17,19 @@ from transformers import T5Config, T5EncoderModel
 
 from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
-from diagd.families.checkpoints import find_model, load_model, save_model
+from diagd.families.checkpoints import find_model, load_model
 from diagd.families.clip_files import ClipFile
 from diagd.families.cosmos.fsq import CODEBOOK_SIZE
 from diagd.families.cosmos.tokenizer import fit_frames
+from diagd.families.defaults import GenerationDefaults, visual_ranges
+from diagd.families.own_format import save_model
 from diagd.families.wham.actions import WHAMActions
 from diagd.families.wham.tokenizer import WHAMTokenizer
 from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import Habits, load_parts, visual_ranges
+from diagd.pipeline.pretrained import load_parts
 from diagd.pipeline.prompt_files import read_start
 from diagd.tokenizers.text import encode_text, read_embedding
 from tests.data.cosmos_scripts import write_scripts
@@ -53,7 +55,7 @@ def wham_recording(name, clip, path):
 def test_wham_dreams_the_pixels_that_its_own_code_dreams(name, clip, tmp_path):
     expected = wham_recording(name, clip, tmp_path / "clip.npz")
     world = VideoGenerator.from_pretrained(FIXTURES / name, backend="eager")
-    held = world.habits.context_frames
+    held = world.defaults.context_frames
     recording = ClipFile("clip", tmp_path / "clip.npz", WHAMActions(), "leaving").read()
     assert recording.actions is not None
     video = world.generate(
@@ -126,11 +128,11 @@ TEXT = {
 def write_cosmos(folder, **changes):
     """Write a random Cosmos-shaped folder, and TorchScript tokenizer files beside it."""
     save_model(Transformer.random(cosmos_config(**changes)), folder / "model")
-    habits = {"fps": 25, "context_frames": 9, "num_frames": 24, "overlap": True}
-    (folder / "model" / "habits.json").write_text(json.dumps(habits))
-    (folder / "eyes").mkdir(exist_ok=True)
-    write_scripts(folder / "eyes")
-    return "--model", folder / "model", "--tokenizer", folder / "eyes"
+    defaults = {"fps": 25, "context_frames": 9, "num_frames": 24, "overlap": True}
+    (folder / "model" / "generation.json").write_text(json.dumps(defaults))
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    write_scripts(folder / "tokenizer")
+    return "--model", folder / "model", "--tokenizer", folder / "tokenizer"
 
 
 @pytest.mark.parametrize(("context", "dreamt"), [(9, 24), (1, 8)])
@@ -156,9 +158,9 @@ def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
     """33 frames of a video of another shape, 9 of them given."""
     (tmp_path / "clips").mkdir()
     write_video(tmp_path / "clips" / "a.mp4", smooth_frames(33, 66, 120), fps=30)
-    _, model, *eyes = write_cosmos(tmp_path)
+    _, model, *tokenizer = write_cosmos(tmp_path)
     outcome = command(
-        *("evaluate", "--models", f"tiny={model}", *eyes, "--clips", tmp_path / "clips"),
+        *("evaluate", "--models", f"tiny={model}", *tokenizer, "--clips", tmp_path / "clips"),
         *("--protocol", "cosmos", "--num-clips", 1, "--schedules", "k=1", "--backend", "eager"),
         *("--out", tmp_path / "out", "--json"),
     )
@@ -171,8 +173,8 @@ def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
 
 def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     """Scaled until it covers the frame, then cropped; others are cropped, then scaled."""
-    _, model, _, eyes = write_cosmos(tmp_path)
-    world = VideoGenerator.from_pretrained(model, backend="eager", tokenizer=eyes)
+    _, model, _, tokenizer = write_cosmos(tmp_path)
+    world = VideoGenerator.from_pretrained(model, backend="eager", tokenizer=tokenizer)
     picture = rectangles(1, size=(45, 81))
     write_image(tmp_path / "photo.png", picture[0])
     start = read_start(tmp_path / "photo.png", world, 1, 8, Console(quiet=True))
@@ -236,7 +238,7 @@ def test_wham_shaped_models_dream_from_footage_of_an_odd_size(command, tmp_path)
     model = Transformer.random(find_model(FIXTURES / "wham_tiny_v2").config)
     save_model(model, tmp_path / "model")
     (tmp_path / "model" / "actions.json").write_text('{"kind": "WHAM"}')
-    (tmp_path / "model" / "habits.json").write_text('{"context_frames": 1, "first_id": 1}')
+    (tmp_path / "model" / "generation.json").write_text('{"context_frames": 1, "first_id": 1}')
     write_video(tmp_path / "clip.mp4", smooth_frames(5, 34, 50), fps=30)
     outcome = command(
         *("generate", "--model", tmp_path / "model", "--prompt", tmp_path / "clip.mp4"),
@@ -248,12 +250,12 @@ def test_wham_shaped_models_dream_from_footage_of_an_odd_size(command, tmp_path)
 
 def test_only_the_first_token_of_a_frame_cannot_be_0():
     config = cosmos_config(grid_height=3, grid_width=5, image_vocab_size=64)
-    ranges = visual_ranges(Habits(first_id=1), config)
+    ranges = visual_ranges(GenerationDefaults(first_id=1), config)
     assert isinstance(ranges, torch.Tensor)
     assert (ranges.shape, ranges.dtype) == ((3, 5, 2), torch.int64)
     assert ranges[0, 0].tolist() == [1, 64]
     assert (ranges.flatten(0, 1)[1:] == torch.tensor([0, 64])).all()
-    assert visual_ranges(Habits(), config) == (0, 64)
+    assert visual_ranges(GenerationDefaults(), config) == (0, 64)
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -262,7 +264,7 @@ def test_a_converted_world_is_the_same_world(name, command, tmp_path):
     assert outcome.code == 0, outcome.err
     before, after = load_parts(FIXTURES / name), load_parts(tmp_path / "ours")
     assert after.model.config == before.model.config
-    assert after.habits == before.habits
+    assert after.defaults == before.defaults
     assert after.vocabulary == before.vocabulary
     for key, weight in before.model.state_dict().items():
         assert torch.equal(after.model.state_dict()[key], weight)
@@ -283,7 +285,7 @@ def test_conversion_keeps_the_type_of_the_weights(dtype, command, tmp_path):
     outcome = command("convert", tmp_path, tmp_path / "ours", "--json")
     assert (outcome.code, outcome.document["family"]) == (0, "Cosmos")
     found = find_model(tmp_path / "ours")
-    assert found.family == "diagd"
+    assert found.family.name == "diagd"
     assert {weight.dtype for weight in found.weights.values()} == {dtype}
     expected = load_model(tmp_path / "model.pt", dtype=dtype).state_dict()
     assert all(torch.equal(found.weights[key], value) for key, value in expected.items())
@@ -371,10 +373,8 @@ def test_an_unknown_word_of_an_action_is_named(minecraft_clip, command, tmp_path
     outcome.assert_refused("unknown action 'fly'")
 
 
-def test_habits_of_another_version_are_refused(tmp_path):
-    save_model(Transformer.random(cosmos_config()), tmp_path / "model")
-    (tmp_path / "model" / "habits.json").write_text('{"mood": "calm"}')
-    (tmp_path / "eyes").mkdir()
-    write_scripts(tmp_path / "eyes")
-    with pytest.raises(ValueError, match=r"habits\.json: no habits of a model: .*mood"):
-        load_parts(tmp_path / "model", tokenizer=tmp_path / "eyes")
+def test_defaults_of_another_version_are_refused(tmp_path):
+    write_cosmos(tmp_path)
+    (tmp_path / "model" / "generation.json").write_text('{"mood": "calm"}')
+    with pytest.raises(ValueError, match=r"generation\.json: no generation defaults: .*mood"):
+        load_parts(tmp_path / "model", tokenizer=tmp_path / "tokenizer")

@@ -25,7 +25,7 @@ def prepare(
         int8: Round the weights to 8 bits, which only `native` can run.
 
     Returns:
-        The model, the runner for `DiagonalEngine`, and the backend that `auto` became.
+        The model, the runner for `DecodingEngine`, and the backend that `auto` became.
 
     Raises:
         ValueError: An unknown backend, or one that cannot run this model here.

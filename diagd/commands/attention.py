@@ -57,7 +57,7 @@ def main(options: AttentionOptions) -> dict[str, Any]:
     config = parts.model.config
     size = config.grid_height, config.grid_width
     world = VideoGenerator(
-        parts.model, "eager", config, parts.tokenizer, parts.vocabulary, parts.habits
+        parts.model, "eager", config, parts.tokenizer, parts.vocabulary, parts.defaults
     )
     clips = _clips(options)
     tokens = torch.cat([_tokens(clip, options.frame + 1, world) for clip in clips])

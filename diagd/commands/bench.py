@@ -29,14 +29,15 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategies
-from diagd.families.checkpoints import load_model, model_path, read_config
+from diagd.families.checkpoints import load_model, model_path
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.own_format import read_config
+from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
-from diagd.pipeline.pretrained import Habits
 from diagd.provenance import cpu_name
+from diagd.tokenizers.text import NUM_PLACES
 
-TEXT_PLACES = 512  # of a prompt, as Cosmos pads it
 SPEED = {
     "steps": "{steps}",
     "ms/step": "{ms_per_step:.2f}",
@@ -88,7 +89,7 @@ class BenchOptions:
     steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
     random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
     temperature: float = 0.0  # 0 is greedy
-    top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
+    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of random weights, prompt and actions
 
     def __post_init__(self) -> None:
@@ -173,7 +174,7 @@ def _inputs(
     length = prompt.numel() + grid.num_tokens + coming.numel()
     if length > config.max_positions:
         raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
-    text = torch.randn(1, TEXT_PLACES, text_size, generator=generator).to(device)
+    text = torch.randn(1, NUM_PLACES, text_size, generator=generator).to(device)
     return Inputs(prompt, count, coming, text if text_size else None)
 
 

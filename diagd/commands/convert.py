@@ -14,14 +14,8 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from diagd.families.checkpoints import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    empty_model,
-    find_model,
-    write_config,
-)
-from diagd.models.weight_files import write_weights
+from diagd.families.checkpoints import empty_model, find_model
+from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint
 from diagd.pipeline.pretrained import save_parts
 
 
@@ -47,14 +41,15 @@ def main(options: ConvertOptions) -> dict[str, Any]:
     model = empty_model(found)
     options.target.mkdir(parents=True, exist_ok=True)
     parts = save_parts(found, options.target, options.tokenizer)
-    write_weights(options.target / WEIGHTS_FILE, found.weights)
-    write_config(options.target / CONFIG_FILE, found.config)
+    write_checkpoint(options.target, found.config, found.weights)
     parameters = sum(weight.numel() for weight in model.parameters())
     console = Console()
-    console.print(f"{found.path}: {found.family}, {parameters / 1e6:.1f}M parameters")
+    console.print(f"{found.path}: {found.family.name}, {parameters / 1e6:.1f}M parameters")
+    if found.family.licence:
+        console.print(f"licence: {found.family.licence}")
     console.print(f"wrote {options.target}: {', '.join([CONFIG_FILE, WEIGHTS_FILE, *parts])}")
     return {
-        "family": found.family,
+        "family": found.family.name,
         "parameters": parameters,
         "config": asdict(found.config),
         "parts": parts,

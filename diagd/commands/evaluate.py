@@ -44,8 +44,8 @@ from diagd.evaluation.results import (
 from diagd.evaluation.statistics import summarize
 from diagd.evaluation.table import print_summary
 from diagd.families.checkpoints import model_path
+from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
-from diagd.pipeline.pretrained import Habits
 from diagd.provenance import fingerprint, provenance
 
 Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--schedules"])]
@@ -71,9 +71,9 @@ class EvaluateOptions:
     context_frames: int | None = None  # given frames
     fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
-    temperature: float = Habits.temperature  # 0 is greedy
+    temperature: float = GenerationDefaults.temperature  # 0 is greedy
     top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = Habits.top_p  # keep the likeliest tokens up to this mass
+    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights

@@ -25,13 +25,18 @@ from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import load_model, model_path
+from diagd.families.own_format import (
+    ACTIONS_FILE,
+    DEFAULTS_FILE,
+    FORMER_DEFAULTS_FILE,
+    TOKENIZER_FOLDER,
+)
 from diagd.models.attention import Visible
-from diagd.pipeline.pretrained import ACTIONS_FILE, HABITS_FILE, TOKENIZER_FOLDER
 from diagd.training.loop import LoopOptions, TrainingRun, read_clips
 from diagd.training.setup import check_fit, frames_held
 
 PARTS = (
-    *(TOKENIZER_FOLDER, ACTIONS_FILE, HABITS_FILE),
+    *(TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, FORMER_DEFAULTS_FILE),
     *("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes"),
 )
 SCHEDULE_FILE = "finetune.json"

@@ -24,9 +24,9 @@ from diagd.decoding.strategies.exact.exact import Tolerant
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
+from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
-from diagd.pipeline.pretrained import Habits
 from diagd.pipeline.prompt_files import read_coming, read_start, read_text
 
 RASTER_FRAMES = 2
@@ -36,7 +36,7 @@ RASTER_FRAMES = 2
 class GenerateOptions:
     """Dream a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
-    What is not given is the habit of the model: of the bundled one, 16 frames after 4 with
+    What is not given is a default of the model: of the bundled one, 16 frames after 4 with
     row_lag 1 at temperature 1 and top-p 0.9.
     """
 
@@ -87,10 +87,10 @@ class GenerateOptions:
             raise ValueError(f"output must end in .mp4, got {self.output}")
         if self.tolerance != 1 and not self.exact:
             raise ValueError("tolerance needs --exact")
-        if self.compare and self.decoding(Habits(), 1) == Raster():
+        if self.compare and self.decoding(GenerationDefaults(), 1) == Raster():
             raise ValueError("compare already runs raster; leave it out")
 
-    def decoding(self, defaults: Habits, height: int) -> Strategy:
+    def decoding(self, defaults: GenerationDefaults, height: int) -> Strategy:
         """Return the strategy that the flags name, for frames of so many rows of tokens."""
         lags = self.row_lag, self.frame_lag, self.row_start
         strategy = strategy_of(self.strategy, *lags, raster=self.raster, exact=self.exact)
@@ -100,13 +100,13 @@ class GenerateOptions:
             return defaults.strategy(height, *lags)
         return strategy
 
-    def sampling(self, habits: Habits) -> SamplingOptions:
+    def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         """Return how tokens are drawn; greedy needs no truncation."""
-        temperature = habits.temperature if self.temperature is None else self.temperature
+        temperature = defaults.temperature if self.temperature is None else self.temperature
         if temperature == 0:
             return SamplingOptions(0.0, self.top_k, self.top_p)
         return SamplingOptions(
-            temperature, self.top_k, habits.top_p if self.top_p is None else self.top_p
+            temperature, self.top_k, defaults.top_p if self.top_p is None else self.top_p
         )
 
 
@@ -121,10 +121,10 @@ def main(options: GenerateOptions) -> dict[str, Any]:
         *(options.model, device, dtype, options.backend, options.dtype == "int8"),
         *(options.config, options.tokenizer),
     )
-    habits = world.habits
-    sampling = options.sampling(habits)
-    num_frames = options.frames or habits.num_frames
-    strategy = options.decoding(habits, world.height)
+    defaults = world.defaults
+    sampling = options.sampling(defaults)
+    num_frames = options.frames or defaults.num_frames
+    strategy = options.decoding(defaults, world.height)
     world.check(strategy, sampling)  # before raster ran in vain
     world.grids_of(num_frames)
     given = Path(options.model).parent if Path(options.model).is_file() else None
@@ -132,7 +132,7 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     start = read_start(
         options.prompt or folder / "prompt.mp4",
         world,
-        options.context_frames or habits.context_frames,
+        options.context_frames or defaults.context_frames,
         num_frames,
         console,
     )

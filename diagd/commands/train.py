@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.models.presets import PRESETS
+from diagd.families.presets import PRESETS
 from diagd.training.loop import LoopOptions, TrainingRun, read_clips
 from diagd.training.setup import fit_config, start_model
 

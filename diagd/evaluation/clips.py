@@ -1,6 +1,6 @@
 """Clips by name: which ones of a folder to evaluate on, and each fitted to a model.
 
-What lies in the folder is `data.clips`' business: videos, videos with action files, WHAM's npz.
+What lies in the folder is the business of `diagd.families.clip_files`.
 """
 
 from pathlib import Path

@@ -1,53 +1,24 @@
-"""Load models, bundled, ours or released by others; save in our own format.
+"""Load models: bundled, in our own format, or as others released them.
 
-Ours is a folder with config.json and model.safetensors. It may hold more (the video tokenizer, the
-action names); those files are left alone. Released checkpoints of Cosmos, WHAM and MineWorld are
-recognised by their tensors. Nothing in a file is run. Every way it can be wrong is one line that
-names the file.
+Released checkpoints are recognised by their tensors (see `families/table.py`). Nothing in a file is
+run. Every way it can be wrong is one line that names the file.
 """
 
-import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from diagd.families.naming import Source, describe
-from diagd.families.released import convert_source, find_checkpoint, read_side, read_source
-from diagd.models.config import ModelConfig
-from diagd.models.presets import PRESETS
+from diagd.families.family import Checkpoint
+from diagd.families.naming import describe
+from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_own
+from diagd.families.presets import PRESETS
+from diagd.families.released import read_released
 from diagd.models.transformer import Transformer
-from diagd.models.weight_files import read_weights, replace_file, write_weights
 
 logger = logging.getLogger("diagd")
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
-_FOREIGN_FIELDS = {"dim", "n_layers", "n_head", "num_attention_heads", "model", "model_type"}
-
-
-@dataclass(frozen=True)
-class FoundModel:
-    """A checkpoint recognised and not yet loaded.
-
-    Attributes:
-        family: `diagd` (ours), `Cosmos`, `WHAM` or `MineWorld`.
-        path: the file with the weights.
-        config: what the model is.
-        weights: under our names, mapped into memory.
-        source: the released checkpoint as it is; None for ours.
-    """
-
-    family: str
-    path: Path
-    config: ModelConfig
-    weights: dict[str, Tensor]
-    source: Source | None
 
 
 def available_models() -> list[str]:
@@ -88,8 +59,8 @@ def load_model(
     """Load a bundled model, a checkpoint folder, or a released checkpoint file.
 
     Args:
-        name_or_path: A name from `available_models`, our folder, or a checkpoint of Cosmos
-            (model.pt), WHAM or MineWorld (.ckpt), or the folder that holds one.
+        name_or_path: A name from `available_models`, our folder, or the checkpoint file of a
+            family, or the folder that holds one.
         config: A config file to read instead of the one beside the weights; of a released
             checkpoint in its original field names.
         device: Where to put the weights.
@@ -102,20 +73,20 @@ def load_model(
     return build_model(find_model(name_or_path, config), device, dtype)
 
 
-def build_model(found: FoundModel, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
     """Load what `find_model` found.
 
     Raises:
         ValueError: Tensors are missing, unknown or of another shape (named).
     """
     model = empty_model(found)
-    logger.info("%s: %s", found.path, found.family)
+    logger.info("%s: %s", found.path, found.family.name)
     weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
     model.load_state_dict(weights, assign=True)
     return model.to(device)
 
 
-def find_model(name_or_path: str | Path, config: str | Path | None = None) -> FoundModel:
+def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
     """Recognise what `load_model` would load; its weights stay on disk until they are used.
 
     Raises:
@@ -124,60 +95,11 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Fo
     path = model_path(name_or_path)
     side = None if config is None else Path(config)
     if path.is_dir() and is_ours(path, side):
-        settings = read_config(side or path / CONFIG_FILE)
-        weights = read_weights(path / WEIGHTS_FILE)
-        return FoundModel("diagd", path / WEIGHTS_FILE, settings, weights, None)
-    file = find_checkpoint(path)
-    source = read_source(file, side)
-    renamed = convert_source(file, source)
-    return FoundModel(renamed.family, file, renamed.config, renamed.weights, source)
+        return read_own(path, side)
+    return read_released(path, side)
 
 
-def is_ours(folder: Path, config: Path | None = None) -> bool:
-    """Whether a folder is of our own format, be it complete or not."""
-    path = config or folder / CONFIG_FILE
-    if not path.is_file():
-        return not any(folder.glob("*.ckpt")) and not (folder / "model.pt").is_file()
-    return path.suffix == ".json" and not _FOREIGN_FIELDS & set(read_side(path))
-
-
-def save_model(
-    model: Transformer, folder: str | Path, weights: Mapping[str, Tensor] | None = None
-) -> None:
-    """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
-
-    A packed model is written with its plain weights.
-
-    Args:
-        weights: The model's state dict, where it had to be gathered from several processes.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / WEIGHTS_FILE, model.state_dict() if weights is None else weights)
-    write_config(folder / CONFIG_FILE, model.config)
-
-
-def write_config(path: Path, config: ModelConfig) -> None:
-    """Write a config as JSON, in one move."""
-    text = json.dumps(config.to_dict(), indent=2) + "\n"
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Read a model config from a JSON file.
-
-    Raises:
-        ValueError: Not JSON, not an object, or a config `ModelConfig` refuses; names the file.
-        FileNotFoundError: The file does not exist.
-    """
-    values = read_side(path)
-    try:
-        return ModelConfig.from_dict(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def empty_model(checkpoint: FoundModel) -> Transformer:
+def empty_model(checkpoint: Checkpoint) -> Transformer:
     """Return the model of a checkpoint without its weights, which it has seen to fit.
 
     Raises:

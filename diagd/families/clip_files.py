@@ -1,9 +1,10 @@
-"""Clips to evaluate on: folders of videos, videos with action files, WHAM's npz files.
+"""Clips to evaluate on: folders of videos, videos with action files, recordings of a family.
 
 for clip_file in find_clips("heldout", codec=world.vocabulary):
     clip = clip_file.read(num_frames=16, size_px=world.frame_size_px)
 
 A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
+A recording holds frames and actions in one file, as WHAM's npz files do.
 """
 
 import itertools
@@ -19,15 +20,15 @@ from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions
 from diagd.data.video import fit, frame_numbers, read_video, video_length
-from diagd.families.wham.clips import NPZ_FPS, npz_actions, npz_frames, npz_length
+from diagd.families import table
+from diagd.families.family import ActionRows, RecordingFormat
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
     *(".mpg", ".mpeg", ".ts", ".ogv", ".wmv", ".flv", ".y4m", ".gif"),
 )
 
-ClipKind = Literal["auto", "video", "actions", "npz"]
-ActionRows = Literal["arriving", "leaving"]
+ClipKind = Literal["auto", "video", "actions", "recordings"]
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,23 @@ class ClipFile:
 
     Attributes:
         name: the path within its folder, without suffix.
-        path: a video, or an npz file with `images` (T, 3, H_px, W_px) uint8 and `actions` (T, 16).
-        codec: reads the actions, from the npz file or from the jsonl file beside the video. None:
+        path: a video or a recording.
+        codec: reads the actions, from the recording or from the jsonl file beside the video. None:
             actions are not read.
         rows: what row t of the stored actions did: lead to frame t (`arriving`), or lead away from
-            it, to frame t + 1 (`leaving`).
+            it, to frame t + 1 (`leaving`). None: as recordings of this format have it, and
+            `arriving` in jsonl files.
     """
 
     name: str
     path: Path
     codec: ActionCodec | None = None
-    rows: ActionRows = "arriving"
+    rows: ActionRows | None = None
 
     @property
-    def is_npz(self) -> bool:
-        """Whether frames and actions are in one npz file."""
-        return self.path.suffix.lower() == ".npz"
+    def recording(self) -> RecordingFormat | None:
+        """How the file holds frames and actions; None for a video."""
+        return recording_formats().get(self.path.suffix.lower())
 
     def length(self) -> tuple[int, Fraction]:
         """Return the number of frames and the frame rate as stored; decodes nothing.
@@ -76,7 +78,8 @@ class ClipFile:
         Raises:
             FileNotFoundError, ValueError: the file is missing or damaged.
         """
-        return (npz_length(self.path), NPZ_FPS) if self.is_npz else video_length(self.path)
+        length = self.recording.length if self.recording else video_length
+        return length(self.path)
 
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
@@ -103,7 +106,7 @@ class ClipFile:
                 f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
                 f"on{at_rate}, got {available} (the clip has {stored})"
             )
-        if self.codec is not None and not self.is_npz:
+        if self.codec is not None and self.recording is None:
             _action_file(self.path)
         return available
 
@@ -133,10 +136,12 @@ class ClipFile:
         count = available if num_frames is None else num_frames
         if self.codec is not None:
             fps = None  # the stored rate, as `check` has seen
-        if self.is_npz:
-            numbers = itertools.islice(frame_numbers(NPZ_FPS, fps, start), count)
-            frames = torch.stack([fit(frame, size_px) for frame in npz_frames(self.path, numbers)])
-            rate = NPZ_FPS if fps is None else Fraction(fps)
+        if self.recording:
+            _, stored_rate = self.length()
+            numbers = itertools.islice(frame_numbers(stored_rate, fps, start), count)
+            pictures = self.recording.frames(self.path, numbers)
+            frames = torch.stack([fit(picture, size_px) for picture in pictures])
+            rate = stored_rate if fps is None else Fraction(fps)
         else:
             video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
             frames, rate = video.frames, video.fps
@@ -152,8 +157,9 @@ class ClipFile:
         if self.codec is None:
             return None
         stored, _ = self.length()
-        if self.is_npz:
-            actions = npz_actions(self.path)
+        recording = self.recording
+        if recording:
+            actions = recording.actions(self.path)
             if len(actions) != stored:
                 raise ValueError(
                     f"{self.path}: expected {stored} actions (one a frame), got {len(actions)}"
@@ -165,7 +171,14 @@ class ClipFile:
                 raise ValueError(f"{self.path}: {error}") from None
         else:
             actions = read_actions(_action_file(self.path), self.codec, stored)
-        return actions if self.rows == "arriving" else [self.codec.names[0], *actions[:-1]]
+        rows = self.rows or (recording.rows if recording else "arriving")
+        return actions if rows == "arriving" else [self.codec.names[0], *actions[:-1]]
+
+
+def recording_formats() -> dict[str, RecordingFormat]:
+    """Return the formats of recordings that families bring, by suffix in lower case."""
+    formats = (family.recordings for family in table.FAMILIES)
+    return {form.suffix: form for form in formats if form is not None}
 
 
 def find_clips(
@@ -177,12 +190,11 @@ def find_clips(
     """List the clips below a folder, sorted by name; opens none of them.
 
     Args:
-        kind: `video`: without actions. `actions`: videos, each with a NAME.jsonl beside it. `npz`:
-            as WHAM's (actions only with a codec). `auto`: npz if there is any; else actions if
-            there is a codec; else video.
+        kind: `video`: without actions. `actions`: videos, each with a NAME.jsonl beside it.
+            `recordings`: files of a family's own (actions only with a codec). `auto`: recordings
+            if there is any; else actions if there is a codec; else video.
         codec: the actions of the model that is to see the clips.
-        rows: whether row t of the actions led to frame t or away from it (see `ClipFile`);
-            default: `leaving` in npz files, `arriving` in jsonl files.
+        rows: whether row t of the actions led to frame t or away from it (see `ClipFile`).
 
     Raises:
         FileNotFoundError: no such folder, no clips in it, or a missing action file.
@@ -192,12 +204,13 @@ def find_clips(
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of clips not found: {folder}")
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    recordings = tuple(recording_formats())
     if kind == "auto":
-        any_npz = any(path.suffix.lower() == ".npz" for path in found)
-        kind = "npz" if any_npz else "video" if codec is None else "actions"
+        any_recording = any(path.suffix.lower() in recordings for path in found)
+        kind = "recordings" if any_recording else "video" if codec is None else "actions"
     if kind == "actions" and codec is None:
         raise ValueError("clips with actions need a model that takes actions")
-    suffixes = (".npz",) if kind == "npz" else VIDEO_SUFFIXES
+    suffixes = recordings if kind == "recordings" else VIDEO_SUFFIXES
     paths = [path for path in found if path.suffix.lower() in suffixes]
     if not paths:
         raise FileNotFoundError(f"no clips ({', '.join(suffixes)}) in {folder}")
@@ -208,8 +221,7 @@ def find_clips(
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
         if kind == "actions":
             _action_file(path)
-        leads = rows or ("leaving" if kind == "npz" else "arriving")
-        clips[name] = ClipFile(name, path, None if kind == "video" else codec, leads)
+        clips[name] = ClipFile(name, path, None if kind == "video" else codec, rows)
     return list(clips.values())
 
 

@@ -1,47 +1,10 @@
 """Rename the tensors of a released checkpoint: one table a family, from our names to theirs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from diagd.models.config import ModelConfig
-
 _NAMES_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Source:
-    """A released checkpoint as read.
-
-    Attributes:
-        tensors: by the names of the file.
-        hyper_parameters: what the file itself says of the model, if anything.
-        side: the fields of a config file given or found beside it; empty without one.
-    """
-
-    tensors: Mapping[str, Tensor]
-    hyper_parameters: Mapping[str, Any]
-    side: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A checkpoint in our words: what the model is, and its weights."""
-
-    family: str
-    config: ModelConfig
-    weights: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of released checkpoint: which tensors give it away, and what becomes of them."""
-
-    name: str
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    convert: Callable[[Source], Renamed]
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:

@@ -10,73 +10,49 @@ from typing import Any
 
 import yaml
 
-from diagd.families.cosmos.weights import COSMOS
-from diagd.families.mineworld.weights import MINEWORLD
-from diagd.families.naming import Renamed, Source
-from diagd.families.wham.weights import WHAM
+from diagd.families import table
+from diagd.families.family import Checkpoint, ReleasedFormat, Source
 from diagd.models.torch_files import read_torch_file, tensors_of
 from diagd.models.weight_files import read_weights
 
-FAMILIES = (WHAM, COSMOS, MINEWORLD)
 _SIDE_FILES = ("config.json", "config.yaml", "config.yml")
-_PATTERNS = ("model.pt", "*.ckpt", "model.safetensors", "pytorch_model.bin")
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint file of a folder, or the file given.
-
-    Raises:
-        FileNotFoundError: Nothing there, or a folder without a checkpoint.
-        ValueError: A folder with several of them.
-    """
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: file not found")
-    found = [file for pattern in _PATTERNS for file in sorted(path.glob(pattern))]
-    if not found:
-        raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(_PATTERNS)}")
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
-    return found[0]
+def released_formats() -> list[ReleasedFormat]:
+    """Return the formats of all families' released checkpoints."""
+    return [family.released for family in table.FAMILIES if family.released]
 
 
-def read_source(path: Path, config: Path | None = None) -> Source:
-    """Read a checkpoint file and its side file.
+def file_patterns() -> list[str]:
+    """Return the glob patterns of released checkpoints, whatever the family."""
+    patterns = (pattern for released in released_formats() for pattern in released.files)
+    return list(dict.fromkeys(patterns))
+
+
+def read_released(path: Path, config: Path | None = None) -> Checkpoint:
+    """Read a released checkpoint, a file or the only one in a folder; weights stay on disk.
+
+    Args:
+        config: a config file in the original field names, instead of the one beside the weights.
 
     Raises:
-        FileNotFoundError, ValueError: A file is missing or damaged, or refused (named).
+        FileNotFoundError: No such file, or a folder without a checkpoint.
+        ValueError: A damaged file, a folder of several, tensors that no family knows or that do
+            not fit their family (named).
     """
-    side = config or next(
-        (path.with_name(name) for name in _SIDE_FILES if path.with_name(name).is_file()), None
-    )
-    fields = {} if side is None else read_side(side)
-    if path.suffix == ".safetensors":
-        return Source(read_weights(path), {}, fields)
-    content = read_torch_file(path)
-    hyper_parameters = content.get("hyper_parameters")
-    return Source(
-        tensors_of(content), hyper_parameters if isinstance(hyper_parameters, dict) else {}, fields
-    )
-
-
-def convert_source(path: Path, source: Source) -> Renamed:
-    """Rename a checkpoint's tensors and tell its config.
-
-    Raises:
-        ValueError: No family knows these tensors, or the file does not fit its family (named).
-    """
-    for family in FAMILIES:
-        if family.recognises(source.tensors):
+    file = _find_checkpoint(path)
+    source = _read_source(file, config)
+    for family in table.FAMILIES:
+        if family.released and family.released.recognises(source.tensors):
             try:
-                return family.convert(source)
+                renamed = family.released.convert(source)
             except (ValueError, KeyError, TypeError) as error:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
-                raise ValueError(f"{path}: {family.name} checkpoint: {reason}") from None
-    names = ", ".join(family.name for family in FAMILIES)
+                raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
+            return Checkpoint(family, file, renamed.config, renamed.weights, source)
+    names = ", ".join(family.name for family in table.FAMILIES)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
-    raise ValueError(f"{path}: no checkpoint of {names}: it holds {shown}")
+    raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
 
 
 def read_side(path: Path) -> dict[str, Any]:
@@ -97,3 +73,32 @@ def read_side(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")
     return values
+
+
+def _find_checkpoint(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: file not found")
+    patterns = file_patterns()
+    found = [file for pattern in patterns for file in sorted(path.glob(pattern))]
+    if not found:
+        raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
+    return found[0]
+
+
+def _read_source(path: Path, config: Path | None) -> Source:
+    side = config or next(
+        (path.with_name(name) for name in _SIDE_FILES if path.with_name(name).is_file()), None
+    )
+    fields = {} if side is None else read_side(side)
+    if path.suffix == ".safetensors":
+        return Source(read_weights(path), {}, fields)
+    content = read_torch_file(path)
+    hyper_parameters = content.get("hyper_parameters")
+    return Source(
+        tensors_of(content), hyper_parameters if isinstance(hyper_parameters, dict) else {}, fields
+    )

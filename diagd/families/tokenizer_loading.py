@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from diagd.families.cosmos.tokenizer import DECODER_NAME, ENCODER_NAME, CosmosTokenizer
-from diagd.families.wham.tokenizer import WHAM_KIND, WHAMTokenizer
+from diagd.families import table
 from diagd.tokenizers.storage import CONFIG_NAME, read_config
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
@@ -11,9 +10,9 @@ from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
     """Load the tokenizer of a folder, on the CPU.
 
-    A folder with `encoder.jit` and `decoder.jit` is Cosmos', as NVIDIA gives it out. In any other
-    one config.json says what it is: `"kind": "wham-vit-vqgan"`, or `"_class_name": "VQModel"` of
-    diffusers.
+    A folder with the TorchScript files of a family (`encoder.jit` and `decoder.jit` of Cosmos) is
+    that family's. In any other one config.json says what it is: a `kind` that a family knows, or
+    `"_class_name": "VQModel"` of diffusers.
 
     Args:
         allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
@@ -26,20 +25,24 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"tokenizer folder not found: {folder}")
-    encoder_path, decoder_path = folder / ENCODER_NAME, folder / DECODER_NAME
-    if encoder_path.is_file() or decoder_path.is_file():
-        if not allow_torchscript:
-            raise ValueError(
-                f"{folder} holds TorchScript, which runs code when it is loaded: "
-                "name this folder as the tokenizer if you trust it"
-            )
-        return CosmosTokenizer.from_jit(encoder_path, decoder_path)
+    formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
+    for form in formats:
+        if any((folder / name).is_file() for name in form.torchscript):
+            if not allow_torchscript:
+                raise ValueError(
+                    f"{folder} holds TorchScript, which runs code when it is loaded: "
+                    "name this folder as the tokenizer if you trust it"
+                )
+            return form.load(folder)
     config = read_config(folder / CONFIG_NAME)
-    if config.get("kind") == WHAM_KIND:
-        return WHAMTokenizer.from_pretrained(folder)
-    if config.get("_class_name") == "VQModel":
+    kind, name = config.get("kind"), config.get("_class_name")
+    for form in formats:
+        if form.kind is not None and form.kind == kind:
+            return form.load(folder)
+    if name == "VQModel":
         return VQTokenizer.from_pretrained(folder)
+    kinds = ", ".join(form.kind for form in formats if form.kind)
     raise ValueError(
-        f"{folder / CONFIG_NAME}: expected kind {WHAM_KIND} or _class_name VQModel, "
-        f"got {config.get('kind', config.get('_class_name'))!r}"
+        f"{folder / CONFIG_NAME}: expected kind {kinds} or _class_name VQModel, "
+        f"got {config.get('kind', name)!r}"
     )

@@ -22,8 +22,9 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
+from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
-from diagd.pipeline.pretrained import Habits, load_parts, prefix_ids, visual_ranges
+from diagd.pipeline.pretrained import load_parts, prefix_ids
 from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
 from diagd.tokenizers.vq import VideoTokenizer
 
@@ -52,7 +53,7 @@ class VideoGenerator:
         config: what the model is; the grid of a frame above all.
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: what actions there are; None for a model without actions.
-        habits: what is done where nothing else is asked for.
+        defaults: what is done where nothing else is asked for.
     """
 
     def __init__(
@@ -62,13 +63,13 @@ class VideoGenerator:
         config: ModelConfig,
         tokenizer: VideoTokenizer,
         vocabulary: ActionCodec | None,
-        habits: Habits,
+        defaults: GenerationDefaults,
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
-        self.config, self.habits = config, habits
+        self.config, self.defaults = config, defaults
         self.height, self.width = config.grid_height, config.grid_width
-        self.valid_range = visual_ranges(habits, config)
+        self.valid_range = visual_ranges(defaults, config)
 
     @classmethod
     def from_pretrained(
@@ -95,7 +96,7 @@ class VideoGenerator:
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
         model, runner, _ = prepare(parts.model, backend, int8)
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.habits)
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults)
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
@@ -128,7 +129,7 @@ class VideoGenerator:
             strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
                 `k=1` by default.
             context_actions: the m - 1 actions between the context frames.
-            sampling: as the model's makers do by default; visual ids only in any case.
+            sampling: the model's own by default; visual ids only in any case.
             text: (1, M, size) states of a text encoder, for models that read a text.
 
         Raises:
@@ -150,7 +151,7 @@ class VideoGenerator:
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
             context=text,
-            keep_frames=self.habits.keep_frames,
+            keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
         tokens = out.tokens[0]
@@ -211,7 +212,7 @@ class VideoGenerator:
             num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
             sampling=self.sampling(sampling),
             seed=seed,
-            keep_frames=self.habits.keep_frames,
+            keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
         prompt, context = self.prompt(frames, context_actions)
@@ -243,5 +244,5 @@ class VideoGenerator:
         return prompt_tokens(prefix_ids(self.config), grids, ids), grids
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: as asked for, else by habit; visual ids only."""
-        return self.habits.sampling(options, self.valid_range)
+        """Return how tokens are drawn: as asked for, else by default; visual ids only."""
+        return self.defaults.sampling(options, self.valid_range)

@@ -1,7 +1,7 @@
 """What a dream starts from: frames, the actions between them and those to come, a text.
 
-A prompt is a video, a still image, or one of WHAM's npz clips. A video's actions are in the jsonl
-file beside it; an npz clip has its own.
+A prompt is a video, a still image, or a recording (see `diagd.families.clip_files`). A video's
+actions are in the jsonl file beside it; a recording has its own.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ def read_start(
 ) -> Start:
     """Read the prompt of a dream.
 
-    The last frames of a video are continued. An npz clip is a whole recording: its first frames are
-    the context, and its own actions are what comes next.
+    The last frames of a video are continued. Of a recording, the first frames are the context, and
+    its own actions are what comes next.
 
     Args:
         wanted: frames that the model should see.
@@ -55,14 +55,15 @@ def read_start(
             f"context_frames must be 1 or a multiple of {step} and one more: the tokenizer joins "
             f"{step} frames, got {wanted}"
         )
-    if path.suffix == ".npz":
-        return _read_recording(path, world, wanted, num_frames, console)
+    recording = ClipFile(path.stem, path, world.vocabulary)
+    if recording.recording:
+        return _read_recording(recording, world, wanted, num_frames, console)
     video = read_video(path)
     count = min(wanted, len(video.frames))
     count -= (count - 1) % step
     if 1 < count < wanted:
         console.print(f"prompt has {count} frames: the model sees no more than these")
-    fps = float(video.fps) if len(video.frames) > 1 else world.habits.fps
+    fps = float(video.fps) if len(video.frames) > 1 else world.defaults.fps
     actions = None
     if world.vocabulary is not None:
         actions = []
@@ -73,11 +74,10 @@ def read_start(
 
 
 def _read_recording(
-    path: Path, world: VideoGenerator, wanted: int, num_frames: int, console: Console
+    recording: ClipFile, world: VideoGenerator, wanted: int, num_frames: int, console: Console
 ) -> Start:
     if world.vocabulary is None:
-        raise ValueError(f"{path}: an npz clip has actions, and this model takes none")
-    recording = ClipFile(path.stem, path, world.vocabulary, "leaving")
+        raise ValueError(f"{recording.path}: a recording has actions, and this model takes none")
     stored = recording.check(wanted)
     clip = recording.read(min(wanted + num_frames, stored))
     assert clip.actions is not None

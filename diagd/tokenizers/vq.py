@@ -8,7 +8,6 @@ writes patches: no feature map is ever as large as the frame, which on a CPU is 
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -39,7 +38,6 @@ from diagd.tokenizers.vq_models import (
     build_vq_model,
     fill_vq_model,
     memory_format,
-    mineworld_weights,
 )
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
@@ -229,27 +227,3 @@ class VQTokenizer:
         model = build_vq_model(config, config_path)
         fill_vq_model(model, read_tensors(weights_path), weights_path)
         return cls(model, batch_size, rounding)
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        config: str | Path,
-        weights: str | Path | Mapping[str, Tensor],
-        batch_size: int = BATCH_SIZE,
-    ) -> "VQTokenizer":
-        """Load the VQ-VAE of a MineWorld checkpoint, whose code rounds pixels down.
-
-        Args:
-            config: config.json of the diffusers VQModel.
-            weights: `vae.ckpt`, a main checkpoint that holds the tokenizer too, or named tensors
-                (see `mineworld_weights`).
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is corrupt or unsafe, no VQModel, or does not fit the other.
-        """
-        model = build_vq_model(read_config(Path(config)), Path(config))
-        given = isinstance(weights, Mapping)
-        tensors = mineworld_weights(weights if given else read_tensors(Path(weights)))
-        fill_vq_model(model, tensors, "the tokenizer" if given else weights)
-        return cls(model, batch_size, "down")

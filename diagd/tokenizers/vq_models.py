@@ -50,16 +50,3 @@ def memory_format(model: Any) -> torch.memory_format:
     so that their numbers are the same to the last bit.
     """
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
-
-
-def mineworld_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take the VQModel's weights out of a MineWorld checkpoint.
-
-    A main checkpoint keeps them under `tokenizer.model.`, beside the transformer; then the rest is
-    left out. `vae.ckpt` has nothing else, under `model.`.
-    """
-    inside = {name: value for name, value in tensors.items() if name.startswith("tokenizer.")}
-    return {
-        name.removeprefix("tokenizer.").removeprefix("model."): value
-        for name, value in (inside or tensors).items()
-    }

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from diagd.data.actions import ActionVocabulary
-from diagd.families.checkpoints import save_model
+from diagd.families.own_format import save_model
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.curves import plot_loss

@@ -7,9 +7,9 @@ import torch
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import load_model, model_path
+from diagd.families.presets import PRESETS
 from diagd.models.attention_init import aim_heads
 from diagd.models.config import ModelConfig
-from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from diagd.backends.merged_linears import MergedLinear, merge_linears
-from diagd.families.checkpoints import load_model, save_model
+from diagd.families.checkpoints import load_model
+from diagd.families.own_format import save_model
 from tests.models.feeding import feed
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 

@@ -1,8 +1,8 @@
 import pytest
 
 from diagd.benchmark import ceilings
+from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.models.presets import PRESETS
 from diagd.provenance import cpu_name
 from tests.worlds import HEIGHT, WIDTH, model_config
 

@@ -174,7 +174,7 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     shards = write_shard(tmp_path / "world_tokens", clips)
     shutil.copytree(world, tmp_path / "init_world")
     world, out = tmp_path / "init_world", tmp_path / "tuned"
-    (world / "habits.json").write_text('{"fps": 12, "row_lag": 2}')
+    (world / "generation.json").write_text('{"fps": 12, "row_lag": 2}')
     (world / "scenes").mkdir()
     (world / "scenes" / "hall.png").write_bytes(b"a picture")
     flags = (
@@ -188,8 +188,8 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     assert (told["init"], told["options"]["steps"]) == (str(world), 2)
     dreamt = command("generate", "--model", out, "--frames", 2, "--output", tmp_path / "dream.mp4")
     assert dreamt.code == 0, dreamt.err
-    habits = VideoGenerator.from_pretrained(out).habits
-    assert (habits.fps, habits.row_lag) == (12, 2)
+    defaults = VideoGenerator.from_pretrained(out).defaults
+    assert (defaults.fps, defaults.row_lag) == (12, 2)
     assert (out / "scenes" / "hall.png").read_bytes() == b"a picture"
 
 

@@ -11,7 +11,8 @@ from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.doom import ACTIONS
 from diagd.data.video import read_video, write_image, write_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.families.checkpoints import available_models, model_path, save_model
+from diagd.families.checkpoints import available_models, model_path
+from diagd.families.own_format import save_model
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.vq import VQTokenizer
 from tests.worlds import (

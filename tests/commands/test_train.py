@@ -10,7 +10,7 @@ import diagd
 from diagd.commands import train as training
 from diagd.commands.train import TrainOptions, main, next_token_loss
 from diagd.data.actions import ActionVocabulary
-from diagd.models.presets import PRESETS
+from diagd.families.presets import PRESETS
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training import loop as training_loop
 from diagd.training.curves import plot_loss

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diagd.families import checkpoints
-from diagd.families.checkpoints import available_models, load_model, model_path, save_model
+from diagd.families.checkpoints import available_models, load_model, model_path
+from diagd.families.own_format import save_model
 from diagd.models import weight_files
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 

@@ -187,7 +187,7 @@ def test_what_is_not_there_is_named(tmp_path, videos):
     with pytest.raises(FileNotFoundError, match=r"no clips \(\.mp4, \.mkv, .*\) in /"):
         find_clips(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no clips \(\.npz\) in /"):
-        find_clips(videos, kind="npz")
+        find_clips(videos, kind="recordings")
     with pytest.raises(ValueError, match="clips with actions need a model that takes actions"):
         find_clips(videos, kind="actions")
     (tmp_path / "clip.mp4").write_bytes(b"")

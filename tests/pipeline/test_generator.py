@@ -6,7 +6,7 @@ import torch
 
 import diagd
 from diagd.data.video import read_video
-from diagd.pipeline.pretrained import Habits
+from diagd.families.defaults import GenerationDefaults
 from diagd.tokenizers.vq import VQTokenizer
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, NUM_CODES, WALK, WIDTH, WIDTH_PX, write_world
 
@@ -94,7 +94,7 @@ def test_the_row_start_is_handed_on(generator, world, context):
 
 
 def test_sampling_is_temperature_1_and_top_p_by_default(generator, context):
-    usual = Habits().sampling(None, (0, NUM_CODES))
+    usual = GenerationDefaults().sampling(None, (0, NUM_CODES))
     default = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3)
     told = generator.generate(context, WALK, 3, context_actions=BETWEEN, seed=3, sampling=usual)
     assert (usual.temperature, usual.top_p) == (1.0, 0.9)

@@ -24,9 +24,10 @@ from diagd.tokenizers.storage import require_file
 
 ENCODER_NAME = "encoder.jit"
 DECODER_NAME = "decoder.jit"
+COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
 HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
 WINDOW = 33  # frames
-WINDOW_GRIDS = 5
+WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 
 
 def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
@@ -66,8 +67,8 @@ class CosmosTokenizer:
     """
 
     codebook_size = CODEBOOK_SIZE
-    compression = 16
-    temporal_compression = 8
+    compression = COMPRESSION
+    temporal_compression = TEMPORAL_COMPRESSION
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
@@ -149,7 +150,7 @@ class CosmosTokenizer:
         """Paint the frames, rounding pixels down as NVIDIA's code does.
 
         Args:
-            tokens: (grids, height, width) integers in [0, 64000); every 5 grids begin a window.
+            tokens: (grids, height, width) integers in [0, codebook_size), windows of 5.
 
         Returns:
             (T, H_px, W_px, 3) uint8 RGB.

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from diagd.families.naming import Family, Renamed, Source, count_layers, rename
+from diagd.families.cosmos.presets import LATENT_SHAPE, YARN_FACTOR, released_like
+from diagd.families.family import ReleasedFormat, Renamed, Source
+from diagd.families.naming import count_layers, rename
 from diagd.models.config import ModelConfig
 
-_LATENT_SHAPE = (5, 40, 64)
-_YARN_SHAPE = (3, 40, 64)
-_YARN_MODEL = (5120, 40)  # hidden size and layers of 12B and 13B, the two trained with YaRN
 _BLOCK = "model.layers.{i}."
 _MODULES = {
     "model.embed_tokens": "tok_embeddings",
@@ -58,7 +57,7 @@ def convert(source: Source) -> Renamed:
     num_layers = count_layers(tensors, "layers.")
     has_text = "layers.0.cross_attention.wq.weight" in tensors
     weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
-    return Renamed("Cosmos", _config(source, tensors, num_layers, has_text), weights)
+    return Renamed(_config(source, tensors, num_layers, has_text), weights)
 
 
 def _config(
@@ -68,9 +67,10 @@ def _config(
     embedding_rows, hidden_size = tensors["tok_embeddings.weight"].shape
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
     vocab_size = len(tensors["output.weight"])
-    frames, height, width = side.get("video_latent_shape") or _LATENT_SHAPE
-    has_yarn = side.get("apply_yarn", (hidden_size, num_layers) == _YARN_MODEL)
-    yarn_shape = side.get("original_latent_shape") or _YARN_SHAPE
+    released = released_like(hidden_size, num_layers)
+    frames, height, width = side.get("video_latent_shape") or LATENT_SHAPE
+    has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
+    yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
@@ -85,11 +85,11 @@ def _config(
         grid_width=width,
         prefix_length=int(has_text),
         extra_embeddings=embedding_rows - vocab_size,
-        norm_eps=float(side.get("norm_eps", 1e-5)),
+        norm_eps=float(side.get("norm_eps", released.norm_eps)),
         qk_norm=True,
         position="rope3d",
-        rope_theta=float(side.get("rope_theta", 500000)),
-        yarn_factor=float(side.get("yarn_scale") or 2) if has_yarn else 1.0,
+        rope_theta=float(side.get("rope_theta", released.rope_theta)),
+        yarn_factor=float(side.get("yarn_scale") or YARN_FACTOR) if has_yarn else 1.0,
         yarn_frames=yarn_shape[0],
         yarn_height=yarn_shape[1],
         context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
@@ -106,4 +106,4 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-COSMOS = Family("Cosmos", recognises, convert)
+RELEASED = ReleasedFormat(("model.pt",), frozenset({"dim", "n_layers"}), recognises, convert)

@@ -1,4 +1,4 @@
-"""Minecraft actions: words, VPT recordings, and the eleven tokens that MineWorld reads.
+"""Minecraft actions: words, VPT recordings, and the tokens that MineWorld reads.
 
 An action is a set of buttons and a camera turn, written `forward+jump+camera(-5,12.5)`: degrees of
 pitch (down is positive), then yaw (right is positive). Source: MineWorld's token layout
@@ -19,8 +19,10 @@ BUTTONS = (
     *("swapHands", "pickItem", "inventory", "ESC"),
     *(f"hotbar.{number}" for number in range(1, 10)),
 )
-FIRST_PITCH, FIRST_YAW, NUM_BINS = 23, 44, 21  # ids of the camera bins
-BEGIN, NULL, END = 65, 66, 67
+NUM_BINS = 21  # of the camera, along each axis
+FIRST_PITCH = len(BUTTONS)
+FIRST_YAW = FIRST_PITCH + NUM_BINS
+BEGIN, NULL, END = range(FIRST_YAW + NUM_BINS, FIRST_YAW + NUM_BINS + 3)
 MAX_DEGREES = 90.0
 MU = 11.4887
 DEGREES_PER_PIXEL = 360 / 2400  # of mouse movement
@@ -64,16 +66,16 @@ class MinecraftActions:
 
     Words are the buttons (`inventory`, `swapHands` and `ESC` excepted: no token stands for them),
     `camera(PITCH,YAW)` in degrees, `look_left` and the like for 5 degrees, and `none`. Camera words
-    add up. Local ids 68 and 69 are spare: they fill the model's vocabulary, and mean nothing.
+    add up. The last two local ids are spare: they fill the model's vocabulary, and mean nothing.
     """
 
     names = ("none", *SEEN_BUTTONS, *LOOKS)
-    num_tokens = 11
-    num_ids = 70
+    num_tokens = 3 + len(GROUPS) + 1
+    num_ids = END + 1 + 2
     combines = True
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the 11 local ids: begin, pitch, yaw, seven groups of buttons, end.
+        """Return the local ids: begin, pitch, yaw, seven groups of buttons, end.
 
         Raises:
             ValueError: an unknown word, or a camera without two finite numbers.

@@ -1,7 +1,7 @@
-"""MineWorld checkpoints, and other LLaMAs over visual tokens with 11 action tokens a frame.
+"""MineWorld checkpoints, and other LLaMAs over visual tokens with action tokens between frames.
 
 The weights are a plain Hugging Face LLaMA's. Its YAML config, or a Hugging Face config.json, has
-the sizes; without one, heads are 64 wide and the context holds 16 frames, as released.
+the sizes; without one, they are those of the released models.
 """
 
 from collections.abc import Mapping
@@ -9,16 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from diagd.families.naming import Family, Renamed, Source, count_layers
+from diagd.families.family import ReleasedFormat, Renamed, Source
+from diagd.families.mineworld.actions import MinecraftActions
+from diagd.families.mineworld.presets import GRID, HEAD_DIM, positions_of
+from diagd.families.naming import count_layers
 from diagd.models.config import ModelConfig
 
 TOKENIZER_PREFIX = "tokenizer."
-NUM_ACTION_IDS = 70
-NUM_ACTION_TOKENS = 11
 _TRANSFORMER = "transformer."
-_HEAD_DIM = 64
-_GRID = (14, 24)
-_FRAMES = 16
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -38,13 +36,13 @@ def convert(source: Source) -> Renamed:
         for name, tensor in source.tensors.items()
         if not name.startswith(TOKENIZER_PREFIX)
     }
-    side = _llama_fields(source.side)
+    side = nested(source.side, "model", "params", "transformer_config", "params") or source.side
     vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
-    num_heads = int(side.get("num_attention_heads", max(query_rows // _HEAD_DIM, 1)))
+    num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
     head_dim = query_rows // num_heads
-    height, width = side.get("grid_height", _GRID[0]), side.get("grid_width", _GRID[1])
-    actions = side.get("num_action_tokens", NUM_ACTION_TOKENS)
+    height, width = side.get("grid_height", GRID[0]), side.get("grid_width", GRID[1])
+    actions = side.get("num_action_tokens", MinecraftActions.num_tokens)
     config = ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=len(weights["model.layers.0.mlp.gate_proj.weight"]),
@@ -53,26 +51,31 @@ def convert(source: Source) -> Renamed:
         num_kv_heads=len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
         head_dim=head_dim,
         vocab_size=vocab_size,
-        image_vocab_size=int(side.get("image_vocab_size", vocab_size - NUM_ACTION_IDS)),
+        image_vocab_size=int(side.get("image_vocab_size", vocab_size - MinecraftActions.num_ids)),
         max_positions=int(
-            side.get("max_position_embeddings", _FRAMES * (height * width + actions))
+            side.get("max_position_embeddings", positions_of(height, width, actions))
         ),
         grid_height=height,
         grid_width=width,
         num_action_tokens=actions,
-        norm_eps=float(side.get("rms_norm_eps", 1e-5)),
-        rope_theta=float(side.get("rope_theta", 10000.0)),
+        norm_eps=float(side.get("rms_norm_eps", ModelConfig.norm_eps)),
+        rope_theta=float(side.get("rope_theta", ModelConfig.rope_theta)),
         bias=bool(side.get("attention_bias", False)),
         tie_embeddings="lm_head.weight" not in weights,
     )
-    return Renamed("MineWorld", config, weights)
+    return Renamed(config, weights)
 
 
-def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the LlamaConfig fields of MineWorld's YAML, or of a Hugging Face config.json."""
-    for key in ("model", "params", "transformer_config", "params"):
-        side = side.get(key, side)
-    return side
+def nested(fields: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """Return the fields below these keys of a MineWorld YAML; empty where a key is missing."""
+    for key in keys:
+        fields = fields.get(key, {})
+    return fields
 
 
-MINEWORLD = Family("MineWorld", recognises, convert)
+RELEASED = ReleasedFormat(
+    files=("*.ckpt", "model.safetensors", "pytorch_model.bin"),
+    config_fields=frozenset({"model", "model_type", "num_attention_heads"}),
+    recognises=recognises,
+    convert=convert,
+)

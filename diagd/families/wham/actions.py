@@ -1,4 +1,4 @@
-"""Actions of Microsoft's WHAM: twelve gamepad buttons and four stick axes, as sixteen tokens.
+"""Actions of Microsoft's WHAM: twelve gamepad buttons and four stick axes, a token each.
 
 Which button is which, and the order of the axes, is not published: words number them from 1,
 `button1+stick2=7`. A stick axis is one of eleven bins, 5 is at rest.
@@ -41,7 +41,7 @@ class WHAMActions:
     combines = True
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the 16 local ids: one a button, then one a stick axis.
+        """Return the local ids: one a button, then one a stick axis.
 
         Raises:
             ValueError: an unknown word or bin.
@@ -68,7 +68,7 @@ class WHAMActions:
         """Return the action that has these tokens.
 
         Raises:
-            ValueError: not 16 tokens, or one outside its place's range.
+            ValueError: not one token for each, or one outside its place's range.
         """
         ranges = action_ranges()
         if len(tokens) != len(ranges) or not all(
@@ -80,8 +80,8 @@ class WHAMActions:
     def action_of(self, record: dict[str, Any]) -> str:
         """Read one line of an action file.
 
-        It holds `{"action": WORDS}`, `{"action": [16 numbers]}` as in an npz file, or
-        `{"buttons": [12 numbers], "sticks": [4 bins]}`.
+        It holds `{"action": WORDS}`, `{"action": [NUMBERS]}` as a row of an npz file, or
+        `{"buttons": [NUMBERS], "sticks": [BINS]}`.
 
         Raises:
             ValueError: another form, or numbers out of range.
@@ -99,7 +99,7 @@ class WHAMActions:
             action = buttons + sticks
         if not isinstance(action, list) or not all(isinstance(v, int | float) for v in action):
             raise ValueError(
-                'expected {"action": WORDS}, {"action": [16 NUMBERS]} or '
+                f'expected {{"action": WORDS}}, {{"action": [{self.num_tokens} NUMBERS]}} or '
                 f'{{"buttons": [...], "sticks": [...]}}, got {json.dumps(record)[:60]}'
             )
         return actions_of_rows([action])[0]
@@ -109,13 +109,13 @@ def actions_of_rows(rows: ArrayLike) -> list[str]:
     """Turn the `actions` of an npz file into words.
 
     Args:
-        rows: (T, 16) numbers: twelve buttons, 0 or 1, then four stick axes, bins 0 to 10.
+        rows: (T, num_tokens) numbers: twelve buttons, 0 or 1, then four stick axes, bins 0 to 10.
 
     Raises:
         ValueError: another shape, or a number out of range (row and place are named).
     """
     values = np.asarray(rows)
-    width = NUM_BUTTONS + NUM_STICKS
+    width = WHAMActions.num_tokens
     if values.ndim != 2 or values.shape[1] != width or values.dtype.kind not in "biuf":
         raise ValueError(f"actions must be (T, {width}) numbers, got {values.dtype} {values.shape}")
     sizes = np.asarray([high - low for low, high in action_ranges()])
@@ -147,7 +147,7 @@ def stick_bins(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def action_ranges() -> tuple[tuple[int, int], ...]:
-    """Return the local ids, low <= id < high, that each of the 16 tokens of an action may have."""
+    """Return the local ids, low <= id < high, that each token of an action may have."""
     buttons = [(2 * place, 2 * place + 2) for place in range(NUM_BUTTONS)]
     starts = [FIRST_STICK_ID + NUM_BINS * place for place in range(NUM_STICKS)]
     return (*buttons, *((low, low + NUM_BINS) for low in starts))

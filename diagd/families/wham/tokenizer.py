@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diagd.data.video import resize
 from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig, empty_vit_vqgan
+from diagd.families.wham.weights import HEAD_SIZE, TOKENIZER_PREFIX
 from diagd.tokenizers.frames import (
     BATCH_SIZE,
     check_batch_size,
@@ -33,7 +34,6 @@ from diagd.tokenizers.storage import (
 
 WHAM_KIND = "wham-vit-vqgan"
 WEIGHTS_NAME = "model.safetensors"
-PREFIX = "context_encoders.images."  # of the tokenizer's weights in a WHAM checkpoint
 
 _MEAN = (0.485, 0.456, 0.406)  # of ImageNet, RGB in [0, 1]
 _DEVIATION = (0.229, 0.224, 0.225)
@@ -142,10 +142,10 @@ class WHAMTokenizer:
             chunks.append(paint(values * 255, "down"))
         return torch.cat(chunks).to(tokens.device)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors (float32), each under its name when whole."""
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write config.json and model.safetensors, each under its name only when whole."""
         config = {"kind": WHAM_KIND} | asdict(self.model.config)
-        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, torch.float32)
+        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, batch_size: int = BATCH_SIZE) -> "WHAMTokenizer":
@@ -183,7 +183,7 @@ def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor],
     height_px: int,
     width_px: int,
-    head_size: int = 64,
+    head_size: int = HEAD_SIZE,
 ) -> WHAMTokenizer:
     """Take the tokenizer out of a WHAM checkpoint; sizes are read from the shapes.
 
@@ -198,7 +198,11 @@ def wham_tokenizer_from_weights(
             another number of patches than the weights have positions.
     """
     where = "the WHAM tokenizer"
-    found = {n.removeprefix(PREFIX): w for n, w in weights.items() if n.startswith(PREFIX)}
+    found = {
+        name.removeprefix(TOKENIZER_PREFIX): weight
+        for name, weight in weights.items()
+        if name.startswith(TOKENIZER_PREFIX)
+    }
     found = {
         name: weight
         for name, weight in (found or weights).items()

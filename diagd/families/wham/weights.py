@@ -1,6 +1,6 @@
 """Microsoft WHAM checkpoints: the Lightning files of the 200M and the 1.6B model.
 
-A GPT with learned positions over frames of visual tokens and 16 action tokens. Its image tokenizer
+A GPT with learned positions over frames of visual tokens and action tokens. Its image tokenizer
 is in the same file, under `TOKENIZER_PREFIX`. Block versions differ in whether the norms inside the
 blocks have parameters, which the tensors show; the number of heads they do not show.
 """
@@ -10,13 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from diagd.families.naming import Family, Renamed, Source, count_layers, rename
+from diagd.families.family import ReleasedFormat, Renamed, Source
+from diagd.families.naming import count_layers, rename
+from diagd.families.wham.actions import WHAMActions
+from diagd.families.wham.presets import PRESETS, SIZE_PX
 from diagd.models.config import ModelConfig
 from diagd.models.torch_files import Record
 
 TOKENIZER_PREFIX = "context_encoders.images."
-NUM_ACTION_TOKENS = 16
-NUM_ACTION_IDS = 68
+HEAD_SIZE = 64  # of its image tokenizer, where nothing says other
 _GPT = "predictor.gpt_model."
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."
 _MODULES = {
@@ -38,8 +40,7 @@ _HEADS_BY_NAME = {
     "wham-4kvocab-1.6b": 18,
     "wham-3b": 24,
 }
-_HEADS_BY_SHAPE = {(16, 1024): 16, (24, 2304): 18}
-_RELEASED_SIZE_PX = (180, 300)  # height and width of the frames of both released models
+_HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
 
 
 def recognises(tensors: Mapping[str, Tensor]) -> bool:
@@ -62,19 +63,25 @@ def convert(source: Source) -> Renamed:
     num_layers = count_layers(gpt, "transformer.h.")
     has_norms = "transformer.h.0.ln_1.weight" in gpt
     weights = rename(gpt, {**_MODULES, **(_BLOCK_NORMS if has_norms else {})}, num_layers)
-    return Renamed("WHAM", _config(source, gpt, num_layers, has_norms), weights)
+    return Renamed(_config(source, gpt, num_layers, has_norms), weights)
 
 
 def frame_size_px(source: Source) -> tuple[int, int]:
     """Return height and width of a frame, in pixels, as the checkpoint or its side file says."""
     if "image_height" in source.side:
         return source.side["image_height"], source.side["image_width"]
-    spec = tokenizer_spec(source)
+    spec = _tokenizer_spec(source)
     height, width = spec.get("image_size_per_y_axis"), spec.get("image_size_per_x_axis")
-    return (int(height), int(width)) if height and width else _RELEASED_SIZE_PX
+    return (int(height), int(width)) if height and width else SIZE_PX
 
 
-def tokenizer_spec(source: Source) -> dict[str, Any]:
+def head_size(source: Source) -> int:
+    """Return the width of an attention head of the image tokenizer, as said or as usual."""
+    given = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size", HEAD_SIZE)
+    return int(given)
+
+
+def _tokenizer_spec(source: Source) -> dict[str, Any]:
     """Return what the hyper-parameters say of the image tokenizer (`head_size`, its frame size)."""
     images = source.hyper_parameters.get("context_encoder_args", {}).get("images")
     keywords = images.get("pl_kwargs", {}) if isinstance(images, Record) else {}
@@ -98,11 +105,11 @@ def _config(
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
         vocab_size=vocab_size,
-        image_vocab_size=vocab_size - NUM_ACTION_IDS,
+        image_vocab_size=vocab_size - WHAMActions.num_ids,
         max_positions=len(gpt["transformer.wpe.weight"]),
         grid_height=-(-height_px // patch_px),
         grid_width=-(-width_px // patch_px),
-        num_action_tokens=NUM_ACTION_TOKENS,
+        num_action_tokens=WHAMActions.num_tokens,
         norm="layer",
         norm_affine=has_norms,
         mlp="gelu",
@@ -129,4 +136,4 @@ def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
     return int(found)
 
 
-WHAM = Family("WHAM", recognises, convert)
+RELEASED = ReleasedFormat(("*.ckpt",), frozenset({"n_head"}), recognises, convert)

@@ -13,8 +13,8 @@ from torch import Tensor
 from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
+from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import Habits
 
 Order = int | Literal["raster", "exact"]
 MAX_TEMPERATURE = 5.0
@@ -32,8 +32,8 @@ class Controls:
     """
 
     order: Order = 1
-    temperature: float = Habits.temperature
-    top_p: float = Habits.top_p or 1.0
+    temperature: float = GenerationDefaults.temperature
+    top_p: float = GenerationDefaults.top_p or 1.0
 
     def __post_init__(self) -> None:
         if self.order not in ("raster", "exact") and (

@@ -18,8 +18,9 @@ from diagd.families.mineworld.actions import (
     bin_degrees,
     camera_bin,
 )
+from tests.data.fixtures import FIXTURES
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "minecraft_actions.json"
+FIXTURE = FIXTURES / "minecraft_actions.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]  # lines, and the tokens MineWorld's code gives
 CODEC = MinecraftActions()
 PITCH_0, YAW_0 = FIRST_PITCH + 10, FIRST_YAW + 10

@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ from diagd.families.wham.actions import (
     actions_of_rows,
     stick_bins,
 )
+from tests.data.fixtures import FIXTURES
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "wham_actions.json"
+FIXTURE = FIXTURES / "wham_actions.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]  # rows of npz files, and the tokens of WHAM's code
 CODEC = WHAMActions()
 REST = (*range(0, 24, 2), 29, 40, 51, 62)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.families.wham.tokenizer import PREFIX, WHAMTokenizer, wham_tokenizer_from_weights
+from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
+from diagd.families.wham.weights import TOKENIZER_PREFIX
 from tests.data.fixtures import (
     every_wham,
     golden,
@@ -34,7 +35,7 @@ def small_tokenizer(batch_size: int = 8) -> WHAMTokenizer:
 
 def build(**changes) -> WHAMTokenizer:
     """Load wham_tiny_v2 from weights that lack the names given as None and hold the others."""
-    weights = {n.removeprefix(PREFIX): w for n, w in wham_weights("wham_tiny_v2").items()}
+    weights = {n.removeprefix(TOKENIZER_PREFIX): w for n, w in wham_weights("wham_tiny_v2").items()}
     weights |= {name: weight for name, weight in changes.items() if weight is not None}
     kept = {n: w for n, w in weights.items() if n not in changes or changes[n] is not None}
     return wham_tokenizer_from_weights(kept, 18, 28, 8)
@@ -96,9 +97,9 @@ def test_the_prefix_may_be_missing_and_the_rest_of_the_checkpoint_is_left_out():
     frames, tokens = wham_frames("wham_tiny"), wham_tokenizer("wham_tiny").encode
     weights = wham_weights("wham_tiny")
     for given in (
-        {name.removeprefix(PREFIX): weight for name, weight in weights.items()},
+        {name.removeprefix(TOKENIZER_PREFIX): weight for name, weight in weights.items()},
         weights | {"predictor.gpt_model.lm_head.weight": torch.zeros(3, 2)},
-        weights | {f"{PREFIX}patch_gan.0.weight": torch.zeros(2)},
+        weights | {f"{TOKENIZER_PREFIX}patch_gan.0.weight": torch.zeros(2)},
     ):
         again = wham_tokenizer_from_weights(given, 30, 40, head_size=12)
         assert again.encode(frames).equal(tokens(frames))

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diagd.data.video import read_video
-from diagd.pipeline.pretrained import Habits
+from diagd.families.defaults import GenerationDefaults
 from diagd.web.play.session import Controls, Session, Start, checksum_of
 from tests.worlds import NAMES, PROMPT_ACTIONS, WIDTH, smooth_frames
 
@@ -66,8 +66,8 @@ def test_exact_frames_are_raster_s_among_others(dreamer, start):
 
 def test_defaults_are_the_pipeline_s():
     assert (Controls().temperature, Controls().top_p) == (
-        Habits.temperature,
-        Habits.top_p,
+        GenerationDefaults.temperature,
+        GenerationDefaults.top_p,
     )
 
 

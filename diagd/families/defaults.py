@@ -1,0 +1,70 @@
+"""Generation defaults: how the makers of a model use it, where nothing else is asked for."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.plan import RowStart
+from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """How the makers of a model use it; every flag of `diagd generate` can say otherwise.
+
+    Attributes:
+        fps: frames a second of its videos.
+        context_frames: frames of the prompt that it sees.
+        num_frames: frames to generate.
+        row_lag: the paper's choice of k for it.
+        overlap: whether a frame starts row_lag * height steps after the one before.
+        temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
+        keep_frames: frames that stay when the context is full; None: half of what it holds.
+        first_id: lowest visual id at the first place of a frame.
+    """
+
+    fps: float = 8.75
+    context_frames: int = 4
+    num_frames: int = 16
+    row_lag: int = 1
+    overlap: bool = False
+    temperature: float = 1.0
+    top_p: float | None = 0.9
+    exclusive_top_p: bool = False
+    keep_frames: int | None = None
+    first_id: int = 0
+
+    def strategy(
+        self,
+        height: int,
+        row_lag: int | None = None,
+        frame_lag: int | None = None,
+        row_start: RowStart | None = None,
+    ) -> Diagonal:
+        """Return the diagonals of frames of so many rows, with what is not given filled in."""
+        row_lag = self.row_lag if row_lag is None else row_lag
+        if frame_lag is None and self.overlap:
+            frame_lag = row_lag * height
+        return Diagonal(row_lag, frame_lag, row_start or "temporal")
+
+    def sampling(
+        self, options: SamplingOptions | None, valid_range: tuple[int, int] | Tensor
+    ) -> SamplingOptions:
+        """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
+        options = options or SamplingOptions(self.temperature, top_p=self.top_p)
+        if options.valid_range is not None:
+            return options
+        return replace(options, valid_range=valid_range, exclusive_top_p=self.exclusive_top_p)
+
+
+def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Tensor:
+    """Return the visual ids that may be drawn: one range, or one for each place of a frame."""
+    if not defaults.first_id:
+        return 0, config.image_vocab_size
+    ranges = torch.zeros(config.grid_height, config.grid_width, 2, dtype=torch.int64)
+    ranges[..., 1] = config.image_vocab_size
+    ranges[0, 0, 0] = defaults.first_id
+    return ranges

@@ -1,0 +1,142 @@
+"""What is known of a family of released models, in one record: `Family`.
+
+A family is one folder and one line in `families/table.py`. Its `family.py` ties together what the
+other files of the folder say: weights, tokenizer, actions, clips, generation defaults.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from diagd.data.actions import ActionCodec
+from diagd.families.defaults import GenerationDefaults
+from diagd.models.config import ModelConfig
+from diagd.tokenizers.vq import VideoTokenizer
+
+ActionRows = Literal["arriving", "leaving"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a checkpoint as read.
+
+    Attributes:
+        tensors: by the names of the file.
+        hyper_parameters: what the file itself says of the model, if anything.
+        side: the fields of a config file given or found beside it; empty without one.
+    """
+
+    tensors: Mapping[str, Tensor]
+    hyper_parameters: Mapping[str, Any]
+    side: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A checkpoint in our words: what the model is, and its weights."""
+
+    config: ModelConfig
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint recognised and not yet loaded.
+
+    Attributes:
+        family: whose it is.
+        path: the file with the weights.
+        config: what the model is.
+        weights: under our names, mapped into memory.
+        source: the files as they are.
+    """
+
+    family: "Family"
+    path: Path
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    source: Source
+
+
+@dataclass(frozen=True)
+class ReleasedFormat:
+    """How the checkpoints of a family look as released, and what becomes of them.
+
+    Attributes:
+        files: glob patterns of their names.
+        config_fields: names in its config files that tell them from ours.
+        recognises: whether tensors, by the names of the file, are this family's.
+        convert: say in our words what a checkpoint is; raises ValueError where it does not fit.
+    """
+
+    files: tuple[str, ...]
+    config_fields: frozenset[str]
+    recognises: Callable[[Mapping[str, Tensor]], bool]
+    convert: Callable[[Source], Renamed]
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """A folder that holds a tokenizer in a format of a family's own.
+
+    Attributes:
+        load: read it, to the CPU.
+        kind: what `kind` in its config.json says.
+        torchscript: names of TorchScript files that give it away; they run code when loaded.
+    """
+
+    load: Callable[[Path], VideoTokenizer]
+    kind: str | None = None
+    torchscript: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordingFormat:
+    """Files that hold the frames of a clip together with its actions.
+
+    Attributes:
+        suffix: of their names, in lower case.
+        rows: what row t of the actions did: lead to frame t (`arriving`), or lead away from it, to
+            frame t + 1 (`leaving`).
+        length: number of frames and frame rate of a file; decodes nothing.
+        frames: yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB.
+        actions: words of all stored rows.
+    """
+
+    suffix: str
+    rows: ActionRows
+    length: Callable[[Path], tuple[int, Fraction]]
+    frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
+    actions: Callable[[Path], list[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family of models: all that loaders and commands know of it.
+
+    Attributes:
+        name: what people call it; `actions.json` of a converted model names it, too.
+        defaults: how its makers use the model of a checkpoint.
+        licence: of what was released, as far as we know; no advice.
+        released: its checkpoints; None for our own folders, which need no translation.
+        tokenizer: build the tokenizer that comes with a checkpoint, or return None where it is
+            not there. None: it never comes with one, and the user names its folder.
+        tokenizer_folder: a format of tokenizer folders that the family brings.
+        actions: how its actions become tokens. None: as an `actions.json` beside the weights says.
+        recordings: a format of clips that the family brings.
+        presets: shapes of its models, by name.
+    """
+
+    name: str
+    defaults: Callable[[Checkpoint], GenerationDefaults]
+    licence: str = ""
+    released: ReleasedFormat | None = None
+    tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
+    tokenizer_folder: TokenizerFolder | None = None
+    actions: ActionCodec | None = None
+    recordings: RecordingFormat | None = None
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)

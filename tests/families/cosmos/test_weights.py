@@ -1,0 +1,118 @@
+"""Cosmos in miniature against what NVIDIA's code computes with the same weights."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.sampling import SamplingOptions, truncate
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.families.checkpoints import find_model, load_model
+from diagd.families.cosmos.presets import PRESETS
+from diagd.models.rotary import PositionTable, RotaryTable, rotary_frequencies_3d
+from tests.data.fixtures import FIXTURES
+from tests.families.goldens import close, feed_in_turn, model_golden
+
+COSMOS = [f"cosmos_tiny_{letter}" for letter in "abcd"]
+
+
+def raster_frame(model, prompt, height, width, **settings):
+    """Decode one frame after the prompt, token by token; (B, height * width)."""
+    engine = DecodingEngine(model, height, width, batch_size=len(prompt), **settings)
+    context = prompt.shape[1] // (height * width)
+    engine.prefill(prompt, context)
+    schedule = DiagonalSchedule.raster(TokenGrid(1, height, width))
+    return next(engine.decode(schedule)).flatten(1)
+
+
+@pytest.mark.parametrize("name", COSMOS)
+@torch.no_grad()
+def test_cosmos_logits_and_every_block_are_those_of_its_own_code(name):
+    model, data = load_model(FIXTURES / name / "model.pt"), model_golden(name)
+    blocks = []
+    for block in model.model.layers:
+        block.register_forward_hook(lambda module, inputs, output: blocks.append(output))
+    close(model.logits(data["tokens"], data.get("context")), data["full_logits"])
+    for i, output in enumerate(blocks):
+        close(output, data[f"block_out_{i}"])
+
+
+@pytest.mark.parametrize("name", ["cosmos_tiny_b", "cosmos_tiny_d"])
+@torch.no_grad()
+def test_cosmos_reads_a_text_of_which_only_a_part_may_be_seen(name):
+    model, data = load_model(FIXTURES / name), model_golden(name)
+    logits = model.logits(
+        data["tokens"], data["context"], context_visible=data["context_mask_ragged"]
+    )
+    close(logits, data["full_logits_ragged"])
+
+
+@pytest.mark.parametrize("name", COSMOS)
+@torch.no_grad()
+def test_cosmos_through_the_cache_is_cosmos_in_one_step(name):
+    model, data = load_model(FIXTURES / name), model_golden(name)
+    prefill = data["prefill_logits"].shape[1]
+    first, others = feed_in_turn(model, data["tokens"], prefill, data.get("context"))
+    close(first, data["prefill_logits"])
+    close(others, data["decode_logits"])
+
+
+@pytest.mark.parametrize("name", COSMOS)
+def test_cosmos_greedy_tokens_are_those_of_its_own_generate(name):
+    model, data = load_model(FIXTURES / name), model_golden(name)
+    tokens = raster_frame(model, data["greedy_prompt"], 4, 6, context=data.get("context"))
+    assert torch.equal(tokens, data["greedy_tokens"])
+
+
+@pytest.mark.parametrize("name", COSMOS)
+def test_cosmos_position_tables_are_its_own(name):
+    config, data = find_model(FIXTURES / name).config, model_golden(name)
+    table, length = RotaryTable(config), config.max_positions
+    close(table.cos, data["rope_cos"][:length, : config.head_dim // 2])
+    close(table.sin, data["rope_sin"][:length, : config.head_dim // 2])
+    if config.position_table:
+        assert torch.equal(PositionTable(config).table.float(), data["abs_pos_emb"][:length])
+
+
+@pytest.mark.parametrize("size", ["4b", "5b", "12b", "13b"])
+def test_the_presets_have_the_tables_of_the_released_models(size):
+    config, data = PRESETS[f"cosmos-{size}"], load_file(FIXTURES / "cosmos_real_tables.safetensors")
+    time, space = rotary_frequencies_3d(config)
+    torch.testing.assert_close(time, data[f"{size}.temporal_inv_freq"])
+    torch.testing.assert_close(space, data[f"{size}.spatial_inv_freq"])
+    positions, table = data[f"{size}.positions"], RotaryTable(config)
+    inside = positions < config.max_positions  # beyond are the zero angles of their padding
+    assert inside.sum() > 10
+    for name, values in (("cos", table.cos), ("sin", table.sin)):
+        expected = data[f"{size}.rope_{name}"][inside, : config.head_dim // 2]
+        close(values[positions[inside]], expected)
+    if config.position_table:
+        rows = PositionTable(config).table[positions[inside]]
+        assert torch.equal(rows, data[f"{size}.abs_pos_emb"][inside])
+
+
+@pytest.mark.parametrize(
+    ("key", "temperature", "top_p"), [("top_p_probs", 1.0, 0.8), ("top_p_probs_t07_p09", 0.7, 0.9)]
+)
+@pytest.mark.parametrize("name", COSMOS)
+def test_cosmos_draws_from_the_probabilities_of_its_own_rule(name, key, temperature, top_p):
+    data = model_golden(name)
+    logits = data["prefill_logits"][:, -1]
+    kept = truncate(logits / temperature, SamplingOptions(temperature, top_p=top_p))
+    torch.testing.assert_close(kept.softmax(-1), data[key], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_cosmos_weights_may_be_wrapped_and_prefixed_or_not(wrapped, prefix, tmp_path):
+    weights = torch.load(FIXTURES / "cosmos_tiny_a" / "model.pt", weights_only=True)
+    weights = {prefix + name.removeprefix("model."): value for name, value in weights.items()}
+    weights[prefix + "layers.0.attention._extra_state"] = torch.zeros(1)
+    torch.save({"model": weights} if wrapped else weights, tmp_path / "model.pt")
+    shutil.copy(FIXTURES / "cosmos_tiny_a" / "config.json", tmp_path)
+    found, expected = load_model(tmp_path), load_model(FIXTURES / "cosmos_tiny_a")
+    assert found.config == expected.config
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], weight)

@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+
+from diagd.families import table
+from diagd.families.family import Checkpoint, Source
+from diagd.families.presets import PRESETS
+
+
+def test_families_can_be_told_apart():
+    names = [family.name for family in table.FAMILIES]
+    presets = [name for family in table.FAMILIES for name in family.presets]
+    suffixes = [family.recordings.suffix for family in table.FAMILIES if family.recordings]
+    for values in (names, presets, suffixes):
+        assert len(set(values)) == len(values)
+    assert all(family.licence for family in table.FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("cosmos-4b", {"context_frames": 9, "num_frames": 24, "row_lag": 2, "top_p": 0.8}),
+        ("cosmos-5b", {"context_frames": 9, "num_frames": 24, "row_lag": 2, "top_p": 0.7}),
+        ("cosmos-12b", {"fps": 25, "row_lag": 1, "overlap": True, "top_p": 0.8}),
+        ("wham-1.6b", {"fps": 10, "context_frames": 9, "keep_frames": 9, "first_id": 1}),
+        ("wham-200m", {"temperature": 0.9, "top_p": None, "exclusive_top_p": True}),
+        ("mc-ar-300m", {"fps": 20, "context_frames": 1, "num_frames": 15, "top_p": 0.8}),
+    ],
+)
+def test_models_are_used_as_their_makers_and_the_paper_do(preset, expected):
+    (family,) = (family for family in table.FAMILIES if preset in family.presets)
+    found = Checkpoint(family, Path(), PRESETS[preset], {}, Source({}, {}, {}))
+    defaults = family.defaults(found)
+    assert {name: getattr(defaults, name) for name in expected} == expected
