@@ -30,7 +30,7 @@ LAYERS = (
     ("families", "backends"),
     ("decoding", "models", "tokenizers", "metrics"),
     ("data",),
-    ("provenance", "unpickling", "notes"),
+    ("provenance", "unpickling", "notes", "files"),
 )
 
 

@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from torch import Tensor
 
+from diagd.files import replacing
+
 _LABELS = {
     "previous_in_row": "previous token in the row",
     "row_above": "row above, same column",
@@ -68,10 +70,9 @@ def draw_attention(
     image = axes["itself"].images[0]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
     _draw_shares(axes["shares"], report)
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=110)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
     plt.close(figure)
-    partial.rename(path)
 
 
 def _draw_map(axis: Axes, mean_map: Tensor, size: tuple[int, int], slots_per_frame: int) -> None:

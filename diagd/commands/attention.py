@@ -4,7 +4,6 @@ diagd attention                        # the bundled model and its prompt: atten
 diagd attention --clips work/doom/heldout --layer 3
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from diagd.backends.devices import device_of
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video, resize
 from diagd.families.checkpoints import model_path
+from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import load_parts
 
@@ -93,9 +93,7 @@ def main(options: AttentionOptions) -> dict[str, Any]:
         report,
     )
     numbers = options.output.with_suffix(".json")
-    partial = numbers.with_suffix(".json.partial")
-    partial.write_text(json.dumps(report, indent=1) + "\n")
-    partial.rename(numbers)
+    write_json(numbers, report, indent=1)
     _print(report, options.output, numbers)
     return {"figure": str(options.output), "numbers": str(numbers), **report}
 

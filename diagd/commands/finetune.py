@@ -8,8 +8,6 @@ closes much of the gap. It is the loop of `diagd train`; only the lanes and the 
     diagd finetune --init doom --tokens tokens/train --out models/doom-k1 -k 1
 """
 
-import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import load_model, model_path
+from diagd.files import write_json
 from diagd.models.attention import Visible
 from diagd.pipeline.pretrained import ACTIONS_FILE, HABITS_FILE, TOKENIZER_FOLDER
 from diagd.training.loop import LoopOptions, TrainingRun, read_clips
@@ -89,9 +88,7 @@ def main(options: FinetuneOptions) -> dict[str, float]:
     run.resume()
     if run.accelerator.is_main_process:
         _copy_parts(model_path(options.init), options.out)
-        partial = options.out / f"{SCHEDULE_FILE}.partial"
-        partial.write_text(json.dumps({**purpose, "options": asdict(options)}, default=str) + "\n")
-        os.replace(partial, options.out / SCHEDULE_FILE)
+        write_json(options.out / SCHEDULE_FILE, {**purpose, "options": asdict(options)})
     diagonal, raster = (
         ViewLoss(view, run.accelerator.device, options.compile)
         for view in (

@@ -7,9 +7,7 @@ frontier takes as many passes over the clips as there are candidates.
     diagd tune --tokens tokens/heldout --tolerance 0.05
 """
 
-import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -27,6 +25,7 @@ from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.curves import plot_frontier, plot_profiles
@@ -240,9 +239,7 @@ def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
 
 def _write(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "tune.json.partial"
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(partial, folder / "tune.json")
+    write_json(folder / "tune.json", document, indent=1)
     plot_frontier(folder / "tune.png", document["rows"], options.tolerance)
     for axis in options.by:
         plot_profiles(folder / f"tune_{axis}.png", axis, _profiles(document["rows"], axis))

@@ -6,7 +6,6 @@ recognised by their tensors. Nothing in a file is run. Every way it can be wrong
 names the file.
 """
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from diagd.families.naming import Source, describe
 from diagd.families.released import convert_source, find_checkpoint, read_side, read_source
+from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.presets import PRESETS
 from diagd.models.transformer import Transformer
-from diagd.models.weight_files import read_weights, replace_file, write_weights
+from diagd.models.weight_files import read_weights, write_weights
 
 logger = logging.getLogger("diagd")
 
@@ -159,8 +159,7 @@ def save_model(
 
 def write_config(path: Path, config: ModelConfig) -> None:
     """Write a config as JSON, in one move."""
-    text = json.dumps(config.to_dict(), indent=2) + "\n"
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_json(path, config.to_dict(), indent=2)
 
 
 def read_config(path: Path) -> ModelConfig:

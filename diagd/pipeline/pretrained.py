@@ -21,9 +21,9 @@ from diagd.families.tokenizer_loading import load_tokenizer
 from diagd.families.wham.actions import WHAMActions
 from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 from diagd.families.wham.weights import frame_size_px, tokenizer_spec
+from diagd.files import write_text
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.models.weight_files import replace_file
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 TOKENIZER_FOLDER, ACTIONS_FILE, HABITS_FILE = "tokenizer", "actions.json", "habits.json"
@@ -124,7 +124,7 @@ def save_parts(found: FoundModel, target: Path, tokenizer: Path | None) -> list[
         written[ACTIONS_FILE] = json.dumps({"kind": found.family})
     written[HABITS_FILE] = json.dumps(asdict(_habits(found, found.path.parent)))
     for name, text in written.items():
-        replace_file(target / name, lambda path, text=text: path.write_text(text + "\n"))
+        write_text(target / name, text + "\n")
     return [*written, *([f"{TOKENIZER_FOLDER}/"] if found.family != "Cosmos" else [])]
 
 
