@@ -1,4 +1,4 @@
-"""Draw results with matplotlib."""
+"""Curves of training: the loss over steps, and what schedules cost."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
     for steps, gap, name in frontier:
         axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
     axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
-    axis.set(xlabel="forward passes", ylabel="nats a token above raster", xscale="log")
+    axis.set(xlabel="steps", ylabel="nats a token above raster", xscale="log")
     axis.grid(alpha=0.3)
     axis.legend(title="row start")
     _save(figure, path)

@@ -122,6 +122,7 @@ class TrainingRun:
         )
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
+        self.log_file = options.out / "log.jsonl"
         options.out.mkdir(parents=True, exist_ok=True)
         self.step = 0
 
@@ -131,7 +132,7 @@ class TrainingRun:
         if is_main:
             recover_folder(self.checkpoint)
         self.accelerator.wait_for_everyone()
-        state_file, log = self.checkpoint / "run.json", self.options.out / "log.jsonl"
+        state_file = self.checkpoint / "run.json"
         if state_file.is_file():
             state = json.loads(state_file.read_text())
             step = state.pop("step")
@@ -143,7 +144,7 @@ class TrainingRun:
             self.accelerator.load_state(str(self.checkpoint))
             self.step = step
         if is_main:
-            rewind_log(log, self.step)
+            rewind_log(self.log_file, self.step)
 
     def train(self, loss: Loss) -> None:
         """Lower the loss, on to the last step, logging and saving on the way."""
@@ -219,7 +220,7 @@ class TrainingRun:
             "tokens_per_second": sequences * length / seconds_per_step,
         }
         if self.accelerator.is_main_process:
-            with (options.out / "log.jsonl").open("a") as file:
+            with self.log_file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
