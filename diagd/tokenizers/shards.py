@@ -240,10 +240,6 @@ def _metadata(
     }
 
 
-def _shard_path(folder: Path, number: int) -> Path:
-    return folder / f"shard_{number:05d}.safetensors"
-
-
 def _describe(shape: Sequence[int]) -> str:
     """Say `64 frames of 14x24 tokens`."""
     return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"
