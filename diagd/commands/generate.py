@@ -103,10 +103,15 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     sheet = options.output.with_suffix(".png")
     check_writable(options.output)
     check_writable(sheet)
-    device, dtype = device_of(options.device), dtype_of(options.dtype)
+    device = device_of(options.device)
     world = VideoGenerator.from_pretrained(
-        *(options.model, device, dtype, options.backend, options.dtype == "int8"),
-        *(options.config, options.tokenizer),
+        options.model,
+        device,
+        dtype_of(options.dtype),
+        options.backend,
+        int8=options.dtype == "int8",
+        config=options.config,
+        tokenizer=options.tokenizer,
     )
     habits = world.habits
     sampling = options.sampling(habits)
