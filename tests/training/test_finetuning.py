@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from diagd.decoding.likelihood import schedule_nll
@@ -15,9 +14,9 @@ from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, read_shards
-from diagd.training import loop as training_loop
 from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.sequences import draw_batch
+from tests.training.runs import kill_after
 from tests.worlds import (
     HEIGHT,
     NAMES,
@@ -28,16 +27,6 @@ from tests.worlds import (
     write_shard,
     write_shard_model,
 )
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def lone_process(monkeypatch):
-    """No plot (it takes long), no GPU, a process in which nobody has trained."""
-    monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
@@ -126,18 +115,6 @@ def test_a_share_of_the_steps_is_raster(options):
         raster.append(abs(loss - prices[1]) < abs(loss - prices[0]))
         assert loss == pytest.approx(prices[raster[-1]], abs=1e-5)
     assert 0 < sum(raster) < 12
-
-
-def kill_after(monkeypatch, steps):
-    """Let a run die, as if killed, in the step after `steps` steps."""
-    original = training_loop.TrainingRun._train_step
-
-    def step(self, loss):
-        if self.step == steps:
-            raise KeyboardInterrupt
-        return original(self, loss)
-
-    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
 
 
 def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypatch):
