@@ -10,7 +10,16 @@ import zipfile
 # What Python's documentation names, and what mutated files were seen to lead to: a foreign
 # persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
 UNPICKLING_ERRORS = (
-    *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile),
-    *(AssertionError, AttributeError, EOFError, LookupError, MemoryError, OverflowError),
-    *(RuntimeError, TypeError, ValueError),
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
 )

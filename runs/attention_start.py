@@ -1,6 +1,6 @@
 """Control for runs/attention.sh: the same numbers before training, with and without aimed heads.
 
-The bundled model's first layers are started looking at neighbours (models/positional_start.py), so
+The bundled model's first layers are started looking at neighbours (models/attention_init.py), so
 part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
 model knows no others.
 

@@ -32,6 +32,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.evaluation.clips import choose_clips, read_clip
 from diagd.evaluation.protocol import seed_of
 from diagd.families.defaults import GenerationDefaults
+from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.provenance import cpu_name
 
@@ -99,10 +100,8 @@ def main(options: Options) -> None:
     for name in track([name for name in names if name not in report["clips"]]):
         with without_context_warnings():
             add_clip(report, measure(world, options, todo, name, report), name, world)
-        partial = path.with_name(f".{path.name}.partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(report, indent=1) + "\n")
-        partial.replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, report, indent=1)
     if SHOWN in report["runs"]:
         draw_runs(report, path.with_name(f"{path.stem}_runs.png"))
     for name, row in report["ways"].items():

@@ -28,6 +28,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from diagd.commands.play import PlayOptions, listen, make_hall, make_server
+from diagd.files import replacing, write_json, write_text
 from diagd.provenance import cpu_name
 
 ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
@@ -94,8 +95,8 @@ def main(options: Options) -> None:
         "python": platform.python_version(),
         "orders": rows,
     }
-    write(options.out / "play.json", json.dumps(document, indent=1) + "\n")
-    write(options.out / "play.md", report(document))
+    write_json(options.out / "play.json", document, indent=1)
+    write_text(options.out / "play.md", report(document))
     print(json.dumps(document))
 
 
@@ -183,9 +184,8 @@ def film(page: Page, url: str, path: Path, scene: int) -> None:
             break
     else:
         raise ValueError(f"the film has {buffer.tell()} bytes, more than {MAX_FILM_BYTES}")
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(buffer.getvalue())
-    os.replace(partial, path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(buffer.getvalue())
 
 
 def report(document: dict[str, Any]) -> str:
@@ -218,13 +218,6 @@ def report(document: dict[str, Any]) -> str:
         "older half of its frames and reads the newer half again.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that appears when it is whole."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def _collector(headers: list[dict[str, Any]]) -> Any:

@@ -172,8 +172,8 @@ def test_an_unknown_dtype_lists_the_known_ones(command):
 )
 def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    for loaded in (f"diagd.commands.{name}", "diagd.training.loop"):
-        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    for loaded in (f"commands.{name}", "training.pretraining", "training.loop"):
+        monkeypatch.delitem(sys.modules, f"diagd.{loaded}", raising=False)
     outcome = command(name, "--out", tmp_path / "out", *flags)
     outcome.assert_refused(rf"needs (accelerate|ViZDoom): pip install 'diagd\[{extra}\]'")
     assert not list(tmp_path.iterdir())

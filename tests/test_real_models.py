@@ -32,9 +32,9 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import load_parts
 from diagd.pipeline.prompt_files import read_start
 from diagd.tokenizers.text import encode_text, read_embedding
-from tests.data.cosmos_scripts import write_scripts
-from tests.data.fixtures import FIXTURES, golden
-from tests.data.shapes import rectangles
+from tests.families.cosmos.scripts import write_scripts
+from tests.golden import FIXTURES, golden
+from tests.tokenizers.rectangles import rectangles
 from tests.worlds import smooth_frames
 
 RELEASED = ["wham_tiny", "wham_tiny_v2", "mineworld_tiny_v256"]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.attention.capture import capture_attention
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.transformer import Transformer
 
@@ -36,7 +37,9 @@ class FrameAttention:
     """Whom the tokens of one frame attend to. Q = height * width queries, N tokens up to there.
 
     Attributes:
-        height, width: tokens of a frame. frame: which one, from 0.
+        height, width: tokens of a frame.
+        frame: which one, from 0.
+        slots_per_frame: its tokens and the actions after them.
         mean_map: (Q, N) float32, mean over clips and the layers and heads asked for. A row is a
             token written, a column a token looked at.
         shares: (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1 over kinds.
@@ -158,8 +161,15 @@ def measure_attention(
     even_shares = torch.zeros(len(KINDS)).index_add_(0, kinds.flatten(), even.flatten())
     even_hidden = (unwritten * even).sum((1, 2))
     return FrameAttention(
-        *(height, width, frame, size + num_action_tokens, mean_map),
-        *(shares / size, hidden / size, even_shares / size, even_hidden / size),
+        height=height,
+        width=width,
+        frame=frame,
+        slots_per_frame=size + num_action_tokens,
+        mean_map=mean_map,
+        shares=shares / size,
+        hidden=hidden / size,
+        even_shares=even_shares / size,
+        even_hidden=even_hidden / size,
     )
 
 
@@ -196,11 +206,11 @@ def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -
 
 def _unwritten(height: int, width: int, start: int) -> Tensor:
     """Return which earlier tokens each schedule has yet to write; (row lags, Q, N) bool."""
-    rows, columns = _places(height, width)
-    earlier = torch.ones(len(rows), len(rows), dtype=torch.bool).tril(-1)
-    late = []
+    grid, late = TokenGrid(1, height, width), []
+    earlier = torch.ones(height * width, height * width, dtype=torch.bool).tril(-1)
     for lag in ROW_LAGS:
-        steps = rows * min(lag, width) + columns
+        step_of = DiagonalSchedule.spatial(grid, min(lag, width)).step_of
+        steps = torch.tensor([step_of(0, i, j) for i in range(height) for j in range(width)])
         late.append(earlier & (steps[None] >= steps[:, None]))
     return F.pad(torch.stack(late), (start, 0))
 

@@ -9,6 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from torch import Tensor
 
+from diagd.attention.analysis import FrameAttention
+from diagd.files import replacing
+
+REACH = 6  # rows and columns around a place that the figure shows
+
 _LABELS = {
     "previous_in_row": "previous token in the row",
     "row_above": "row above, same column",
@@ -33,23 +38,8 @@ _COLORS = {
 }
 
 
-def draw_attention(
-    path: Path,
-    title: str,
-    mean_map: Tensor,
-    size: tuple[int, int],
-    slots_per_frame: int,
-    around: list[Tensor],
-    report: dict[str, Any],
-) -> None:
-    """Write the figure.
-
-    Args:
-        mean_map: (Q, N) attention of a frame's tokens to all before them.
-        size: height and width of a frame in tokens.
-        around: (2r + 1, 2r + 1) mass by offset, in the frame before and in the frame itself.
-        report: what `FrameAttention.report` returns.
-    """
+def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
+    """Write the figure as PNG."""
     figure, axes = plt.subplot_mosaic(
         [["map", "map", "map"], ["before", "itself", "shares"]],
         figsize=(14, 11.5),
@@ -58,7 +48,8 @@ def draw_attention(
         height_ratios=[1.25, 1],
     )
     figure.suptitle(title)
-    _draw_map(axes["map"], mean_map, size, slots_per_frame)
+    _draw_map(axes["map"], attention)
+    around = [attention.around(frames_back, REACH) for frames_back in (1, 0)]
     high = max(float(mass.nan_to_num().max()) for mass in around)
     for name, mass in zip(("before", "itself"), around, strict=True):
         _draw_around(axes[name], mass, LogNorm(high / 300, high))
@@ -67,17 +58,17 @@ def draw_attention(
     nearby = [axes["before"], axes["itself"]]
     image = axes["itself"].images[0]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
-    _draw_shares(axes["shares"], report)
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=110)
+    _draw_shares(axes["shares"], attention.report())
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
     plt.close(figure)
-    partial.rename(path)
 
 
-def _draw_map(axis: Axes, mean_map: Tensor, size: tuple[int, int], slots_per_frame: int) -> None:
+def _draw_map(axis: Axes, attention: FrameAttention) -> None:
     """Draw the frame before and the frame itself, and name their diagonals."""
-    count, width = len(mean_map), size[1]
-    shown = mean_map[:, -count - slots_per_frame :].numpy()
+    count, width = len(attention.mean_map), attention.width
+    slots_per_frame = attention.slots_per_frame
+    shown = attention.mean_map[:, -count - slots_per_frame :].numpy()
     high = float(np.quantile(shown, 0.9995))
     axis.imshow(
         shown.clip(min=high / 1000),

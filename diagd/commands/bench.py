@@ -22,7 +22,6 @@ from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
-from diagd.commands.flags import RowLags
 from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -33,6 +32,7 @@ from diagd.families.checkpoints import load_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.own_format import read_config
 from diagd.families.presets import PRESETS
+from diagd.flags import RowLags
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.provenance import cpu_name

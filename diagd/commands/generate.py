@@ -16,7 +16,6 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
-from diagd.commands.flags import FrameLag, OptionalRowLag
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal, Raster
@@ -25,6 +24,7 @@ from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
+from diagd.flags import FrameLag, OptionalRowLag
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
 from diagd.pipeline.prompt_files import read_coming, read_start, read_text
@@ -116,10 +116,15 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     sheet = options.output.with_suffix(".png")
     check_writable(options.output)
     check_writable(sheet)
-    device, dtype = device_of(options.device), dtype_of(options.dtype)
+    device = device_of(options.device)
     world = VideoGenerator.from_pretrained(
-        *(options.model, device, dtype, options.backend, options.dtype == "int8"),
-        *(options.config, options.tokenizer),
+        options.model,
+        device,
+        dtype_of(options.dtype),
+        options.backend,
+        int8=options.dtype == "int8",
+        config=options.config,
+        tokenizer=options.tokenizer,
     )
     defaults = world.defaults
     sampling = options.sampling(defaults)

@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diagd.commands.flags import FrameLag, OptionalRowLag
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.short_forms import strategy_of
+from diagd.flags import FrameLag, OptionalRowLag
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 diagd record --out gameplay --clips 400 --first-seed 0
 """
 
-from diagd.data.doom import RecordOptions, record_clips
+from diagd.data.recorders.doom import RecordOptions, record_clips
 
 
 def main(options: RecordOptions) -> dict[str, int]:

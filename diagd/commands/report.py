@@ -7,7 +7,6 @@ Needs no model and no torch. Everything on the page is computed from results.jso
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rich.console import Console
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
 from diagd.evaluation.statistics import grouped, summarize
+from diagd.files import write_text
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
 from diagd.reporting.plots import plot_frontier, plot_horizons
@@ -73,9 +73,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
         ("report.html", as_page(options.title, lead, sections)),
         ("report.md", as_markdown(options.title, lead, sections)),
     ):
-        temporary = out / f".{name}.partial"
-        temporary.write_text(text)
-        os.replace(temporary, out / name)
+        write_text(out / name, text)
     Console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
     return {"page": str(out / "report.html"), "markdown": str(out / "report.md"), "rows": rows}
 

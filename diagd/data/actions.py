@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from diagd.files import write_json, write_text
+
 
 class ActionCodec(Protocol):
     """How actions, written as words, become the conditioning tokens of a model.
@@ -89,7 +91,7 @@ class ActionVocabulary:
 
     def save(self, path: Path) -> None:
         """Write `{"names": [...]}`."""
-        path.write_text(json.dumps({"names": list(self.names)}) + "\n")
+        write_json(path, {"names": self.names})
 
 
 def parse_actions(text: str, codec: ActionCodec) -> list[str]:
@@ -143,4 +145,4 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
 
 def write_actions(path: str | Path, names: Sequence[str]) -> None:
     """Write one `{"action": name}` a line."""
-    Path(path).write_text("".join(json.dumps({"action": name}) + "\n" for name in names))
+    write_text(path, "".join(json.dumps({"action": name}) + "\n" for name in names))

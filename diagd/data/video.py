@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +15,8 @@ from av.error import FFmpegError
 from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
+
+from diagd.files import replacing
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -142,42 +143,35 @@ def write_video(
         frames: (T, H_px, W_px, 3) uint8 RGB; both sizes even.
         crf: quality, 0 (lossless) to 51 (worst).
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with av.open(str(temporary), "w", format="mp4") as container:
-            stream = container.add_stream(
-                "libx264",
-                rate=Fraction(fps).limit_denominator(1001),
-                options={
-                    "crf": str(crf),
-                    "preset": "medium",
-                    # else the bytes depend on the number of cores, and mbtree reads stray memory
-                    "x264-params": "threads=1:mbtree=0",
-                },
-            )
-            stream.height, stream.width = frames.shape[1:3]
-            stream.pix_fmt = "yuv420p"
-            for frame in frames.numpy():
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-            container.mux(stream.encode(None))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        stream = container.add_stream(
+            "libx264",
+            rate=Fraction(fps).limit_denominator(1001),
+            options={
+                "crf": str(crf),
+                "preset": "medium",
+                # else the bytes depend on the number of cores, and mbtree reads stray memory
+                "x264-params": "threads=1:mbtree=0",
+            },
+        )
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames.numpy():
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode(None))
 
 
 def write_image(path: str | Path, image: Tensor) -> None:
     """Write one (H_px, W_px, 3) uint8 RGB picture as PNG."""
-    path = Path(path)
     encoder = av.CodecContext.create("png", "w")
     assert isinstance(encoder, av.VideoCodecContext)
     encoder.height, encoder.width = image.shape[:2]
     encoder.pix_fmt = "rgb24"
     encoder.time_base = Fraction(1)
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image.numpy()), format="rgb24")
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_bytes(b"".join(bytes(p) for p in [*encoder.encode(frame), *encoder.encode()]))
-    os.replace(temporary, path)
+    packets = [*encoder.encode(frame), *encoder.encode()]
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(bytes(packet) for packet in packets))
 
 
 def contact_sheet(frames: Tensor, columns: int = 4, gap_px: int = 4) -> Tensor:

@@ -31,12 +31,12 @@ def print_summary(rows: list[dict[str, Any]], console: Console) -> None:
         for row in rows:
             if row["model"] != model:
                 continue
-            table.add_row(
-                row["method"],
-                str(row["clips"]),
-                *(_cell(row[name], DIGITS[name]) for name in shown),
-                *("-" if row[name] is None else SPEED[name][1].format(row[name]) for name in speed),
-            )
+            cells = [row["method"], str(row["clips"])]
+            cells += [_cell(row[name], DIGITS[name]) for name in shown]
+            cells += [
+                "-" if row[name] is None else SPEED[name][1].format(row[name]) for name in speed
+            ]
+            table.add_row(*cells)
         console.print(table)
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.released import file_patterns, read_side, released_formats
 from diagd.families.tokenizer_loading import load_tokenizer
+from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.models.weight_files import read_weights, replace_file, write_weights
+from diagd.models.weight_files import read_weights, write_weights
 from diagd.tokenizers.vq import VideoTokenizer
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -92,7 +93,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Te
     """Write weights, in their own types, and what they are; each file is replaced in one move."""
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / WEIGHTS_FILE, weights)
-    _write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
+    write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
@@ -123,12 +124,12 @@ def read_actions_file(path: Path) -> ActionCodec:
 def write_actions_file(path: Path, codec: ActionCodec) -> None:
     """Write what `read_actions_file` reads."""
     kinds = [family.name for family in table.FAMILIES if family.actions == codec]
-    _write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
+    write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
 
 
 def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:
     """Write `generation.json`."""
-    _write_json(folder / DEFAULTS_FILE, asdict(defaults))
+    write_json(folder / DEFAULTS_FILE, asdict(defaults))
 
 
 def _tokenizer(found: Checkpoint) -> VideoTokenizer | None:
@@ -145,11 +146,6 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
             except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
                 raise ValueError(f"{path}: no generation defaults: {error}") from None
     return GenerationDefaults()
-
-
-def _write_json(path: Path, values: Mapping[str, Any], indent: int | None = None) -> None:
-    text = json.dumps(values, indent=indent) + "\n"
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 OWN = Family(name="diagd", tokenizer=_tokenizer, defaults=_defaults)

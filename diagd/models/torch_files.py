@@ -27,8 +27,16 @@ _REBUILD = {
 }
 _STORAGES = ("Float", "BFloat16", "Half", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _INERT = (
-    *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning", "omegaconf"),
-    *("_codecs", "argparse", "collections", "pathlib"),
+    "humanmodelling",
+    "wham",
+    "numpy",
+    "pytorch_lightning",
+    "lightning",
+    "omegaconf",
+    "_codecs",
+    "argparse",
+    "collections",
+    "pathlib",
 )
 
 

@@ -5,14 +5,15 @@ memory can be converted.
 """
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from diagd.files import replacing
 
 _DTYPES = {
     torch.float64: "F64",
@@ -52,21 +53,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for weight in weights.values():
-                plain = weight.detach().cpu().contiguous().reshape(-1)
-                file.write(plain.view(torch.uint8).numpy().data)
-
-    replace_file(path, write)
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, and move it to the path when it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for weight in weights.values():
+            plain = weight.detach().cpu().contiguous().reshape(-1)
+            file.write(plain.view(torch.uint8).numpy().data)

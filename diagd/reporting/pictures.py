@@ -1,6 +1,5 @@
 """Strips of frames and side-by-side videos from the clips that an evaluation kept; no torch."""
 
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from av.error import FFmpegError
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+from diagd.files import replacing
 
 Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
 
@@ -87,10 +88,9 @@ def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None
 
 def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
     """Write a figure as PNG, under its name only when it is whole, and close it."""
-    temporary = path.with_name(f".{path.name}.partial")
-    figure.savefig(temporary, dpi=dpi, format="png")
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format="png")
     plt.close(figure)
-    os.replace(temporary, path)
 
 
 def _label(text: str, width_px: int) -> Frames:
@@ -104,17 +104,16 @@ def _label(text: str, width_px: int) -> Frames:
 
 def _write_mp4(path: Path, frames: Frames, fps: float) -> None:
     """Write H.264 that browsers play; both sizes are cut to even numbers."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with av.open(str(temporary), "w", format="mp4", options={"movflags": "faststart"}) as out:
-            stream = out.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-            stream.height, stream.width = (size // 2 * 2 for size in frames.shape[1:3])
-            stream.pix_fmt = "yuv420p"
-            stream.options = {"crf": "20", "x264-params": "threads=1:mbtree=0"}
-            for frame in frames[:, : stream.height, : stream.width]:
-                picture = np.ascontiguousarray(frame)
-                out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            out.mux(stream.encode(None))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    options = {"movflags": "faststart"}
+    with (
+        replacing(path) as temporary,
+        av.open(str(temporary), "w", format="mp4", options=options) as out,
+    ):
+        stream = out.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+        stream.height, stream.width = (size // 2 * 2 for size in frames.shape[1:3])
+        stream.pix_fmt = "yuv420p"
+        stream.options = {"crf": "20", "x264-params": "threads=1:mbtree=0"}
+        for frame in frames[:, : stream.height, : stream.width]:
+            picture = np.ascontiguousarray(frame)
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        out.mux(stream.encode(None))

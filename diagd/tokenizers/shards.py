@@ -8,7 +8,6 @@ name only when it is whole, so writing goes on where it was killed.
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import Tensor
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
+from diagd.files import replacing
 from diagd.tokenizers.vq import VQTokenizer
 
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
@@ -122,9 +122,8 @@ def write_shards(
                 shape = clips.tokens.shape[1:]
             else:
                 tokens, actions = _encode(tokenizer, group, vocabulary, pool, shape)
-                partial = shard.with_name(f".{shard.name}.partial")
-                save_file({"tokens": tokens, "actions": actions}, partial, metadata)
-                os.replace(partial, shard)
+                with replacing(shard) as temporary:
+                    save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
                 written, shape = written + 1, tokens.shape[1:]
             progress.advance(task, len(group))
     return written
@@ -239,10 +238,6 @@ def _metadata(
         "compression": str(tokenizer.compression),
         "action_names": json.dumps(list(vocabulary.names)),
     }
-
-
-def _shard_path(folder: Path, number: int) -> Path:
-    return folder / f"shard_{number:05d}.safetensors"
 
 
 def _describe(shape: Sequence[int]) -> str:

@@ -4,7 +4,6 @@ Nothing is unpickled but tensors, and every way a file can be wrong is one line 
 """
 
 import json
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from diagd.files import replacing, write_json
 from diagd.unpickling import UNPICKLING_ERRORS
 
 CONFIG_NAME = "config.json"
@@ -107,12 +107,9 @@ def save_files(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
-    partial = folder / f".{weights_name}.partial"
-    save_file(stored, partial, metadata={"format": "pt"})
-    os.replace(partial, folder / weights_name)
-    partial = folder / f".{CONFIG_NAME}.partial"
-    partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, folder / CONFIG_NAME)
+    with replacing(folder / weights_name) as temporary:
+        save_file(stored, temporary, metadata={"format": "pt"})
+    write_json(folder / CONFIG_NAME, config, indent=2)
 
 
 def require_file(path: Path) -> None:

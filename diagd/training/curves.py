@@ -1,22 +1,23 @@
-"""Draw results with matplotlib."""
+"""Curves of training: the loss over steps, and what schedules cost."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from diagd.files import read_json_lines, replacing
 
 
 def plot_loss(folder: Path) -> None:
     """Draw a training run's log.jsonl as loss.png."""
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    lines = read_json_lines(folder / "log.jsonl")
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     axis.plot([line["step"] for line in lines], [line["loss"] for line in lines], linewidth=1)
     axis.set(xlabel="step", ylabel="loss, nats a token")
     axis.grid(alpha=0.3)
-    figure.savefig(folder / "loss.png", dpi=120)
-    plt.close(figure)
+    _save(figure, folder / "loss.png")
 
 
 def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
@@ -39,11 +40,10 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
     for steps, gap, name in frontier:
         axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
     axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
-    axis.set(xlabel="forward passes", ylabel="nats a token above raster", xscale="log")
+    axis.set(xlabel="steps", ylabel="nats a token above raster", xscale="log")
     axis.grid(alpha=0.3)
     axis.legend(title="row start")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[float]]) -> None:
@@ -54,5 +54,10 @@ def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[fl
     axis.set(xlabel=axis_name, ylabel="nats a token above raster")
     axis.grid(alpha=0.3)
     axis.legend()
-    figure.savefig(path, dpi=120)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
     plt.close(figure)

@@ -7,7 +7,6 @@ processes changes the loss curve. `accelerate launch` spreads it.
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
+from diagd.files import recover_folder, rewind_log, swap_folder, write_json
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.curves import plot_loss
@@ -122,17 +122,17 @@ class TrainingRun:
         )
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
-        self.previous = options.out / "training.previous"
+        self.log_file = options.out / "log.jsonl"
         options.out.mkdir(parents=True, exist_ok=True)
         self.step = 0
 
     def resume(self) -> None:
         """Go on from the checkpoint, refusing one of another run; cut the log back to it."""
         is_main = self.accelerator.is_main_process
-        if is_main and self.previous.exists() and not self.checkpoint.exists():
-            os.replace(self.previous, self.checkpoint)  # killed between two renames
+        if is_main:
+            recover_folder(self.checkpoint)
         self.accelerator.wait_for_everyone()
-        state_file, log = self.checkpoint / "run.json", self.options.out / "log.jsonl"
+        state_file = self.checkpoint / "run.json"
         if state_file.is_file():
             state = json.loads(state_file.read_text())
             step = state.pop("step")
@@ -143,9 +143,8 @@ class TrainingRun:
                 )
             self.accelerator.load_state(str(self.checkpoint))
             self.step = step
-        if log.is_file() and is_main:
-            lines = [x for x in log.read_text().splitlines(keepends=True) if x.endswith("}\n")]
-            log.write_text("".join(x for x in lines if json.loads(x)["step"] <= self.step))
+        if is_main:
+            rewind_log(self.log_file, self.step)
 
     def train(self, loss: Loss) -> None:
         """Lower the loss, on to the last step, logging and saving on the way."""
@@ -221,7 +220,7 @@ class TrainingRun:
             "tokens_per_second": sequences * length / seconds_per_step,
         }
         if self.accelerator.is_main_process:
-            with (options.out / "log.jsonl").open("a") as file:
+            with self.log_file.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:
@@ -235,11 +234,8 @@ class TrainingRun:
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
-        (partial / "run.json").write_text(json.dumps({"step": self.step, **self.identity}))
-        if self.checkpoint.exists():
-            os.replace(self.checkpoint, self.previous)
-        os.replace(partial, self.checkpoint)
-        shutil.rmtree(self.previous, ignore_errors=True)
+        write_json(partial / "run.json", {"step": self.step, **self.identity})
+        swap_folder(partial, self.checkpoint)
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
         ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
         plot_loss(self.options.out)

@@ -9,6 +9,7 @@ import diagd
 from diagd.data.video import read_video
 from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
 from diagd.evaluation.results import BASELINES, read_results
@@ -286,7 +287,9 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
         clip = read_clip(clips, line["clip"], generator.vocabulary, 0, 5, None, (24, 40))
         tokens = generator.tokenizer.encode(clip.frames)[None]
         actions = generator.action_ids(clip.actions, 5, "frame")
-        schedule = diagd.parse_strategy(line["method"]).schedule(TokenGrid(3, HEIGHT, WIDTH))
+        strategy = diagd.parse_strategy(line["method"])
+        assert isinstance(strategy, Scheduled)
+        schedule = strategy.schedule(TokenGrid(3, HEIGHT, WIDTH))
         nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
         assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
         assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from diagd.commands import generate as dream
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
-from diagd.data.doom import ACTIONS
+from diagd.data.recorders.doom import ACTIONS
 from diagd.data.video import read_video, write_image, write_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import available_models, model_path

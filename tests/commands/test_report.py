@@ -47,7 +47,7 @@ def report(measured, tmp_path_factory):
     """Run the command, and see on the way that it needs no torch."""
     out = tmp_path_factory.mktemp("report")
     script = (
-        "import sys; from pathlib import Path; from diagd import report; "
+        "import sys; from pathlib import Path; from diagd.commands import report; "
         f"report.main(report.ReportOptions(Path({str(measured)!r}), Path({str(out)!r}))); "
         "print({'torch', 'transformers', 'diffusers'} & set(sys.modules))"
     )

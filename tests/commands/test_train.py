@@ -1,404 +1,44 @@
-import json
-import math
-
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
 
-import diagd
-from diagd.commands import train as training
-from diagd.commands.train import TrainOptions, main, next_token_loss
-from diagd.data.actions import ActionVocabulary
 from diagd.families.presets import PRESETS
-from diagd.tokenizers.shards import TokenClips, read_shards
-from diagd.training import loop as training_loop
-from diagd.training.curves import plot_loss
-from diagd.training.sequences import draw_batch
-from diagd.training.setup import fit_config, make_optimizers, start_model
-from tests.worlds import SHARD_CODES as NUM_CODES
-from tests.worlds import SHARD_NAMES as NAMES
+from diagd.training import loop
 from tests.worlds import clips_of, model_config, write_shard
-
-HEIGHT, WIDTH = 2, 3  # of the clips
-
-
-@pytest.fixture(autouse=True)
-def little_model(monkeypatch):
-    """A preset of these tests, no plot (it takes long), a process in which nobody has trained."""
-    monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
-    monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
-def options(tmp_path):
-    """Return a function that makes options for a run of twelve steps on one tiny shard."""
+def flags(monkeypatch, tmp_path):
+    """Flags of a run of two steps on one tiny shard, without a plot, which takes long."""
+    monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
+    monkeypatch.setattr(loop, "plot_loss", lambda folder: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    AcceleratorState._reset_state(reset_partial_state=True)
     tokens = write_shard(tmp_path / "tokens", clips_of())
-
-    def make(out="run", **changes):
-        plain = {
-            "tokens": tokens,
-            "out": tmp_path / out,
-            "model": "mc-ar-tiny",
-            "frames": 3,
-            "steps": 12,
-            "batch_size": 2,
-            "learning_rate": 1e-2,
-            "warmup_steps": 2,
-            "precision": "no",
-            "compile": False,
-            "log_every": 2,
-        }
-        return TrainOptions(**{**plain, **changes})
-
-    return make
-
-
-def log_of(out):
-    """Read the log without the speeds, which no two runs share."""
-    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    assert all(line.pop("tokens_per_second") > 0 for line in lines)
-    return lines
-
-
-def weights_of(out):
-    return load_file(out / "model.safetensors")
-
-
-def assert_same_run(out, other):
-    assert log_of(out) == log_of(other)
-    ours, theirs = weights_of(out), weights_of(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_the_loss_is_that_of_the_visual_tokens_alone():
-    tokens = draw_batch(clips_of(), 3, 2, 0)
-    vocabulary = NUM_CODES + len(NAMES)
-    shape = (2, tokens.shape[1] - 1, vocabulary)
-    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected, seen = [], []
-
-    class Model(torch.nn.Module):
-        def forward(self, inputs):
-            seen.append(inputs)
-            return logits
-
-    for row in range(2):
-        for place, target in enumerate(tokens[row, 1:].tolist()):
-            if target < NUM_CODES:
-                expected.append(-logits[row, place].log_softmax(-1)[target].item())
-    loss = next_token_loss(Model(), tokens, NUM_CODES)
-    assert len(expected) == 2 * (3 * HEIGHT * WIDTH - 1)  # all but the first frame's first token
-    assert loss.item() == pytest.approx(sum(expected) / len(expected), rel=1e-6)
-    assert torch.equal(seen[0], tokens[:, :-1])
-    at_actions = tokens[:, 1:] >= NUM_CODES
-    logits[at_actions] = 100 * torch.randn(int(at_actions.sum()), vocabulary)
-    assert next_token_loss(Model(), tokens, NUM_CODES).item() == loss.item()
-
-
-def test_actions_are_inputs_all_the_same(options):
-    main(options(steps=2, warmup_steps=0))
-    model = diagd.load_model(options().out)
-    tokens = draw_batch(clips_of(), 3, 2, 0)
-    other = torch.where(tokens >= NUM_CODES, NUM_CODES, tokens)
-    place = HEIGHT * WIDTH
-    assert torch.equal(model.logits(tokens)[:, :place], model.logits(other)[:, :place])
-    assert not torch.equal(model.logits(tokens)[:, place], model.logits(other)[:, place])
-
-
-def test_the_preset_is_fitted_to_the_data(options):
-    config = fit_config("mc-ar-tiny", clips_of(), 3)
-    assert (config.vocab_size, config.image_vocab_size) == (NUM_CODES + 3, NUM_CODES)
-    assert (config.grid_height, config.grid_width, config.num_action_tokens) == (HEIGHT, WIDTH, 1)
-    assert config.max_positions == draw_batch(clips_of(), 3, 1, 0).shape[1]
-    assert config.hidden_size == model_config().hidden_size
-
-
-def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
-    run = options(steps=10, warmup_steps=4, learning_rate=8.0)
-    rates = [run.learning_rate_at(step) for step in range(11)]
-    assert rates[:4] == [2, 4, 6, 8]
-    assert rates[4:] == pytest.approx(
-        [8 * (0.1 + 0.9 * (1 + math.cos(math.pi * done / 6)) / 2) for done in range(7)]
-    )
-    assert rates[10] == pytest.approx(0.8)
-
-
-def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
-    seeds, rates = [], []
-    original = training_loop.TrainingRun._train_step
-
-    def draw(clips, frames, size, seed, hold):
-        seeds.append(seed)
-        return draw_batch(clips, frames, size, seed, hold)
-
-    def step(self, loss):
-        number, value = self.step, original(self, loss)
-        rates.append([group["lr"] for group in self.optimizers[0].param_groups])
-        assert rates[-1] == [self.options.learning_rate_at(number)] * 2
-        return value
-
-    monkeypatch.setattr(training_loop, "draw_batch", draw)
-    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
-    main(options("one", seed=1))
-    main(options("two", seed=2))
-    assert len(rates) == len(set(seeds)) == 24
-
-
-def test_the_loss_falls(options):
-    run = options(steps=60, batch_size=8, log_every=10)
-    report = main(run)
-    losses = [line["loss"] for line in log_of(run.out)]
-    assert losses[0] > 1.8  # of 2.4 = log 11 at the start
-    assert losses[-1] < 0.7 * losses[0]
-    assert [line["step"] for line in log_of(run.out)] == [10, 20, 30, 40, 50, 60]
-    assert report["steps"] == 60
-
-
-def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monkeypatch):
-    monkeypatch.setattr(training_loop, "plot_loss", plot_loss)
-    run = options()
-    main(run)
-    model = diagd.load_model(run.out)
-    assert model.config == fit_config(run.model, clips_of(), run.frames)
-    assert ActionVocabulary.load(run.out / "actions.json").names == NAMES
-    (picture,) = run.out.glob("*.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_validation_loss_is_that_of_fixed_held_out_windows(options, tmp_path):
-    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
-    run = options(validation=held_out)
-    model_loss = main(run)["validation_loss"]
-    model = diagd.load_model(run.out)
-    with torch.no_grad():
-        batches = [draw_batch(read_shards(held_out), 3, 2, seed) for seed in range(8)]
-        losses = [next_token_loss(model, batch, NUM_CODES).item() for batch in batches]
-    assert model_loss == pytest.approx(sum(losses) / 8, rel=1e-5)
-
-
-def test_weights_are_decayed_and_norms_are_not(options, monkeypatch):
-    """With gradients of zero, AdamW does nothing but decay."""
-
-    def flat(model, tokens, image_vocab_size):
-        return 0 * torch.stack([weight.square().sum() for weight in model.parameters()]).sum()
-
-    monkeypatch.setattr(training, "next_token_loss", flat)
-    run = options(steps=1, warmup_steps=0, learning_rate=0.5, weight_decay=0.1)
-    start = start_model(fit_config(run.model, clips_of(), run.frames), run.seed).state_dict()
-    main(run)
-    for name, weight in weights_of(run.out).items():
-        factor = 0.95 if weight.dim() > 1 else 1.0
-        torch.testing.assert_close(weight, start[name] * factor, atol=1e-7, rtol=1e-6)
-
-
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once():
-    model = start_model(PRESETS["mc-ar-tiny"], seed=0)
-    muon, adamw = make_optimizers(model, "muon", 0.1, 0.2)
-    assert {type(muon), type(adamw)} == {torch.optim.Muon, torch.optim.AdamW}
-    blocks = [id(p) for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
-    assert [id(p) for p in muon.param_groups[0]["params"]] == blocks
-    others = [id(p) for group in adamw.param_groups for p in group["params"]]
-    assert sorted(others + blocks) == sorted(id(p) for p in model.parameters())
-    assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
-
-
-def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
-    clips = clips_of()
-    other = TokenClips(clips.tokens, clips.actions, NUM_CODES, ("stay", "left", "right"))
-    tokens = write_shard(tmp_path / "other", other)
-    with pytest.raises(ValueError, match="hold needs an action named none, got stay, left, right"):
-        main(options(tokens=tokens, hold=0.5))
-    assert not options().out.exists()
-
-
-def kill_after(monkeypatch, steps):
-    """Let a run die, as if killed, in the step after `steps` steps."""
-    original = training_loop.TrainingRun._train_step
-
-    def step(self, loss):
-        if self.step == steps:
-            raise KeyboardInterrupt
-        return original(self, loss)
-
-    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
-
-
-@pytest.mark.parametrize("killed_after", [0, 1, 7, 8, 11])
-@pytest.mark.parametrize("save_minutes", [0.0, 1e9], ids=["saves always", "never saves"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    save_minutes, killed_after, options, monkeypatch
-):
-    recipe = {"optimizer": "muon", "hold": 0.3} if killed_after == 7 else {}
-    whole = options("whole", **recipe)
-    killed = options("killed", save_minutes=save_minutes, **recipe)
-    main(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, killed_after)
-        with pytest.raises(KeyboardInterrupt):
-            main(killed)
-    main(killed)
-    assert_same_run(killed.out, whole.out)
-
-
-@pytest.mark.parametrize("saved_at", [5, 6])
-def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, options, monkeypatch):
-    """A run that saved a while before it was killed has logged steps it will do again."""
-    whole, killed = options("whole"), options("killed", save_minutes=1e9)
-    main(whole)
-    original = training_loop.TrainingRun._train_step
-
-    def step(self, loss):
-        if self.step == saved_at and not self.checkpoint.exists():
-            self.save()
-        return original(self, loss)
-
-    with monkeypatch.context() as patch:
-        kill_after(patch, 9)
-        original = training_loop.TrainingRun._train_step
-        patch.setattr(training_loop.TrainingRun, "_train_step", step)
-        with pytest.raises(KeyboardInterrupt):
-            main(killed)
-    main(killed)
-    steps = [line["step"] for line in log_of(killed.out)]
-    assert steps == [line["step"] for line in log_of(whole.out)]
-    ours, theirs = weights_of(killed.out), weights_of(whole.out)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_a_run_killed_between_two_renames_goes_on(options, monkeypatch):
-    whole, killed = options("whole"), options("killed", save_minutes=0.0)
-    main(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 6)
-        with pytest.raises(KeyboardInterrupt):
-            main(killed)
-    (killed.out / "training").rename(killed.out / "training.previous")
-    (killed.out / "training.partial").mkdir()
-    main(killed)
-    assert_same_run(killed.out, whole.out)
-
-
-def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, monkeypatch):
-    whole, killed = options("whole"), options("killed", save_minutes=0.0)
-    main(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 6)
-        with pytest.raises(KeyboardInterrupt):
-            main(killed)
-    with (killed.out / "log.jsonl").open("a") as log:
-        log.write('{"step": 7, "lo')
-    main(killed)
-    assert_same_run(killed.out, whole.out)
-
-
-def test_a_finished_run_is_left_as_it_is(options):
-    run = options()
-    main(run)
-    log, weights = log_of(run.out), weights_of(run.out)
-    main(run)
-    assert log_of(run.out) == log
-    assert all(torch.equal(weights_of(run.out)[name], weights[name]) for name in weights)
-
-
-def test_a_run_of_another_model_is_refused(options):
-    main(options(steps=1, warmup_steps=0))
-    message = r"run holds a run of another model or schedule; choose another --out"
-    with pytest.raises(ValueError, match=message):
-        main(options(frames=4))
-    assert len(log_of(options().out)) == 1
-
-
-def test_training_goes_on_from_a_model_with_another_context(options):
-    main(options("short"))
-    run = options("long", frames=4, init=str(options("short").out), steps=1, warmup_steps=0)
-    main(run)
-    first = log_of(run.out)[0]["loss"]
-    scratch = options("scratch", frames=4, steps=1, warmup_steps=0)
-    main(scratch)
-    assert first < log_of(scratch.out)[0]["loss"] - 0.05
-
-
-def test_a_model_of_another_shape_is_no_start(options, world):
-    message = rf"init: {world} is a model of another shape or vocabulary"
-    with pytest.raises(ValueError, match=message):
-        main(options(init=str(world)))
-
-
-def test_bf16_trains_float32_weights(options):
-    run = options(precision="bf16", steps=2, warmup_steps=0)
-    main(run)
-    assert {weight.dtype for weight in weights_of(run.out).values()} == {torch.float32}
-    assert log_of(run.out)[0]["loss"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"model": "cosmos-4b"},
-            r"model must be one of mc-ar-doom, mc-ar-doom-small, .*got 'cosmos-4b'",
-        ),
-        ({"steps": 0}, r"steps must be at least 1, got 0"),
-        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
-        ({"log_every": 0}, r"log_every must be at least 1, got 0"),
-        ({"frames": 1}, r"frames must be at least 2, got 1"),
-        ({"warmup_steps": 12}, r"warmup_steps must be in \[0, steps=12\), got 12"),
-        ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
-        ({"precision": "fp16"}, r"precision must be bf16 or no, got 'fp16'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(changes, message, options):
-    with pytest.raises(ValueError, match=message):
-        options(**changes)
-
-
-def test_clips_shorter_than_a_sequence_are_refused(options, tmp_path):
-    with pytest.raises(ValueError, match=r"tokens: clips must have at least frames=7 .*got 6"):
-        main(options(frames=7))
-    held_out = write_shard(tmp_path / "heldout", clips_of(num_frames=2))
-    with pytest.raises(ValueError, match=r"validation: clips must have at least frames=3 .*got 2"):
-        main(options(validation=held_out))
-    assert not options().out.exists()
-
-
-def test_held_out_clips_of_another_tokenizer_are_refused(options, tmp_path):
-    clips = clips_of()
-    other = TokenClips(clips.tokens, clips.actions, NUM_CODES + 1, NAMES)
-    held_out = write_shard(tmp_path / "heldout", other)
-    with pytest.raises(ValueError, match="validation: clips have another grid, tokenizer or"):
-        main(options(validation=held_out))
-
-
-def flags_of(options):
     return (
-        *("--tokens", options.tokens, "--out", options.out, "--model", "mc-ar-tiny"),
+        *("--tokens", tokens, "--out", tmp_path / "run", "--model", "mc-ar-tiny"),
         *("--frames", 3, "--steps", 2, "--batch-size", 2, "--warmup-steps", 1),
         *("--precision", "no", "--no-compile"),
     )
 
 
-def test_the_command_trains_and_reports(options, command):
-    outcome = command("train", *flags_of(options()), "--json")
+def test_the_command_trains_and_reports(flags, command, tmp_path):
+    outcome = command("train", *flags, "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.document == {"steps": 2}
-    assert (options().out / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
-def test_the_command_refuses_what_is_no_training_data(options, command, tmp_path):
-    run = options()
+def test_the_command_refuses_what_is_no_training_data(flags, command, tmp_path):
     (tmp_path / "empty").mkdir()
-    outcome = command("train", *flags_of(run), "--tokens", tmp_path / "empty")
+    outcome = command("train", *flags, "--tokens", tmp_path / "empty")
     outcome.assert_refused(r"no token shards \(shard_\*\.safetensors\) in .*empty")
-    shard = run.tokens / "shard_00000.safetensors"
+    shard = tmp_path / "tokens" / "shard_00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-20])
-    command("train", *flags_of(run)).assert_refused(r"shard_00000\.safetensors is no token shard")
-    assert not run.out.exists()
+    command("train", *flags).assert_refused(r"shard_00000\.safetensors is no token shard")
+    assert not (tmp_path / "run").exists()
 
 
-def test_the_command_refuses_an_output_that_is_a_file(options, command, tmp_path):
+def test_the_command_refuses_an_output_that_is_a_file(flags, command, tmp_path):
     (tmp_path / "run").write_text("")
-    command("train", *flags_of(options())).assert_refused(r"run")
+    command("train", *flags).assert_refused(r"run")

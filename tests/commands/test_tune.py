@@ -2,111 +2,22 @@ import json
 
 import pytest
 
-from diagd.commands import tune
-from diagd.commands.tune import TuneOptions, list_candidates, main
-from diagd.decoding.likelihood import schedule_nll
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.families.checkpoints import load_model
-from diagd.tokenizers.shards import TokenClips
-from diagd.training.sequences import windows
+from diagd.commands.tune import main
+from diagd.training.tuning import TuneOptions
 from tests.worlds import clips_of, write_shard, write_shard_model
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
+@pytest.fixture
+def options(tmp_path):
     """Return a function that makes options for a tiny model and its clips."""
-    folder = tmp_path_factory.mktemp("tune")
-    model = str(write_shard_model(folder / "model"))
-    tokens = write_shard(folder / "tokens", clips_of())
-
-    def make(**changes):
-        plain = {"model": model, "tokens": tokens, "clips": 3, "frames": 4, "row_lag": (1, 2)}
-        return TuneOptions(**{**plain, **changes})
-
-    return make
+    model = str(write_shard_model(tmp_path / "model"))
+    tokens = write_shard(tmp_path / "tokens", clips_of())
+    plain = {"model": model, "tokens": tokens, "clips": 3, "frames": 4, "row_lag": (1, 2)}
+    return lambda **changes: TuneOptions(**{**plain, **changes})
 
 
-def test_the_table_holds_the_gap_of_every_candidate(data):
-    options = data(row_start=("temporal", "spatial"), context_frames=2)
-    document = main(options)
-    grid = TokenGrid(2, 2, 3)
-    names = [(row["name"], row["row_start"], row["num_steps"]) for row in document["rows"]]
-    assert names == [
-        ("raster", "", 12),
-        *[("k=1", "temporal", 8), ("k=1", "spatial", 8)],
-        *[("k=2", "temporal", 10), ("k=2", "spatial", 10)],
-    ]
-    model = load_model(options.model)
-    clips = windows(clips_of(), 3, 4)
-    raster = schedule_nll(model, *clips, DiagonalSchedule.raster(grid), context_frames=2)
-    for row in document["rows"]:
-        schedule = DiagonalSchedule(grid, row["row_lag"], row["frame_lag"])
-        nll = schedule_nll(model, *clips, schedule, row["row_start"] or "temporal", 2)
-        gap = nll - raster
-        assert row["nll"] == pytest.approx(nll.mean().item(), abs=1e-5)
-        assert row["gap"] == pytest.approx(gap.mean().item(), abs=1e-5)
-        error = gap.mean((1, 2, 3)).std().item() / 3**0.5
-        assert row["gap_error"] == pytest.approx(error, abs=1e-5)
-        assert row["gap_by_frame"] == pytest.approx(gap.mean((0, 2, 3)).tolist(), abs=1e-5)
-        assert row["gap_by_row"] == pytest.approx(gap.mean((0, 1, 3)).tolist(), abs=1e-5)
-        assert row["gap_by_column"] == pytest.approx(gap.mean((0, 1, 2)).tolist(), abs=1e-5)
-
-
-def costs(monkeypatch, gaps):
-    """Let schedules cost what the test says, in nats a token, by row lag."""
-
-    def nll(model, tokens, actions, schedule, row_start, context_frames):
-        gap = gaps[schedule.row_lag] + 0.001 * len(row_start)
-        return tokens[:, context_frames:].float() * 0 + gap
-
-    monkeypatch.setattr(tune, "schedule_nll", nll)
-
-
-@pytest.mark.parametrize(
-    ("tolerance", "choice"),
-    [(0.0, "raster"), (0.05, "k=2"), (0.5, "k=1")],
-)
-def test_the_fastest_within_the_tolerance_is_chosen(tolerance, choice, data, monkeypatch):
-    costs(monkeypatch, {1: 0.2, 2: 0.03, 3: 0.0})
-    document = main(data(tolerance=tolerance))
-    assert document["choice"]["name"] == choice
-    if choice != "raster":
-        assert document["choice"]["row_start"] == "spatial"  # the cheapest of the three
-    frontier = [(row["name"], row["row_start"]) for row in document["rows"] if row["frontier"]]
-    assert frontier == [("raster", ""), ("k=1", "spatial"), ("k=2", "spatial")]
-
-
-def test_against_another_model_nothing_may_be_affordable(data, monkeypatch, tmp_path):
-    baseline = str(write_shard_model(tmp_path / "baseline"))
-    own = main(data(baseline=baseline))
-    assert [row["gap"] for row in own["rows"]] == [row["gap"] for row in main(data())["rows"]]
-    seen = []
-
-    def nll(model, tokens, actions, schedule, row_start, context_frames):
-        seen.append(model)
-        return tokens[:, context_frames:].float() * 0 + (model is seen[0])
-
-    monkeypatch.setattr(tune, "schedule_nll", nll)
-    document = main(data(baseline=baseline))
-    assert document["choice"] is None
-    assert {row["gap"] for row in document["rows"]} == {1.0}
-
-
-def test_frames_overlap_where_actions_are_known_ahead(data):
-    grid = TokenGrid(3, 4, 7)
-    options = data(row_lag=(1, 7), overlap=True, row_start=("temporal",))
-    found = [(c.name, c.schedule.frame_lag) for c in list_candidates(options, grid)]
-    assert found == [
-        ("raster", 28),
-        *[("k=1", 10), ("k=1 d=4", 4), ("k=1 d=2", 2), ("k=1 d=1", 1)],
-        *[("k=7 d=14", 14), ("k=7 d=7", 7)],
-    ]
-    default = list_candidates(data(row_lag=(), row_start=("temporal",)), grid)
-    assert [candidate.name for candidate in default] == ["raster", "k=1", "k=2", "k=4"]
-
-
-def test_a_folder_gets_the_numbers_and_the_plots(data, tmp_path, capfd):
-    document = main(data(out=tmp_path / "out", by=("row", "column"), row_start=("temporal",)))
+def test_a_folder_gets_the_numbers_and_the_plots(options, tmp_path, capfd):
+    document = main(options(out=tmp_path / "out", by=("row", "column"), row_start=("temporal",)))
     assert json.loads((tmp_path / "out" / "tune.json").read_text()) == json.loads(
         json.dumps(document)
     )
@@ -117,54 +28,9 @@ def test_a_folder_gets_the_numbers_and_the_plots(data, tmp_path, capfd):
     assert "gap by frame" not in printed
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tolerance": -1.0}, r"tolerance must be 0 or more, got -1.0"),
-        ({"tolerance": float("nan")}, r"tolerance must be 0 or more, got nan"),
-        ({"context_frames": 0}, r"context_frames must be at least 1, got 0"),
-        ({"clips": 0}, r"clips must be at least 1, got 0"),
-        ({"row_start": ()}, r"row_start must name at least one policy"),
-        ({"row_start": ("raster",)}, r"row_start must be one of .*, got 'raster'"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(changes, message, data):
-    with pytest.raises(ValueError, match=message):
-        data(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"clips": 5}, r"clips must be in \[1, 4\], got 5"),
-        ({"frames": 7}, r"frames must be in \[context_frames \+ 1=2, 6\], .* got 7"),
-        ({"frames": 1}, r"frames must be in \[context_frames \+ 1=2, 6\], .* got 1"),
-        ({"row_lag": (4,)}, r"row_lag must be in \[1, width=3\], got 4"),
-        ({"device": "cuda:99"}, r"device 'cuda:99' is not available"),
-    ],
-)
-def test_what_does_not_fit_the_data_is_refused(changes, message, data):
-    with pytest.raises(ValueError, match=message):
-        main(data(**changes))
-
-
-def test_clips_of_another_kind_are_refused(data, tmp_path, world):
-    with pytest.raises(
-        ValueError, match=r"do not fit .*world\d*: grid is \(2, 3\), the model's \(3,"
-    ):
-        main(data(model=str(world)))
-    clips = clips_of()
-    other = TokenClips(clips.tokens, clips.actions, clips.codebook_size, ("a", "b", "c"))
-    tokens = write_shard(tmp_path / "other", other)
-    with pytest.raises(ValueError, match=r"actions is \('a', 'b', 'c'\), the model's \('none', "):
-        main(data(tokens=tokens))
-
-
-def test_the_command_prints_its_document(data, command):
-    options = data()
+def test_the_command_prints_its_document(options, command):
+    run = options()
     flags = ("--clips", 2, "--frames", 3, "-k", 1, "--row-start", "temporal")
-    outcome = command(
-        "tune", "--tokens", options.tokens, "--model", options.model, *flags, "--json"
-    )
+    outcome = command("tune", "--tokens", run.tokens, "--model", run.model, *flags, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert [row["name"] for row in outcome.document["rows"]] == ["raster", "k=1"]

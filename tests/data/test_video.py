@@ -17,7 +17,7 @@ from diagd.data.video import (
     write_video,
 )
 from diagd.metrics.quality import psnr
-from tests.data.shapes import encode_video
+from tests.data.encoding import encode_video
 from tests.worlds import smooth_frames
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -196,7 +197,7 @@ class Passing:
     def __init__(self, model) -> None:
         self.model = model
 
-    def __getattr__(self, name):
+    def __getattr__(self, name) -> Any:
         return getattr(self.model, name)
 
 

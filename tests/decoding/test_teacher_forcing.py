@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -89,8 +90,9 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
                 seen[place] = logits[:, lane]
         return frames[:, t, i, j]
 
+    resampled: Any = Resampled(model, forced)
     engine = DecodingEngine(
-        Resampled(model, forced),
+        resampled,
         case.height,
         case.width,
         num_action_tokens=case.num_action_tokens,

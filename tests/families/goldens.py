@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diagd.models.transformer import Transformer
-from tests.data.fixtures import golden
+from tests.golden import golden
 
 
 def model_golden(name: str) -> dict[str, Tensor]:

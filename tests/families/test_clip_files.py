@@ -13,7 +13,7 @@ from diagd.data.video import read_video, resize, write_video
 from diagd.families.clip_files import ClipFile, find_clips, sample_clips
 from diagd.families.mineworld.actions import MinecraftActions
 from diagd.families.wham.actions import WHAMActions
-from tests.data.shapes import encode_video
+from tests.data.encoding import encode_video
 from tests.worlds import smooth_frames
 
 T, HEIGHT_PX, WIDTH_PX = 12, 32, 48

@@ -9,7 +9,7 @@ from diagd.families.mineworld.actions import MinecraftActions
 from diagd.families.own_format import read_actions_file, save_tokenizer, write_actions_file
 from diagd.families.wham.actions import WHAMActions
 from diagd.pipeline.pretrained import load_parts
-from tests.data.fixtures import FIXTURES
+from tests.golden import FIXTURES
 from tests.worlds import NAMES, write_world
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diagd.families.checkpoints import find_model, load_model
-from tests.data.fixtures import FIXTURES
+from tests.golden import FIXTURES
 
 
 @pytest.mark.parametrize(

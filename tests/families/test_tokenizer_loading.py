@@ -7,9 +7,9 @@ from diagd.families.cosmos.tokenizer import CosmosTokenizer
 from diagd.families.tokenizer_loading import load_tokenizer
 from diagd.families.wham.tokenizer import WHAMTokenizer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
-from tests.data.cosmos_scripts import write_scripts
-from tests.data.fixtures import wham_tokenizer
-from tests.data.shapes import rectangles, small_tokenizer
+from tests.families.cosmos.scripts import write_scripts
+from tests.golden import wham_tokenizer
+from tests.tokenizers.rectangles import rectangles, small_tokenizer
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import torch
 from diagd.tokenizers.frames import normalise
 from diagd.tokenizers.linear_init import k_means, linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer
-from tests.data.shapes import rectangles
+from tests.tokenizers.rectangles import rectangles
 
 
 def patches(values: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.tokenizers.shards import STILL, actions_of, read_shards, write_shards
-from tests.data.shapes import rectangles, small_tokenizer, write_clips
+from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 WALK = ActionVocabulary(("none", "forward", "left"))
 GOOD = {

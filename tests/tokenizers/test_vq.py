@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from diagd.tokenizers.storage import CONFIG_NAME
 from diagd.tokenizers.vq import WEIGHTS_NAME, VQTokenizer
-from tests.data.shapes import rectangles, small_tokenizer
+from tests.tokenizers.rectangles import rectangles, small_tokenizer
 
 
 def convolutional_model(**changes) -> VQModel:

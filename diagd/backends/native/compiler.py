@@ -6,9 +6,10 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
+
+from diagd.files import replacing
 
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
@@ -33,15 +34,13 @@ def load_library() -> ctypes.CDLL:
     target = _cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            partial = Path(scratch) / target.name
-            command = [compiler, *FLAGS, *map(str, SOURCES.glob("*.cpp")), "-o", str(partial)]
+        with replacing(target) as temporary:
+            command = [compiler, *FLAGS, *map(str, SOURCES.glob("*.cpp")), "-o", str(temporary)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 lines = [line for line in done.stderr.splitlines() if "error" in line]
                 reason = (lines or done.stderr.splitlines() or ["no message"])[0]
                 raise OSError(f"{compiler} could not build the kernels: {reason}")
-            os.replace(partial, target)
     return ctypes.CDLL(str(target))
 
 

@@ -119,16 +119,22 @@ class NativeModel(CausalModel):
         batch, lanes = tokens.shape
         keep = min(logits_to_keep or lanes, lanes)
         logits = torch.empty(batch, keep, whole_blocks(self.vocab_size))
-        inputs = tuple(index.contiguous() for index in indices)
+        tokens, positions, slots = (index.contiguous() for index in indices)
         visible = visible.contiguous()
         step = _Step(
-            *(batch, lanes, visible.shape[1], cache.num_slots, keep),
-            *(tensor.data_ptr() for tensor in inputs),
-            visible.data_ptr(),
-            ctypes.addressof(cache.key_pointers),
-            ctypes.addressof(cache.value_pointers),
-            logits.data_ptr(),
-            None if self.seconds is None else self.seconds.data_ptr(),
+            batch=batch,
+            lanes=lanes,
+            visible_slots=visible.shape[1],
+            num_slots=cache.num_slots,
+            keep=keep,
+            tokens=tokens.data_ptr(),
+            at=positions.data_ptr(),
+            slots=slots.data_ptr(),
+            visible=visible.data_ptr(),
+            keys=ctypes.addressof(cache.key_pointers),
+            values=ctypes.addressof(cache.value_pointers),
+            logits=logits.data_ptr(),
+            seconds=None if self.seconds is None else self.seconds.data_ptr(),
         )
         record = self._laid_out.record
         record.threads = torch.get_num_threads()
@@ -153,14 +159,25 @@ class NativeModel(CausalModel):
         else:
             bounds = ranges.by_place[rows, columns].T.contiguous()
         drawn = torch.empty(batch, lanes, dtype=torch.int64)
-        places = tuple(place.contiguous() for place in (seeds, frames, rows, columns))
+        places = seeds, frames, rows, columns
+        seeds, frames, rows, columns = (place.contiguous() for place in places)
         draw = _Draw(
-            *(batch, lanes, logits.stride(1), torch.get_num_threads(), options.top_k or 0),
-            options.exclusive_top_p,
-            *(options.temperature, 1.0 if options.top_p is None else options.top_p),
-            *(logits.data_ptr(), bounds[0].data_ptr(), bounds[1].data_ptr()),
-            *(place.data_ptr() for place in places),
-            drawn.data_ptr(),
+            batch=batch,
+            lanes=lanes,
+            stride=logits.stride(1),
+            threads=torch.get_num_threads(),
+            top_k=options.top_k or 0,
+            exclusive_top_p=options.exclusive_top_p,
+            temperature=options.temperature,
+            top_p=1.0 if options.top_p is None else options.top_p,
+            logits=logits.data_ptr(),
+            low=bounds[0].data_ptr(),
+            high=bounds[1].data_ptr(),
+            seeds=seeds.data_ptr(),
+            frames=frames.data_ptr(),
+            rows=rows.data_ptr(),
+            columns=columns.data_ptr(),
+            drawn=drawn.data_ptr(),
         )
         self._library.draw(ctypes.byref(draw))
         return drawn

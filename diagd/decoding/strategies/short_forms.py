@@ -36,4 +36,4 @@ def strategy_of(
         return Raster()
     if exact:
         return Exact()
-    return Diagonal(**{"row_lag": 1, **given})
+    return Diagonal(given.pop("row_lag", 1), **given)

@@ -1,9 +1,9 @@
 """The paper's figure of its human evaluation: stacked bars of win, tie and lose, as PNG."""
 
-import os
 from pathlib import Path
 from typing import Any
 
+from diagd.files import replacing
 from diagd.web.study.tally import OUTCOMES
 
 COLOURS = {"win": "#2f7d5b", "tie": "#77736a", "lose": "#b3512c"}
@@ -38,9 +38,5 @@ def write_chart(results: dict[str, Any], path: Path) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

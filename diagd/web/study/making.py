@@ -6,7 +6,6 @@ is called `k=1-finetuned`. Systems share prompts, actions and noise; only decodi
 
 import json
 import logging
-import os
 import random
 import re
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from diagd.data.actions import read_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
 from diagd.families.checkpoints import model_path
+from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 
 HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
@@ -115,9 +115,7 @@ def _remember(folder: Path, options: MakeOptions) -> None:
     path = folder / "made.json"
     if path.is_file() and json.loads(path.read_text()) != made:
         raise ValueError(f"{folder} holds pairs made with other options ({path}): choose another")
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(json.dumps(made, indent=1) + "\n")
-    os.replace(temporary, path)
+    write_json(path, made, indent=1)
 
 
 def _prompt_paths(options: MakeOptions) -> list[Path]:

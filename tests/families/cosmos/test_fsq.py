@@ -7,7 +7,7 @@ from diagd.families.cosmos.fsq import (
     indices_to_codes,
     quantize,
 )
-from tests.data.fixtures import golden
+from tests.golden import golden
 
 
 def test_numbers_become_the_codes_and_ids_of_cosmos():

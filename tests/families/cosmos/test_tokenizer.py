@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from diagd.families.cosmos.fsq import indices_to_codes
 from diagd.families.cosmos.tokenizer import CosmosTokenizer, fit_frames
-from tests.data.cosmos_scripts import write_scripts
-from tests.data.shapes import rectangles
+from tests.families.cosmos.scripts import write_scripts
+from tests.tokenizers.rectangles import rectangles
 
 SIZE = (32, 48)  # 2 x 3 tokens
 

@@ -12,8 +12,8 @@ from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.cosmos.presets import PRESETS
 from diagd.models.rotary import PositionTable, RotaryTable, rotary_frequencies_3d
-from tests.data.fixtures import FIXTURES
 from tests.families.goldens import close, feed_in_turn, model_golden
+from tests.golden import FIXTURES
 
 COSMOS = [f"cosmos_tiny_{letter}" for letter in "abcd"]
 

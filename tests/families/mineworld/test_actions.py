@@ -18,7 +18,7 @@ from diagd.families.mineworld.actions import (
     bin_degrees,
     camera_bin,
 )
-from tests.data.fixtures import FIXTURES
+from tests.golden import FIXTURES
 
 FIXTURE = FIXTURES / "minecraft_actions.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]  # lines, and the tokens MineWorld's code gives

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from diagd.families.mineworld.tokenizer import mineworld_tokenizer
 from diagd.tokenizers.storage import CONFIG_NAME
 from diagd.tokenizers.vq import VQTokenizer
-from tests.data.fixtures import MINEWORLD, golden
+from tests.golden import MINEWORLD, golden
 
 
 def mineworld(weights: Any = MINEWORLD / "vae" / "vae.ckpt") -> VQTokenizer:

@@ -10,8 +10,8 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
-from tests.data.fixtures import FIXTURES
 from tests.families.goldens import close, model_golden
+from tests.golden import FIXTURES
 
 MINEWORLD = ["mineworld_tiny", "mineworld_tiny_v256"]
 

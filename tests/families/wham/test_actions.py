@@ -10,7 +10,7 @@ from diagd.families.wham.actions import (
     actions_of_rows,
     stick_bins,
 )
-from tests.data.fixtures import FIXTURES
+from tests.golden import FIXTURES
 
 FIXTURE = FIXTURES / "wham_actions.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]  # rows of npz files, and the tokens of WHAM's code

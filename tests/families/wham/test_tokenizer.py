@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
 from diagd.families.wham.weights import TOKENIZER_PREFIX
-from tests.data.fixtures import (
+from tests.golden import (
     every_wham,
     golden,
     wham_config,

@@ -7,8 +7,8 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import load_model
-from tests.data.fixtures import FIXTURES
 from tests.families.goldens import close, feed_in_turn, model_golden
+from tests.golden import FIXTURES
 
 WHAM = ["wham_tiny", "wham_tiny_v2"]
 

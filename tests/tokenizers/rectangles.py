@@ -1,9 +1,7 @@
 """Frames to learn from: rectangles of colour, and a tokenizer small enough for tests."""
 
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import torch
 from torch import Tensor
 
@@ -11,8 +9,6 @@ from diagd.data.actions import write_actions
 from diagd.data.video import write_video
 from diagd.tokenizers.linear_init import linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer
-
-HEIGHT_PX, WIDTH_PX = 24, 40  # 3 x 5 tokens
 
 
 def rectangles(num_frames: int, seed: int = 0, size: tuple[int, int] = (24, 40)) -> Tensor:
@@ -28,24 +24,6 @@ def rectangles(num_frames: int, seed: int = 0, size: tuple[int, int] = (24, 40))
                 0, 256, (3,), generator=generator
             )
     return frames
-
-
-def encode_video(
-    path: Path,
-    frames: Tensor,
-    rate: Fraction | int = 10,
-    codec: str = "mpeg4",
-    pixels: str = "yuv420p",
-) -> None:
-    """Write (T, H_px, W_px, 3) uint8 in the container of the path's suffix, with any codec."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
-        assert isinstance(stream, av.VideoStream)
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = pixels
-        for frame in frames.numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
 
 
 def small_tokenizer(codes: int = 20, seed: int = 0) -> VQTokenizer:

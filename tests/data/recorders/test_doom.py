@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.doom import (
+from diagd.data.recorders.doom import (
     ACTIONS,
     BUTTONS,
     NEAR_DEPTH,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
 MINEWORLD = FIXTURES / "mineworld_tiny_v256"
 WHAM_NAMES = ("wham_tiny", "wham_tiny_v2")
 

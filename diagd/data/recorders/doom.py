@@ -5,7 +5,6 @@ can be killed and started again at any clip, and two machines record the same cl
 """
 
 import contextlib
-import os
 import random
 import tempfile
 from dataclasses import dataclass
@@ -124,9 +123,7 @@ def record_clips(options: RecordOptions) -> dict[str, int]:
             for seed in track(seeds, description=f"recording {options.scenario}"):
                 frames, actions = _play(game, seed, options)
                 video_path, actions_path = clip_paths(options.out, seed)
-                partial = actions_path.with_name(f".{actions_path.name}.partial")
-                write_actions(partial, actions)
-                os.replace(partial, actions_path)
+                write_actions(actions_path, actions)
                 fps = Fraction(TICS_PER_SECOND, options.tics)
                 write_video(video_path, resize(frames, options.height_px, options.width_px), fps)
         finally:

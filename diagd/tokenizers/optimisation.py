@@ -7,7 +7,6 @@ start again at an encoder output. The encoder is held to the codes by their comm
 
 import json
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.files import replacing
 from diagd.tokenizers.frames import normalise
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -175,9 +175,9 @@ class TokenizerTrainer:
         tensors |= {"counts": self.counts, "sums": self.sums}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(tensors, partial, {"step": str(self.step), "options": self._fingerprint()})
-        os.replace(partial, path)
+        metadata = {"step": str(self.step), "options": self._fingerprint()}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata)
 
     def load(self, path: Path) -> None:
         """Go on from a state.

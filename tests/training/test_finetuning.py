@@ -7,20 +7,16 @@ import sys
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
-from torch.nn.attention.flex_attention import create_block_mask
 
-from diagd.commands.finetune import FinetuneOptions, ViewLoss, main, view_loss
-from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.likelihood import schedule_nll
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, read_shards
-from diagd.training import loop as training_loop
+from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.sequences import draw_batch
+from tests.training.runs import kill_after
 from tests.worlds import (
     HEIGHT,
     NAMES,
@@ -31,16 +27,6 @@ from tests.worlds import (
     write_shard,
     write_shard_model,
 )
-
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def lone_process(monkeypatch):
-    """No plot (it takes long), no GPU, a process in which nobody has trained."""
-    monkeypatch.setattr(training_loop, "plot_loss", lambda folder: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
@@ -93,7 +79,7 @@ def nll_of(options, tokens, schedule):
 )
 def test_the_first_loss_is_what_decoding_along_the_schedule_costs(changes, options):
     run = options(steps=1, warmup_steps=0, **changes)
-    main(run)
+    finetune(run)
     tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
     expected = nll_of(run, tokens, run.schedule(2, 3))
     assert losses_of(run.out) == [pytest.approx(expected, abs=1e-5)]
@@ -102,7 +88,7 @@ def test_the_first_loss_is_what_decoding_along_the_schedule_costs(changes, optio
 def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
     run = options(steps=40, batch_size=8, validation=held_out)
-    report = main(run)
+    report = finetune(run)
     losses = losses_of(run.out)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     tokens = [draw_batch(read_shards(held_out), 4, 8, seed) for seed in range(8)]
@@ -118,7 +104,7 @@ def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
 def test_a_share_of_the_steps_is_raster(options):
     """With a rate of almost zero, a step's loss is one of two numbers."""
     run = options(raster_share=0.5, learning_rate=1e-12, steps=12)
-    main(run)
+    finetune(run)
     raster = []
     for step, loss in enumerate(losses_of(run.out)):
         tokens = draw_batch(clips_of(), run.frames, run.batch_size, step)
@@ -131,38 +117,26 @@ def test_a_share_of_the_steps_is_raster(options):
     assert 0 < sum(raster) < 12
 
 
-def kill_after(monkeypatch, steps):
-    """Let a run die, as if killed, in the step after `steps` steps."""
-    original = training_loop.TrainingRun._train_step
-
-    def step(self, loss):
-        if self.step == steps:
-            raise KeyboardInterrupt
-        return original(self, loss)
-
-    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
-
-
 def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypatch):
     whole = options("whole", raster_share=0.3)
     killed = options("killed", raster_share=0.3, save_minutes=0.0)
-    main(whole)
+    finetune(whole)
     with monkeypatch.context() as patch:
         kill_after(patch, 5)
         with pytest.raises(KeyboardInterrupt):
-            main(killed)
-    main(killed)
+            finetune(killed)
+    finetune(killed)
     assert losses_of(killed.out) == losses_of(whole.out)
     ours, theirs = (load_file(run.out / "model.safetensors") for run in (killed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
-    main(options(steps=1, warmup_steps=0))
+    finetune(options(steps=1, warmup_steps=0))
     written = (options().out / "finetune.json").read_text()
     message = "run holds a run of another model or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
-        main(options(row_lag=2))
+        finetune(options(row_lag=2))
     assert (options().out / "finetune.json").read_text() == written
 
 
@@ -193,21 +167,6 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     assert (out / "scenes" / "hall.png").read_bytes() == b"a picture"
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_the_dense_mask(options):
-    """Its kernels want a GPU; what they are told, they can be told anywhere."""
-    grid = TokenGrid(3, 2, 3)
-    view = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1))
-    tokens, lanes = draw_batch(clips_of(), 4, 2, 0), len(view.positions)
-    block_mask = create_block_mask(view.mask_mod(), None, None, lanes, lanes, device="cpu")
-    targets = tokens[:, view.targets[view.readers]]
-    inputs = tokens[:, view.sources], view.positions, block_mask, view.readers, targets
-    with torch.no_grad():
-        model = load_model(options().init)
-        flex = view_loss(model, *inputs)
-        assert flex.item() == pytest.approx(ViewLoss(view, CPU)(model, tokens).item(), abs=1e-5)
-
-
 def launch(processes, options):
     """Train in subprocesses, as `torchrun` or `accelerate launch` starts them."""
     flags = {
@@ -228,7 +187,7 @@ def launch(processes, options):
 @pytest.mark.slow
 def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
     one, two = options("one", batch_size=4), options("two", batch_size=2)
-    main(one)
+    finetune(one)
     launch(2, two)
     assert losses_of(two.out) == pytest.approx(losses_of(one.out), abs=1e-4)
     assert losses_of(one.out)[-1] < losses_of(one.out)[0]
@@ -260,15 +219,15 @@ def test_options_that_cannot_be_are_refused(changes, message, options):
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(changes, message, options):
     with pytest.raises((ValueError, OSError), match=message):
-        main(options(**changes))
+        finetune(options(**changes))
     assert not options().out.exists()
 
 
 def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
     short = str(write_shard_model(tmp_path / "short", frames=3))
     with pytest.raises(ValueError, match="frames must be at most 3, which the model holds, got 4"):
-        main(options(init=short))
+        finetune(options(init=short))
     clips = dataclasses.replace(clips_of(), codebook_size=SHARD_CODES + 1)
     tokens = write_shard(tmp_path / "other", clips)
     with pytest.raises(ValueError, match="number of visual ids is 12, the model's 11"):
-        main(options(tokens=tokens))
+        finetune(options(tokens=tokens))

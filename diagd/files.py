@@ -1,0 +1,98 @@
+"""Files that are whole or not there: a run killed in the middle of writing leaves the old file.
+
+What is written lies under a hidden name beside the goal (`.NAME.1a2b3c4d.partial`, another one for
+every writer) until one rename puts it in place. Logs of JSON lines grow in place instead; there,
+only the last line can be torn, and readers pass it over.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a temporary path to write to, which becomes `path` when the block ends well.
+
+    After an exception `path` is as it was, and nothing else is left.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
+    """Write a JSON document, whole or not at all; paths inside become strings.
+
+    Raises:
+        TypeError: something inside is neither JSON nor a path.
+    """
+    write_text(path, json.dumps(value, indent=indent, default=os.fspath) + "\n")
+
+
+def swap_folder(fresh: Path, folder: Path) -> None:
+    """Put a fresh folder in the place of another; killed on the way, `recover_folder` helps."""
+    if folder.exists():
+        shutil.rmtree(_previous(folder), ignore_errors=True)
+        os.replace(folder, _previous(folder))
+    os.replace(fresh, folder)
+    shutil.rmtree(_previous(folder), ignore_errors=True)
+
+
+def recover_folder(folder: Path) -> None:
+    """Bring back the old folder if `swap_folder` was killed between its two renames."""
+    if _previous(folder).exists() and not folder.exists():
+        os.replace(_previous(folder), folder)
+
+
+def _previous(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.previous")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, but for a last line that a killed run left torn.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a whole line that is no JSON object; names the file and the line.
+    """
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            shown = line[:60].decode(errors="replace")
+            raise ValueError(f"{path}:{number}: expected a JSON object, got {shown!r}")
+        records.append(record)
+    return records
+
+
+def rewind_log(path: Path, step: int) -> None:
+    """Cut a log of JSON lines, if there is one, back to a step; it can be appended to then.
+
+    Args:
+        step: of the checkpoint from which a killed run goes on; lines hold theirs as `step`.
+
+    Raises:
+        ValueError: a whole line that is no JSON object.
+    """
+    if path.is_file():
+        kept = [line for line in read_json_lines(path) if line["step"] <= step]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,66 @@
+"""What training lowers: mean negative log-likelihood, in nats, of the tokens to be predicted.
+
+Actions are always given, so only visual tokens count. Pretraining reads a sequence in raster order;
+finetuning reads the lanes of a view, which stand where they would while decoding.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask
+
+from diagd.decoding.teacher_forcing import TeacherView
+from diagd.models.attention import Visible
+
+
+def next_token_loss(model: nn.Module, tokens: Tensor, image_vocab_size: int) -> Tensor:
+    """Return the mean negative log-likelihood of the visual tokens of sequences (B, N) int64."""
+    logits = model(tokens[:, :-1]).flatten(0, 1).float()
+    targets = tokens[:, 1:].flatten()
+    targets = torch.where(targets < image_vocab_size, targets, -100)
+    return functional.cross_entropy(logits, targets, ignore_index=-100)
+
+
+class ViewLoss:
+    """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
+
+    Args:
+        compiled: torch.compile it; on CUDA the mask is FlexAttention's then, which skips the
+            blocks that nobody sees, and else the dense one of scaled_dot_product_attention.
+    """
+
+    def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
+        self.view, lanes = view.to(device), len(view.positions)
+        self.visible: Visible = self.view.visible()
+        if compiled and device.type == "cuda" and self.visible is not None:
+            self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
+        self.loss = torch.compile(view_loss) if compiled else view_loss
+
+    def __call__(self, model: nn.Module, tokens: Tensor, step: int = 0) -> Tensor:
+        """Return the loss of sequences (B, N) int64."""
+        view = self.view
+        targets = tokens[:, view.targets[view.readers]]
+        return self.loss(
+            model, tokens[:, view.sources], view.positions, self.visible, view.readers, targets
+        )
+
+
+def view_loss(
+    model: nn.Module,
+    inputs: Tensor,
+    positions: Tensor,
+    visible: Visible,
+    readers: Tensor,
+    targets: Tensor,
+) -> Tensor:
+    """Return the mean negative log-likelihood of the targets.
+
+    Args:
+        inputs: (B, N) int64 token ids of the lanes.
+        positions: (N,) int64.
+        visible: who sees whom among the lanes.
+        readers: (M,) int64, the lanes to read.
+        targets: (B, M) int64, what they should predict.
+    """
+    logits = model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -1,0 +1,205 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diagd.files import (
+    read_json_lines,
+    recover_folder,
+    replacing,
+    rewind_log,
+    swap_folder,
+    write_json,
+    write_text,
+)
+
+NAMES = ("plain.json", "Füße 走る 🎮.mp4", ".hidden", "no suffix", "a'b\"c$(d).txt")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_new_file_appears_whole_and_alone(name, tmp_path):
+    with replacing(tmp_path / name) as temporary:
+        temporary.write_bytes(b"half")
+        assert not (tmp_path / name).exists()
+        temporary.write_bytes(b"whole")
+    assert names_in(tmp_path) == [name]
+    assert (tmp_path / name).read_bytes() == b"whole"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_file_and_no_rubbish(error, tmp_path):
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"old")
+
+    def write_half():
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"ne")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert names_in(tmp_path) == ["model.bin"]
+    assert path.read_bytes() == b"old"
+
+
+def test_a_writer_that_writes_nothing_is_noticed(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "a"):
+        pass
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_killed_process_leaves_the_old_file(tmp_path):
+    path = tmp_path / "state"
+    path.write_text("old")
+    script = (
+        "import os, signal, sys\n"
+        "from diagd.files import replacing\n"
+        "with replacing(sys.argv[1]) as temporary:\n"
+        "    temporary.write_text('ne')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert done.returncode == -9
+    assert path.read_text() == "old"
+    left = [name for name in names_in(tmp_path) if name != "state"]
+    assert all(name.startswith(".") and name.endswith(".partial") for name in left)
+    write_text(path, "new")  # the rubbish is in nobody's way
+    assert path.read_text() == "new"
+
+
+def test_two_writers_do_not_meet(tmp_path):
+    path = tmp_path / "kernels.so"
+    with replacing(path) as first:
+        first.write_text("first")
+        with replacing(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert names_in(tmp_path) == ["kernels.so"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "ours", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == 0o640
+    write_text(tmp_path / "again", "text")
+    modes = {(tmp_path / name).stat().st_mode for name in ("plain", "again")}
+    assert len(modes) == 1
+
+
+def test_text_is_utf8_and_replaces_what_was_there(tmp_path):
+    write_text(tmp_path / "a", "a much longer text than the next")
+    write_text(str(tmp_path / "a"), "Füße 走る")
+    assert (tmp_path / "a").read_bytes() == "Füße 走る".encode()
+
+
+def test_json_ends_in_a_newline_and_takes_paths(tmp_path):
+    write_json(tmp_path / "a.json", {"clips": Path("走る.mp4"), "n": [1, None]}, indent=1)
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text) == {"clips": "走る.mp4", "n": [1, None]}
+    assert text.count("\n") == 7
+    assert text.endswith("}\n")
+
+
+def test_what_is_no_json_is_refused_and_the_old_file_stays(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError, match="object"):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert (tmp_path / "a.json").read_text() == "1\n"
+    assert names_in(tmp_path) == ["a.json"]
+
+
+def make_folder(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(text)
+    return path
+
+
+def test_a_folder_takes_the_place_of_another(tmp_path):
+    folder = tmp_path / "training"
+    for text in ("first", "second"):
+        swap_folder(make_folder(tmp_path / "fresh", text), folder)
+        assert names_in(tmp_path) == ["training"]
+        assert (folder / "file").read_text() == text
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_a_swap_killed_anywhere_loses_no_folder(renames, tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "training", "old")
+    fresh = make_folder(tmp_path / "fresh", "new")
+    rename, done = os.replace, []
+
+    def replace(source, goal):
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(goal)
+        rename(source, goal)
+
+    def remove(path, ignore_errors):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr("diagd.files.shutil.rmtree", remove)
+    with pytest.raises(KeyboardInterrupt):
+        swap_folder(fresh, folder)
+    monkeypatch.undo()
+    recover_folder(folder)
+    assert (folder / "file").read_text() == ("new" if renames == 2 else "old")
+    swap_folder(make_folder(tmp_path / "next", "next"), folder)  # the next run saves again
+    assert (folder / "file").read_text() == "next"
+    assert not (tmp_path / "training.previous").exists()
+
+
+def test_nothing_to_recover_changes_nothing(tmp_path):
+    recover_folder(tmp_path / "training")
+    make_folder(tmp_path / "training", "here")
+    recover_folder(tmp_path / "training")
+    assert names_in(tmp_path) == ["training"]
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b'{"step": 3', b"{", b'{"step": 3}', '{"a": "ü'.encode()[:-1]]
+)
+def test_a_torn_last_line_is_passed_over(torn, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "a": "\xc3\xbc"}\n' + torn)
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2, "a": "ü"}]
+
+
+@pytest.mark.parametrize("line", ["[1]", "no json", "", "\udcff", '{"a": '])
+def test_a_whole_line_that_is_no_object_is_named(line, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line.encode(errors="surrogateescape") + b'\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=r"log\.jsonl:2: expected a JSON object, got "):
+        read_json_lines(path)
+
+
+def test_an_empty_file_has_no_lines_and_a_missing_one_is_an_error(tmp_path):
+    (tmp_path / "log.jsonl").touch()
+    assert read_json_lines(tmp_path / "log.jsonl") == []
+    with pytest.raises(FileNotFoundError):
+        read_json_lines(tmp_path / "none.jsonl")
+
+
+def test_a_log_is_cut_back_to_a_step(tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [json.dumps({"step": step, "loss": 0.1 + 1e-17 * step}) + "\n" for step in range(6)]
+    path.write_text("".join(lines) + '{"st')
+    rewind_log(path, 3)
+    assert path.read_text() == "".join(lines[:4])
+    rewind_log(tmp_path / "none.jsonl", 3)
+    assert names_in(tmp_path) == ["log.jsonl"]

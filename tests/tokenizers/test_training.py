@@ -1,0 +1,184 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from diagd.data.video import write_video
+from diagd.tokenizers.optimisation import TokenizerTrainer
+from diagd.tokenizers.training import (
+    LOG_NAME,
+    STATE_NAME,
+    TokenizeOptions,
+    find_clips,
+    load_frames,
+    measure_tokenizer,
+    train_tokenizer,
+)
+from diagd.tokenizers.vq import VQTokenizer
+from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
+
+FRAMES = rectangles(24)
+
+
+@pytest.fixture
+def options(tmp_path):
+    return TokenizeOptions(
+        clips=tmp_path, out=tmp_path / "out", steps=6, batch=4, codes=20, learning_rate=1e-3
+    )
+
+
+def train(options) -> VQTokenizer:
+    return train_tokenizer(options, FRAMES, width=16)
+
+
+def weights(tokenizer) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in tokenizer.model.state_dict().values()])
+
+
+def rows(options) -> list[dict]:
+    return [json.loads(line) for line in (options.out / LOG_NAME).read_text().splitlines()]
+
+
+def test_training_paints_frames_better(options):
+    options = dataclasses.replace(options, steps=100, learning_rate=2e-3)
+    start = measure_tokenizer(small_tokenizer(), FRAMES)["psnr"]
+    trained = train(options)
+    assert measure_tokenizer(trained, FRAMES)["psnr"] > start + 0.5
+    assert [row["step"] for row in rows(options)] == [50, 100]
+    assert rows(options)[-1]["loss"] < rows(options)[0]["loss"]
+    assert rows(options)[-1]["learning_rate"] < 1e-3 * rows(options)[0]["learning_rate"]
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(options, tmp_path, monkeypatch):
+    whole = train(options)
+    killed = dataclasses.replace(options, out=tmp_path / "killed", checkpoint_s=0.0)
+    advance = TokenizerTrainer.advance
+
+    def die_in_step_four(trainer, frames, pool):
+        if trainer.step == 3:
+            raise KeyboardInterrupt
+        return advance(trainer, frames, pool)
+
+    monkeypatch.setattr(TokenizerTrainer, "advance", die_in_step_four)
+    with pytest.raises(KeyboardInterrupt):
+        train(killed)
+    (killed.out / LOG_NAME).write_text('{"step": 3}\n{"step": 5}\n{"st')  # written after the save
+    steps = []
+    monkeypatch.setattr(
+        TokenizerTrainer,
+        "advance",
+        lambda trainer, *rest: steps.append(trainer.step) or advance(trainer, *rest),
+    )
+    assert weights(train(killed)).equal(weights(whole))
+    assert steps == [3, 4, 5]
+    assert [row["step"] for row in rows(killed)] == [3, 6]
+
+
+def test_a_finished_run_is_not_repeated(options, monkeypatch):
+    first = train(options)
+    monkeypatch.delattr(TokenizerTrainer, "advance")
+    assert weights(train(options)).equal(weights(first))
+
+
+def test_workers_share_a_batch(options, tmp_path):
+    one = train(dataclasses.replace(options, threads=1, steps=2))
+    two = train(dataclasses.replace(options, threads=2, steps=2, out=tmp_path / "two"))
+    # bfloat16 sums in another order, through two steps of Adam at 1e-3
+    assert (weights(one) - weights(two)).abs().max() < 5e-3
+
+
+def test_a_tokenizer_is_trained_further(options, tmp_path):
+    first = train(options)
+    again = dataclasses.replace(options, init=options.out, out=tmp_path / "again", steps=2)
+    assert not weights(train(again)).equal(weights(first))
+
+
+def test_decoder_only_training_keeps_the_tokens(options, tmp_path):
+    first = train(options)
+    again = dataclasses.replace(
+        options, init=options.out, out=tmp_path / "again", decoder_only=True
+    )
+    second = train(again)
+    assert second.encode(FRAMES).equal(first.encode(FRAMES))
+    assert not second.decode(second.encode(FRAMES)).equal(first.decode(first.encode(FRAMES)))
+
+
+def test_codes_out_of_use_start_again(options):
+    tokenizer = small_tokenizer()
+    with torch.no_grad():
+        tokenizer.codebook[5:] = 100.0  # far from every frame
+    tokenizer.save_pretrained(options.out / "far")
+    options = dataclasses.replace(options, init=options.out / "far", steps=100)
+    assert measure_tokenizer(tokenizer, FRAMES)["codes_used"] <= 5
+    assert measure_tokenizer(train(options), FRAMES)["codes_used"] > 10
+
+
+def test_a_run_with_other_options_is_refused(options):
+    train(options)
+    with pytest.raises(ValueError, match=r"other options, use another folder: .*\"steps\": \"7\""):
+        train(dataclasses.replace(options, steps=7))
+
+
+def test_a_corrupt_state_is_refused(options):
+    train(options)
+    (options.out / STATE_NAME).write_bytes(b"no safetensors")
+    with pytest.raises(ValueError, match=r"state\.safetensors is corrupt, delete it to start aga"):
+        train(options)
+
+
+def test_frames_that_do_not_fit_are_refused(options):
+    with pytest.raises(ValueError, match="must be multiples of 8 px, got 20x40"):
+        train_tokenizer(options, FRAMES[:, :20])
+    small_tokenizer().save_pretrained(options.clips / "init")
+    options = dataclasses.replace(options, init=options.clips / "init")
+    with pytest.raises(ValueError, match="must be multiples of 8 px, got 20x40"):
+        train_tokenizer(options, FRAMES[:, :20])
+
+
+def test_frames_are_strided_from_a_different_start_in_each_clip(options):
+    paths = write_clips(options.clips, num_clips=3, num_frames=5)
+    options = dataclasses.replace(options, frame_stride=2)
+    frames = load_frames(paths, options)
+    every = [load_frames([path], dataclasses.replace(options, frame_stride=1)) for path in paths]
+    expected = torch.cat([every[0][0::2], every[1][1::2], every[2][0::2]])
+    assert frames.equal(expected)
+
+
+def test_clips_of_different_sizes_are_refused(options):
+    paths = write_clips(options.clips, num_clips=2)
+    write_video(paths[1], rectangles(4, size=(32, 48)))
+    message = r"clip_000001\.mp4: expected frames of 24x40 px as in clip_000000\.mp4, got 32x48 px"
+    with pytest.raises(ValueError, match=message):
+        load_frames(paths, options)
+
+
+def test_a_folder_without_clips_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^no \.mp4 clips in /"):
+        find_clips(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"codes": 0}, "codes must be at least 1, got 0"),
+        ({"frame_stride": 0}, "frame_stride must be at least 1, got 0"),
+        ({"batch": 5}, "batch must be a multiple of threads=2, got 5"),
+        ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
+        ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
+        ({"out": None}, "nothing to do: give --out to train, or --tokenizer to apply one"),
+        ({"tokenizer": "x"}, "--tokenizer is applied as it is, without --out"),
+        ({"tokenizer": "x", "out": None}, "--tokenizer needs --shards to write or --heldout"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(options, **changes)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_missing_gpu_is_no_reason_to_train_on_the_cpu(options):
+    with pytest.raises(ValueError, match="device 'cuda' is not available here, use cpu"):
+        dataclasses.replace(options, device="cuda")

@@ -1,0 +1,42 @@
+"""What runs of the tests left behind, and how to kill one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from diagd.training.loop import TrainingRun
+
+
+def log_of(out: Path) -> list[dict[str, Any]]:
+    """Read the log without the speeds, which no two runs share."""
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert all(line.pop("tokens_per_second") > 0 for line in lines)
+    return lines
+
+
+def weights_of(out: Path) -> dict[str, Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def assert_same_run(out: Path, other: Path) -> None:
+    assert log_of(out) == log_of(other)
+    ours, theirs = weights_of(out), weights_of(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let a run die, as if killed, in the step after `steps` steps."""
+    original = TrainingRun._train_step
+
+    def step(self, loss):
+        if self.step == steps:
+            raise KeyboardInterrupt
+        return original(self, loss)
+
+    monkeypatch.setattr(TrainingRun, "_train_step", step)

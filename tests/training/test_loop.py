@@ -1,0 +1,213 @@
+import math
+
+import pytest
+import torch
+
+import diagd
+from diagd.data.actions import ActionVocabulary
+from diagd.tokenizers.shards import TokenClips, read_shards
+from diagd.training import loop as training_loop
+from diagd.training.curves import plot_loss
+from diagd.training.losses import next_token_loss
+from diagd.training.pretraining import pretrain
+from diagd.training.sequences import draw_batch
+from diagd.training.setup import fit_config
+from tests.training.runs import assert_same_run, kill_after, log_of, weights_of
+from tests.worlds import SHARD_CODES as NUM_CODES
+from tests.worlds import SHARD_NAMES as NAMES
+from tests.worlds import clips_of, write_shard
+
+
+def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
+    run = options(steps=10, warmup_steps=4, learning_rate=8.0)
+    rates = [run.learning_rate_at(step) for step in range(11)]
+    assert rates[:4] == [2, 4, 6, 8]
+    assert rates[4:] == pytest.approx(
+        [8 * (0.1 + 0.9 * (1 + math.cos(math.pi * done / 6)) / 2) for done in range(7)]
+    )
+    assert rates[10] == pytest.approx(0.8)
+
+
+def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
+    seeds, rates = [], []
+    original = training_loop.TrainingRun._train_step
+
+    def draw(clips, frames, size, seed, hold):
+        seeds.append(seed)
+        return draw_batch(clips, frames, size, seed, hold)
+
+    def step(self, loss):
+        number, value = self.step, original(self, loss)
+        rates.append([group["lr"] for group in self.optimizers[0].param_groups])
+        assert rates[-1] == [self.options.learning_rate_at(number)] * 2
+        return value
+
+    monkeypatch.setattr(training_loop, "draw_batch", draw)
+    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
+    pretrain(options("one", seed=1))
+    pretrain(options("two", seed=2))
+    assert len(rates) == len(set(seeds)) == 24
+
+
+def test_the_loss_falls(options):
+    run = options(steps=60, batch_size=8, log_every=10)
+    report = pretrain(run)
+    losses = [line["loss"] for line in log_of(run.out)]
+    assert losses[0] > 1.8  # of 2.4 = log 11 at the start
+    assert losses[-1] < 0.7 * losses[0]
+    assert [line["step"] for line in log_of(run.out)] == [10, 20, 30, 40, 50, 60]
+    assert report["steps"] == 60
+
+
+def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monkeypatch):
+    monkeypatch.setattr(training_loop, "plot_loss", plot_loss)
+    run = options()
+    pretrain(run)
+    model = diagd.load_model(run.out)
+    assert model.config == fit_config(run.model, clips_of(), run.frames)
+    assert ActionVocabulary.load(run.out / "actions.json").names == NAMES
+    (picture,) = run.out.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_validation_loss_is_that_of_fixed_held_out_windows(options, tmp_path):
+    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
+    run = options(validation=held_out)
+    model_loss = pretrain(run)["validation_loss"]
+    model = diagd.load_model(run.out)
+    with torch.no_grad():
+        batches = [draw_batch(read_shards(held_out), 3, 2, seed) for seed in range(8)]
+        losses = [next_token_loss(model, batch, NUM_CODES).item() for batch in batches]
+    assert model_loss == pytest.approx(sum(losses) / 8, rel=1e-5)
+
+
+def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
+    clips = clips_of()
+    other = TokenClips(clips.tokens, clips.actions, NUM_CODES, ("stay", "left", "right"))
+    tokens = write_shard(tmp_path / "other", other)
+    with pytest.raises(ValueError, match="hold needs an action named none, got stay, left, right"):
+        pretrain(options(tokens=tokens, hold=0.5))
+    assert not options().out.exists()
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 7, 8, 11])
+@pytest.mark.parametrize("save_minutes", [0.0, 1e9], ids=["saves always", "never saves"])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+    save_minutes, killed_after, options, monkeypatch
+):
+    setup = {"optimizer": "muon", "hold": 0.3} if killed_after == 7 else {}
+    whole = options("whole", **setup)
+    killed = options("killed", save_minutes=save_minutes, **setup)
+    pretrain(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, killed_after)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+
+
+@pytest.mark.parametrize("saved_at", [5, 6])
+def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, options, monkeypatch):
+    """A run that saved a while before it was killed has logged steps it will do again."""
+    whole, killed = options("whole"), options("killed", save_minutes=1e9)
+    pretrain(whole)
+    original = training_loop.TrainingRun._train_step
+
+    def step(self, loss):
+        if self.step == saved_at and not self.checkpoint.exists():
+            self.save()
+        return original(self, loss)
+
+    with monkeypatch.context() as patch:
+        kill_after(patch, 9)
+        original = training_loop.TrainingRun._train_step
+        patch.setattr(training_loop.TrainingRun, "_train_step", step)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    pretrain(killed)
+    steps = [line["step"] for line in log_of(killed.out)]
+    assert steps == [line["step"] for line in log_of(whole.out)]
+    ours, theirs = weights_of(killed.out), weights_of(whole.out)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_killed_between_two_renames_goes_on(options, monkeypatch):
+    whole, killed = options("whole"), options("killed", save_minutes=0.0)
+    pretrain(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    (killed.out / "training").rename(killed.out / "training.previous")
+    (killed.out / "training.partial").mkdir()
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+
+
+def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, monkeypatch):
+    whole, killed = options("whole"), options("killed", save_minutes=0.0)
+    pretrain(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    with (killed.out / "log.jsonl").open("a") as log:
+        log.write('{"step": 7, "lo')
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+
+
+def test_a_finished_run_is_left_as_it_is(options):
+    run = options()
+    pretrain(run)
+    log, weights = log_of(run.out), weights_of(run.out)
+    pretrain(run)
+    assert log_of(run.out) == log
+    assert all(torch.equal(weights_of(run.out)[name], weights[name]) for name in weights)
+
+
+def test_a_run_of_another_model_is_refused(options):
+    pretrain(options(steps=1, warmup_steps=0))
+    message = r"run holds a run of another model or schedule; choose another --out"
+    with pytest.raises(ValueError, match=message):
+        pretrain(options(frames=4))
+    assert len(log_of(options().out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model": "cosmos-4b"},
+            r"model must be one of mc-ar-doom, mc-ar-doom-small, .*got 'cosmos-4b'",
+        ),
+        ({"steps": 0}, r"steps must be at least 1, got 0"),
+        ({"batch_size": 0}, r"batch_size must be at least 1, got 0"),
+        ({"log_every": 0}, r"log_every must be at least 1, got 0"),
+        ({"frames": 1}, r"frames must be at least 2, got 1"),
+        ({"warmup_steps": 12}, r"warmup_steps must be in \[0, steps=12\), got 12"),
+        ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
+        ({"precision": "fp16"}, r"precision must be bf16 or no, got 'fp16'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, message, options):
+    with pytest.raises(ValueError, match=message):
+        options(**changes)
+
+
+def test_clips_shorter_than_a_sequence_are_refused(options, tmp_path):
+    with pytest.raises(ValueError, match=r"tokens: clips must have at least frames=7 .*got 6"):
+        pretrain(options(frames=7))
+    held_out = write_shard(tmp_path / "heldout", clips_of(num_frames=2))
+    with pytest.raises(ValueError, match=r"validation: clips must have at least frames=3 .*got 2"):
+        pretrain(options(validation=held_out))
+    assert not options().out.exists()
+
+
+def test_held_out_clips_of_another_tokenizer_are_refused(options, tmp_path):
+    clips = clips_of()
+    other = TokenClips(clips.tokens, clips.actions, NUM_CODES + 1, NAMES)
+    held_out = write_shard(tmp_path / "heldout", other)
+    with pytest.raises(ValueError, match="validation: clips have another grid, tokenizer or"):
+        pretrain(options(validation=held_out))

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+import diagd
+from diagd.training import pretraining
+from diagd.training.pretraining import pretrain
+from diagd.training.sequences import draw_batch
+from diagd.training.setup import fit_config, start_model
+from tests.training.runs import log_of, weights_of
+from tests.worlds import SHARD_CODES as NUM_CODES
+from tests.worlds import clips_of
+
+HEIGHT, WIDTH = 2, 3  # of the clips
+
+
+def test_actions_are_inputs_all_the_same(options):
+    pretrain(options(steps=2, warmup_steps=0))
+    model = diagd.load_model(options().out)
+    tokens = draw_batch(clips_of(), 3, 2, 0)
+    other = torch.where(tokens >= NUM_CODES, NUM_CODES, tokens)
+    place = HEIGHT * WIDTH
+    assert torch.equal(model.logits(tokens)[:, :place], model.logits(other)[:, :place])
+    assert not torch.equal(model.logits(tokens)[:, place], model.logits(other)[:, place])
+
+
+def test_weights_are_decayed_and_norms_are_not(options, monkeypatch):
+    """With gradients of zero, AdamW does nothing but decay."""
+
+    def flat(model, tokens, image_vocab_size):
+        return 0 * torch.stack([weight.square().sum() for weight in model.parameters()]).sum()
+
+    monkeypatch.setattr(pretraining, "next_token_loss", flat)
+    run = options(steps=1, warmup_steps=0, learning_rate=0.5, weight_decay=0.1)
+    start = start_model(fit_config(run.model, clips_of(), run.frames), run.seed).state_dict()
+    pretrain(run)
+    for name, weight in weights_of(run.out).items():
+        factor = 0.95 if weight.dim() > 1 else 1.0
+        torch.testing.assert_close(weight, start[name] * factor, atol=1e-7, rtol=1e-6)
+
+
+def test_training_goes_on_from_a_model_with_another_context(options):
+    pretrain(options("short"))
+    run = options("long", frames=4, init=str(options("short").out), steps=1, warmup_steps=0)
+    pretrain(run)
+    first = log_of(run.out)[0]["loss"]
+    scratch = options("scratch", frames=4, steps=1, warmup_steps=0)
+    pretrain(scratch)
+    assert first < log_of(scratch.out)[0]["loss"] - 0.05
+
+
+def test_a_model_of_another_shape_is_no_start(options, world):
+    message = rf"init: {world} is a model of another shape or vocabulary"
+    with pytest.raises(ValueError, match=message):
+        pretrain(options(init=str(world)))
+
+
+def test_bf16_trains_float32_weights(options):
+    run = options(precision="bf16", steps=2, warmup_steps=0)
+    pretrain(run)
+    assert {weight.dtype for weight in weights_of(run.out).values()} == {torch.float32}
+    assert log_of(run.out)[0]["loss"] > 0

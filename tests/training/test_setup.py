@@ -1,0 +1,27 @@
+import torch
+
+from diagd.families.presets import PRESETS
+from diagd.training.sequences import draw_batch
+from diagd.training.setup import fit_config, make_optimizers, start_model
+from tests.worlds import SHARD_CODES as NUM_CODES
+from tests.worlds import clips_of, model_config
+
+
+def test_the_preset_is_fitted_to_the_data(monkeypatch):
+    monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
+    config = fit_config("mc-ar-tiny", clips_of(), 3)
+    assert (config.vocab_size, config.image_vocab_size) == (NUM_CODES + 3, NUM_CODES)
+    assert (config.grid_height, config.grid_width, config.num_action_tokens) == (2, 3, 1)
+    assert config.max_positions == draw_batch(clips_of(), 3, 1, 0).shape[1]
+    assert config.hidden_size == model_config().hidden_size
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once():
+    model = start_model(model_config(), seed=0)
+    muon, adamw = make_optimizers(model, "muon", 0.1, 0.2)
+    assert {type(muon), type(adamw)} == {torch.optim.Muon, torch.optim.AdamW}
+    blocks = [id(p) for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
+    assert [id(p) for p in muon.param_groups[0]["params"]] == blocks
+    others = [id(p) for group in adamw.param_groups for p in group["params"]]
+    assert sorted(others + blocks) == sorted(id(p) for p in model.parameters())
+    assert [group["weight_decay"] for group in adamw.param_groups] == [0.2, 0.0]
