@@ -31,7 +31,7 @@ class Adjust:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start anew: from a scene, or (None) from where this dream began."""
+    """Start anew: from a scene, or (None) from where this session began."""
 
     scene: int | None
     seed: int

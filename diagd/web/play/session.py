@@ -1,4 +1,4 @@
-"""One player's dream: an engine, the choices made frame by frame, and nothing of the web.
+"""One player's video: an engine, the choices made frame by frame, and nothing of the web.
 
 A session is a function of its start (frames, actions, seed) and of one (action, controls) a frame,
 so that list replays it exactly; the checksum of each frame's tokens proves it.
@@ -6,7 +6,8 @@ so that list replays it exactly; the checksum of each frame's tokens proves it.
 
 import zlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class Controls:
 
     Attributes:
         order: row_lag (the paper's k), `raster` for one token a step, or `exact` for the same
-            tokens in fewer passes (see `ExactEngine`).
+            tokens in fewer steps (see `ExactEngine`).
         temperature: 0 is greedy. top_p: 1 keeps all tokens.
     """
 
@@ -59,8 +60,8 @@ class Controls:
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
-    """Where a dream begins.
+class SessionStart:
+    """Where a session begins.
 
     Attributes:
         frames: (m, H_px, W_px, 3) uint8. actions: the m - 1 between them.
@@ -76,24 +77,33 @@ class Start:
             raise ValueError(f"seed must be a whole number in [0, {MAX_SEED}), got {self.seed!r}")
 
 
-class Moment(NamedTuple):
-    """One dreamt frame: what was chosen for it, and the CRC-32 of its tokens."""
+class FrameRecord(NamedTuple):
+    """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
 
     action: str
     controls: Controls
     checksum: int
 
 
+@dataclass(frozen=True, eq=False)
+class PendingStart:
+    """A session yet to begin; the frames of a saved one are generated again first."""
+
+    start: SessionStart
+    replay: tuple[FrameRecord, ...] = ()
+
+
 class Session:
-    """A dream that goes on frame by frame.
+    """A video that goes on frame by frame.
 
     Attributes:
-        history: the moments so far; with `start` they are the whole dream.
+        history: a record of each frame so far; with `start` they are the whole session.
         num_steps: forward passes of the newest frame.
-        runs: tokens that each of them made final, where the order was `exact`; else empty.
+        written_at: the step that wrote each of its tokens, in raster order; of exact decoding, the
+            one that made it final.
     """
 
-    def __init__(self, world: VideoGenerator, start: Start) -> None:
+    def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
         """Read the start frames.
 
         Raises:
@@ -110,12 +120,12 @@ class Session:
         )
         assert isinstance(engine, ExactEngine)
         self.engine = engine
-        self.history: list[Moment] = []
+        self.history: list[FrameRecord] = []
         self.num_steps = 0
-        self.runs: list[int] = []
+        self.written_at: tuple[int, ...] = ()
 
     def advance(self, action: str, controls: Controls) -> Tensor:
-        """Dream the frame that an action leads to; (1, height, width) int64 tokens.
+        """Generate the frame that an action leads to; (1, height, width) int64 tokens.
 
         Raises:
             ValueError: an unknown action, or a row_lag wider than a frame.
@@ -131,8 +141,12 @@ class Session:
         before = self.engine.num_steps
         (tokens,) = self.engine.decode(schedule, ids)
         self.num_steps = self.engine.num_steps - before
-        self.runs = [one.num_accepted for one in self.engine.passes]
-        self.history.append(Moment(action, controls, checksum_of(tokens)))
+        if controls.order == "exact":
+            final = [s for s, one in enumerate(self.engine.passes) for _ in range(one.num_accepted)]
+            self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
+        else:
+            self.written_at = steps_of_frame(schedule)
+        self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
 
     @property
@@ -140,6 +154,23 @@ class Session:
         """Frames that the model's context holds."""
         frame = self.engine.frame
         return (self.engine.max_slots + frame.num_action_tokens) // frame.slots_per_frame
+
+
+@lru_cache(maxsize=16)
+def steps_of_frame(schedule: DiagonalSchedule) -> tuple[int, ...]:
+    """Return the step that writes each token of the first frame, in raster order."""
+    grid = schedule.grid
+    return tuple(schedule.step_of(0, i, j) for i in range(grid.height) for j in range(grid.width))
+
+
+def check_action(action: Any, world: VideoGenerator) -> str:
+    """Return an action that the model knows, or raise ValueError."""
+    if not isinstance(action, str) or len(action) > 200:
+        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
+    if world.vocabulary is None:
+        raise ValueError("this model takes no actions")
+    world.vocabulary.tokens_of(action)
+    return action
 
 
 def checksum_of(tokens: Tensor) -> int:

@@ -10,7 +10,7 @@ const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
-const state = { scene: 0, dream: 0, paused: false, recording: false, inputs: 0, connected: 0 };
+const state = { scene: 0, session: 0, paused: false, recording: false, inputs: 0 };
 let about = null; // what the server said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -52,8 +52,8 @@ async function drawFrame(header, blob) {
   grid.show(image, header);
   image.close();
   connection.send({ type: "seen", frame: header.frame });
-  if (header.dream !== state.dream) {
-    state.dream = header.dream;
+  if (header.session_number !== state.session) {
+    state.session = header.session_number;
     readings.forget();
   }
   const [done, total, differing] = header.replay;

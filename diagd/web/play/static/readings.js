@@ -14,7 +14,7 @@ export class Readings {
     this.presses.push({ id, time: performance.now() });
   }
 
-  /** The page was paused, or another dream has begun: what hangs over does not count. */
+  /** The page was paused, or another session has begun: what hangs over does not count. */
   forget() {
     this.presses = [];
     this.times = [];

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diagd.commands.play import short_collections
-from tests.web.serving import serving, wait_until
+from diagd.web.play.server import short_collections
+from tests.web.play.serving import serving, wait_until
 
 CLIENTS = 8
 MAX_GROWTH_BYTES = 40 * 2**20
@@ -66,4 +66,4 @@ def test_eight_pages_are_served_and_memory_stays_flat(seconds, world):
         total = run(served, seconds)
         assert total >= 8 * seconds
         assert memory_bytes() - before < MAX_GROWTH_BYTES
-        wait_until(lambda: not served.hall.players)
+        wait_until(lambda: not served.scheduler.players)

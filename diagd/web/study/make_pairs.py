@@ -1,4 +1,4 @@
-"""Dream the pairs of a study: every system continues the same frames, with the same seed.
+"""Generate the pairs of a study: every system continues the same frames, with the same seed.
 
 A system is written `raster` or `k=2`, or with a checkpoint of its own, `k=1@work/finetuned`, which
 is called `k=1-finetuned`. Systems share prompts, actions and noise; only decoding differs.
@@ -26,7 +26,7 @@ HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """What to dream.
+    """What to generate.
 
     Attributes:
         num_pairs: clips of every system.
@@ -34,8 +34,8 @@ class MakeOptions:
         clips: folder of mp4 + jsonl to continue; None continues the model's own prompt, with
             actions drawn from the seed.
         model: of systems that name none.
-        frames, context_frames: dreamt, and seen before.
-        seed: pair n is dreamt with seed + n.
+        frames, context_frames: generated, and seen before.
+        seed: pair n is generated with seed + n.
     """
 
     num_pairs: int
@@ -48,7 +48,7 @@ class MakeOptions:
 
 
 @dataclass(frozen=True)
-class _Start:
+class PairStart:
     """What all systems are given: (m, H_px, W_px, 3) uint8 frames; an action for every frame."""
 
     frames: Tensor
@@ -71,7 +71,7 @@ def parse_system(text: str, model: str) -> tuple[str, str, int | None]:
 
 
 def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
-    """Dream clips into a folder of pairs; clips that are there already are kept.
+    """Generate clips into a folder of pairs; clips that are there already are kept.
 
     Returns:
         The names of the systems.
@@ -102,8 +102,8 @@ def _make_system(folder: Path, model: str, row_lag: int | None, options: MakeOpt
     for number in track(range(options.num_pairs), description=folder.name):
         target = folder / f"pair_{number:03d}.mp4"
         if not target.exists():
-            start = _start(world, starts[number % len(starts)], number, options)
-            _dream(world, start, row_lag, number, options, target)
+            start = _pair_start(world, starts[number % len(starts)], number, options)
+            _make_clip(world, start, row_lag, number, options, target)
 
 
 def _remember(folder: Path, options: MakeOptions) -> None:
@@ -131,8 +131,8 @@ def _prompt_paths(options: MakeOptions) -> list[Path]:
     return paths
 
 
-def _start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> _Start:
-    """Take context frames, and actions for them and for the frames to dream."""
+def _pair_start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> PairStart:
+    """Take context frames, and actions for them and for the frames to generate."""
     draw = random.Random(f"{options.seed}/{number}")
     video = read_video(path)
     frames = resize(video.frames, *world.frame_size_px)
@@ -153,7 +153,7 @@ def _start(world: VideoGenerator, path: Path, number: int, options: MakeOptions)
         first = draw.randrange(len(frames) - length + 1)
         frames = frames[first : first + seen]
         taken = taken and taken[first : first + length]
-    return _Start(frames, float(video.fps), taken)
+    return PairStart(frames, float(video.fps), taken)
 
 
 def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
@@ -164,16 +164,16 @@ def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]
     return walk[:length]
 
 
-def _dream(
+def _make_clip(
     world: VideoGenerator,
-    start: _Start,
+    start: PairStart,
     row_lag: int | None,
     number: int,
     options: MakeOptions,
     target: Path,
 ) -> None:
     seen = len(start.frames)
-    dream = world.generate(
+    video = world.generate(
         start.frames,
         start.actions and start.actions[seen:],
         options.frames,
@@ -184,4 +184,4 @@ def _dream(
     )
     if start.actions is not None:  # row 0 led to the first frame shown: nobody saw what from
         write_actions(target.with_suffix(".jsonl"), start.actions)
-    write_video(target, torch.cat([start.frames, dream.frames]), start.fps)
+    write_video(target, torch.cat([start.frames, video.frames]), start.fps)
