@@ -4,7 +4,9 @@ import socket
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; port 0 takes a free one.
+    """Return a socket that listens on an address; port 0 takes a free one.
+
+    Who calls before the server runs waits until it does.
 
     Raises:
         ValueError: no such port, or the address is not ours, or taken.
@@ -21,6 +23,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
+        listening.listen()
     except OSError as error:
         listening.close()
         raise ValueError(

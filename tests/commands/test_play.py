@@ -44,7 +44,6 @@ def test_a_model_without_a_start_says_what_to_do(command, tmp_path):
 
 def test_a_port_in_use_is_named(command, world):
     with listen("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
         outcome = command("play", "--model", world, "--no-open", "--port", port)
         outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use")
