@@ -27,9 +27,10 @@ import tyro
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from diagd.commands.play import PlayOptions, listen, make_hall, make_server
+from diagd.commands.play import PlayOptions, load
 from diagd.files import replacing, write_json, write_text
 from diagd.provenance import cpu_name
+from diagd.web.address import listen, url_of
 
 ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
 WARM_UP_FRAMES = 5
@@ -64,14 +65,13 @@ def main(options: Options) -> None:
         open=False,
         port=0,
     )
-    hall = make_hall(record)
-    server = make_server(hall, record)
+    _, server = load(record)
     with listen(record.host, record.port) as listening, sync_playwright() as driver:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         browser = driver.chromium.launch(executable_path=options.chromium)
         try:
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            url = url_of(*listening.getsockname()[:2])
             rows = [
                 measure(browser.new_page(), url, name, order, options)
                 for name, order in ORDERS.items()

@@ -5,21 +5,24 @@ diagd study --pairs pairs                         # ask; prints the addresses of
 diagd study --pairs pairs --results --chart study.png
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from rich.box import SIMPLE
+import tyro
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from diagd.web.study.chart import write_chart
-from diagd.web.study.making import MakeOptions, make_pairs
+from diagd.web.address import listen, url_of
+from diagd.web.study.app import results_of
+from diagd.web.study.make_pairs import MakeOptions, make_pairs
 from diagd.web.study.pairs import find_pairs
-from diagd.web.study.server import LOOPBACK, listen, results_of, study_server
+from diagd.web.study.results import summarise
+from diagd.web.study.results_views import print_results, write_chart
+from diagd.web.study.server import LOOPBACK, study_server
 from diagd.web.study.store import StudyStore
-from diagd.web.study.tally import OUTCOMES, summarise
+
+Systems = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--strategy"])]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class StudyOptions:
     names: tuple[str, ...] = ()  # host names of this machine, for raters elsewhere
     port: int = 8766  # 0 takes a free one
     make: int = 0  # dream so many pairs into the folder first, and ask nobody
-    systems: tuple[str, ...] = ("raster", "k=1")  # with --make: raster, k=2, k=1@MODEL ...
+    systems: Systems = ("raster", "k=1")  # with --make: strategies, such as k=2, k=1@MODEL, exact
     clips: Path | None = None  # with --make: mp4 + jsonl to continue; default: the model's prompt
     model: str = "doom"  # with --make: the bundled model, or a checkpoint folder
     frames: int = 24  # with --make: frames to dream
@@ -45,7 +48,7 @@ class StudyOptions:
     seed: int = 0  # of the dreams, and of the order and sides that each rater gets
 
     def __post_init__(self) -> None:
-        for name, least in (("make", 0), ("frames", 1), ("context_frames", 1), ("port", 0)):
+        for name, least in (("make", 0), ("frames", 1), ("context_frames", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.make and self.results:
@@ -62,71 +65,45 @@ class StudyOptions:
 
 def main(options: StudyOptions) -> dict[str, Any]:
     """Make pairs, ask about them, or say what was answered."""
-    console = Console()
     if options.make:
-        return _make(options, console)
+        return _make(options)
     path = options.answers or options.pairs / "study.db"
-    if options.results:
-        return _results(path, options.chart, console)
-    pairs = find_pairs(options.pairs, options.compare, options.questions)
-    store = StudyStore(path, pairs)
-    try:
-        door = listen(options.host, options.port)
-        port = door.getsockname()[1]
-        name = (*options.names, options.host)[0]
-        address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-        lines = [f"{first} against {second}" for first, second in pairs.comparisons]
-        lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
-        lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
-        console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
-        study_server(pairs, store, options.seed, port, options.names).run(sockets=[door])
-    finally:
-        store.close()
-    return {"address": address, "answers": str(path)}
+    return _results(path, options.chart) if options.results else _ask(path, options)
 
 
-def _make(options: StudyOptions, console: Console) -> dict[str, Any]:
+def _make(options: StudyOptions) -> dict[str, Any]:
     wanted = MakeOptions(
-        options.make,
-        options.systems,
-        options.clips,
-        options.model,
-        options.frames,
-        options.context_frames,
-        options.seed,
+        num_pairs=options.make,
+        systems=options.systems,
+        clips=options.clips,
+        model=options.model,
+        frames=options.frames,
+        context_frames=options.context_frames,
+        seed=options.seed,
     )
     systems = make_pairs(options.pairs, wanted)
-    console.print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
+    Console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
     return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
 
 
-def _results(path: Path, chart: Path | None, console: Console) -> dict[str, Any]:
-    store = StudyStore(path)
-    try:
+def _results(path: Path, chart: Path | None) -> dict[str, Any]:
+    with contextlib.closing(StudyStore(path)) as store:
         results = summarise(*results_of(store))
-    finally:
-        store.close()
     if chart is not None:
         write_chart(results, chart)
-    for comparison in results["comparisons"]:
-        for question, cell in comparison["questions"].items():
-            title = f"{comparison['first']} against {comparison['second']}: {question}"
-            console.print(_table(title, cell))
-    for note in results["notes"]:
-        console.print(note, style="dim")
+    print_results(results, Console())
     return results
 
 
-def _table(title: str, cell: dict[str, Any]) -> Table:
-    table = Table(title=escape(title), box=SIMPLE)
-    for column in ("", *OUTCOMES, "win rate", "95% interval", "p"):
-        table.add_column(column, justify="right" if column else "left")
-    rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
-    for name, tally in (*rows, *cell["raters"].items()):
-        rate, interval = "-", "-"
-        if tally["win_rate"] is not None:
-            rate = f"{tally['win_rate']:.2f}"
-            interval = " to ".join(f"{end:.2f}" for end in tally["win_rate_interval"])
-        counts = (str(tally[outcome]) for outcome in OUTCOMES)
-        table.add_row(escape(name), *counts, rate, interval, f"{tally['sign_test']:.3g}")
-    return table
+def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
+    pairs = find_pairs(options.pairs, options.compare, options.questions)
+    with contextlib.closing(StudyStore(path, pairs)) as store:
+        listening = listen(options.host, options.port)
+        port = listening.getsockname()[1]
+        address = url_of((*options.names, options.host)[0], port) + "/"
+        lines = [f"{first} against {second}" for first, second in pairs.comparisons]
+        lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
+        lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
+        Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+        study_server(pairs, store, options.seed, port, options.names).run(sockets=[listening])
+    return {"address": address, "answers": str(path)}

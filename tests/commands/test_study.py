@@ -8,7 +8,7 @@ from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.store import StudyStore
-from tests.web.study_cases import write_pairs
+from tests.web.study.cases import write_pairs
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
 CONTEXT, FRAMES = 3, 4
@@ -171,8 +171,10 @@ def test_flags_that_make_no_sense_are_refused(flags, message, command, tmp_path,
 
 def test_a_missing_extra_is_named(command, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not installed
-    for module in ("study", "study_server"):
-        monkeypatch.delitem(sys.modules, f"diagd.web.{module}", raising=False)
+    for name in [
+        name for name in sys.modules if name.startswith(("diagd.web.", "diagd.commands."))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
     message = r"study needs uvicorn: pip install 'diagd\[web\]'"
     command("study", "--pairs", "nowhere").assert_refused(message)
 
@@ -187,4 +189,4 @@ def test_a_taken_port_is_refused(command, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         outcome = command("study", "--pairs", folder, "--port", port)
-    outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1 port {port}: ")
+    outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: ")

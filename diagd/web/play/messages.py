@@ -31,7 +31,7 @@ class Adjust:
 
 @dataclass(frozen=True)
 class Begin:
-    """Start anew: from a scene, or (None) from where this dream began."""
+    """Start anew: from a scene, or (None) from where this session began."""
 
     scene: int | None
     seed: int
@@ -61,7 +61,7 @@ class Seen:
 Message = Act | Adjust | Begin | Pause | Record | Seen
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "act": {"action": str, "id": int},
-    "adjust": {"order": (int, str), "temperature": (int, float), "top_p": (int, float)},
+    "adjust": {"strategy": str, "temperature": (int, float), "top_p": (int, float)},
     "begin": {"scene": (int, type(None)), "seed": int},
     "pause": {"paused": bool},
     "record": {"on": bool},

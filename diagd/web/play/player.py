@@ -1,23 +1,30 @@
 """One page that plays: what it pressed, what it waits for, and what the model does for it next.
 
-The event loop writes the wishes and reads `ready`; the model's thread runs `turn`. Nothing is
-queued: wishes overwrite each other (the newest wins), and no frame is dreamt while the page has yet
-to draw the last `WINDOW` ones.
+The event loop writes what the page asks for and reads `ready`; the model's thread runs `turn`.
+Nothing is queued: what is asked for overwrites what was asked before, and no frame is generated
+while the page has yet to draw the last `WINDOW` ones.
 """
 
 import asyncio
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from diagd.pipeline.generator import VideoGenerator
+from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
-from diagd.web.play.pictures import to_jpeg
-from diagd.web.play.saved import MAX_FRAMES, SavedDream, check_action
-from diagd.web.play.session import Controls, Moment, Session
+from diagd.web.play.saved_session import MAX_FRAMES
+from diagd.web.play.session import (
+    Controls,
+    FrameRecord,
+    PendingStart,
+    Session,
+    check_action,
+)
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
@@ -40,42 +47,58 @@ class Note:
 
 
 class Player:
-    """A page and its dream.
+    """A page and its session.
+
+    Args:
+        fps: frames a second of the world's own pace.
+        clock: seconds; the monotonic clock but for tests.
+        max_recorded, max_frames: where a recording and a session end.
+        controls: until the page says otherwise.
 
     Attributes:
         id: random; whoever knows it may fetch the recording and the saved session.
         outbox: what the page is to be sent; at most `WINDOW` frames are in it.
         busy: the model's seconds given to this player, for fairness.
-        last_active: when the page last asked for something, by the monotonic clock.
+        last_active: when the page last asked for something, by the clock.
         send_ms: what sending the last frame took.
     """
 
-    def __init__(self, world: VideoGenerator, fps: Fraction) -> None:
+    def __init__(
+        self,
+        world: VideoGenerator,
+        fps: Fraction,
+        clock: Callable[[], float] = time.monotonic,
+        max_recorded: int = MAX_RECORDED_FRAMES,
+        max_frames: int = MAX_FRAMES,
+        controls: Controls | None = None,
+    ) -> None:
         assert world.vocabulary is not None
-        self.world, self.fps = world, fps
+        self.world, self.fps, self.clock = world, fps, clock
+        self.max_recorded, self.max_frames = max_recorded, max_frames
         self.id = secrets.token_urlsafe(16)
         self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
-        self.controls, self.paced, self.paused = Controls(), False, False
+        self.controls, self.paced, self.paused = controls or Controls(), False, False
         self.idle_action = world.vocabulary.names[0]
         self.pressed = self.tapped = self.idle_action
         self.input_id = 0
-        self.wish: SavedDream | None = None  # the dream to begin next
+        self.pending_start: PendingStart | None = None
         self.session: Session | None = None
-        self.replaying: deque[Moment] = deque()
+        self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
-        self.sent = self.seen = self.dream = 0
+        self.sent = self.seen = self.num_begun = 0
         self.due = self.busy = self.send_ms = 0.0
-        self.last_active = time.monotonic()
+        self.last_active = clock()
 
     def take(self, message: Message) -> None:
-        """Follow a message (`Begin` is the hall's: it knows the scenes).
+        """Follow a message (`Begin` is the scheduler's: it knows the scenes).
 
         Raises:
-            ValueError: an action or a row_lag that the model does not have, a frame never sent.
+            ValueError: an action that the model does not have, a strategy that does not fit, a
+                frame never sent.
         """
         if not isinstance(message, Seen):
-            self.last_active = time.monotonic()
+            self.last_active = self.clock()
         match message:
             case Act(action, number):
                 self.pressed = check_action(action, self.world)
@@ -83,7 +106,7 @@ class Player:
                     self.tapped = action
                 self.input_id = number
             case Adjust(controls, paced):
-                controls.schedule(self.world)
+                controls.check(self.world)
                 self.controls, self.paced = controls, paced
             case Pause(paused):
                 self.paused = paused
@@ -98,27 +121,29 @@ class Player:
             case _:
                 raise AssertionError(message)
 
-    def begin(self, dream: SavedDream) -> None:
-        """Wish for another dream, whose moments are replayed first."""
-        self.wish, self.last_active = dream, time.monotonic()
+    def begin(self, pending_start: PendingStart) -> None:
+        """Begin another session at the next turn."""
+        self.pending_start, self.last_active = pending_start, self.clock()
 
     def ready(self, now: float) -> bool:
         """Whether the model has something to do for this player."""
         if self.sent - self.seen >= WINDOW:
             return False
-        if self.wish is not None or self.replaying:
+        if self.pending_start is not None or self.replaying:
             return True
         return self.session is not None and not self.paused and now >= self.due
 
     def turn(self) -> Frame:
-        """Begin the dream wished for, or dream one frame. Runs in the model's thread."""
+        """Begin the session that is pending, or generate one frame. Runs in the model's thread."""
         started = time.perf_counter()
-        if self.wish is not None:
+        if self.pending_start is not None:
             return self._begin(started)
         session = self.session
         assert session is not None
-        if len(session.history) >= MAX_FRAMES:
-            raise ValueError(f"this dream has lasted {MAX_FRAMES} frames, which is the longest")
+        if len(session.history) >= self.max_frames:
+            raise ValueError(
+                f"this dream has lasted {self.max_frames} frames, which is the longest"
+            )
         if self.replaying:
             action, controls, checksum = self.replaying.popleft()
             number = self.input_id
@@ -136,15 +161,15 @@ class Player:
         if checksum is not None:
             self.replayed += 1
             self.differing += checksum != session.history[-1].checksum
-        if self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
+        if self.recording and len(self.recorded) < self.max_recorded:
             self.recorded.append(picture)
-        self.due = max(self.due + float(1 / self.fps), time.monotonic()) if self.paced else 0.0
+        self.due = max(self.due + float(1 / self.fps), self.clock()) if self.paced else 0.0
         header = {
             "action": action,
-            "order": controls.order,
+            "strategy": controls.strategy,
             "input": number,
             "steps": session.num_steps,
-            "runs": session.runs,
+            "written_at": session.written_at,
             "decode_ms": round((decoded - started) * 1e3, 2),
             "picture_ms": round((drawn - decoded) * 1e3, 2),
             "encode_ms": round((time.perf_counter() - drawn) * 1e3, 2),
@@ -152,15 +177,15 @@ class Player:
         return self._frame(header, picture)
 
     def _begin(self, started: float) -> Frame:
-        wish, self.wish = self.wish, None
-        assert wish is not None
+        begun, self.pending_start = self.pending_start, None
+        assert begun is not None
         self.session = None  # its memory first
-        self.session = Session(self.world, wish.start)
-        self.replaying, self.replayed, self.differing = deque(wish.moments), 0, 0
+        self.session = Session(self.world, begun.start)
+        self.replaying, self.replayed, self.differing = deque(begun.replay), 0, 0
         self.tapped, self.due = self.idle_action, 0.0
-        self.dream += 1
+        self.num_begun += 1
         header = {"begun": True, "ms": round((time.perf_counter() - started) * 1e3, 1)}
-        return self._frame(header, to_jpeg(wish.start.frames[-1]))
+        return self._frame(header, to_jpeg(begun.start.frames[-1]))
 
     def _frame(self, header: dict[str, Any], picture: bytes) -> Frame:
         session = self.session
@@ -168,7 +193,7 @@ class Player:
         self.sent += 1
         common = {
             "frame": self.sent,
-            "dream": self.dream,
+            "session_number": self.num_begun,
             "length": len(session.history),
             "seed": session.start.seed,
             "held": session.engine.num_held,

@@ -1,4 +1,4 @@
-"""Where a dream may start: the clips beside a model, or in a folder, and each of their frames."""
+"""Where a session may start: the clips beside a model, or in a folder, and each of their frames."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,8 +9,8 @@ from torch import Tensor
 from diagd.data.actions import read_actions
 from diagd.data.video import IMAGE_SUFFIXES, read_video, resize
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.pictures import to_jpeg
-from diagd.web.play.session import Start
+from diagd.web.play.encoding import to_jpeg
+from diagd.web.play.session import SessionStart
 
 CLIP_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov")
 
@@ -20,9 +20,28 @@ class Scene:
     """A start (of seed 0) with a name and a picture of where one stands, as JPEG."""
 
     name: str
-    start: Start
+    start: SessionStart
     picture: bytes
     fps: Fraction
+
+
+def start_scenes(
+    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
+) -> list[Scene]:
+    """Return the scenes of a folder, if one is given, then those of the model's folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file that cannot be used (named), or no scene at all.
+    """
+    scenes = []
+    if folder is not None:
+        scenes = read_scenes(folder, world, context_frames)
+        if not scenes:
+            raise ValueError(f"no clip or image in {folder}")
+    scenes += find_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
+    return scenes
 
 
 def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
@@ -72,4 +91,4 @@ def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> Scene:
 
 
 def _scene(name: str, frames: Tensor, actions: tuple[str, ...], fps: Fraction) -> Scene:
-    return Scene(name, Start(frames.contiguous(), actions, 0), to_jpeg(frames[-1]), fps)
+    return Scene(name, SessionStart(frames.contiguous(), actions, 0), to_jpeg(frames[-1]), fps)

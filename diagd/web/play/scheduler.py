@@ -9,25 +9,31 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Begin, Message
 from diagd.web.play.player import Frame, Note, Player
-from diagd.web.play.saved import SavedDream
 from diagd.web.play.scenes import Scene
-from diagd.web.play.session import Start
+from diagd.web.play.session import Controls, PendingStart, SessionStart
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
 
 
-class Hall:
-    """The players, by id, and the scheduler of their turns.
+class Scheduler:
+    """The players, by id, and whose turn it is.
+
+    Args:
+        scenes: one at least; the first is where players begin.
+        max_sessions: players at once.
+        idle_seconds: after so long without a message a player is sent off.
+        clock: seconds; the monotonic clock but for tests.
+        controls: with which every player begins.
 
     Attributes:
-        frames: dreamt for anybody so far. sessions: begun so far.
+        frames: generated for anybody so far. sessions: begun so far.
     """
 
     def __init__(
@@ -36,26 +42,29 @@ class Hall:
         scenes: Sequence[Scene],
         max_sessions: int,
         idle_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        controls: Controls | None = None,
     ) -> None:
-        self.world, self.scenes = world, tuple(scenes)
+        self.world, self.scenes, self.clock = world, tuple(scenes), clock
+        self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
-        self.players: dict[str, Player] = {}
+        self.players: dict[str, Player] = {}  # the least recently served first
         self.frames = self.sessions = 0
-        self.clock = 0.0  # the model's seconds that the least served of the waiting has had
+        self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def join(self) -> Player | None:
-        """Let a player in, unless the hall is full; the first scene is what it begins with."""
+        """Let a player in, unless all places are taken."""
         if len(self.players) >= self.max_sessions:
             return None
-        player = Player(self.world, self.scenes[0].fps)
+        player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
         self.players[player.id] = player
         self.sessions += 1
         return player
 
     def leave(self, player: Player) -> None:
-        """Let a player go; the dream's memory goes with it (after a turn that is under way)."""
+        """Let a player go; the session's memory goes with it (after a turn that is under way)."""
         self.players.pop(player.id, None)
 
     def take(self, player: Player, message: Message) -> None:
@@ -65,69 +74,85 @@ class Hall:
             ValueError: a message that makes no sense here.
         """
         if isinstance(message, Begin):
-            player.begin(SavedDream(self._start(player, message), ()))
+            player.begin(PendingStart(self._start(player, message)))
         else:
             player.take(message)
         self.wake.set()
 
-    def begin(self, player: Player, dream: SavedDream) -> None:
-        """Start a player's dream from an upload, or replay a saved one."""
-        player.begin(dream)
+    def begin(self, player: Player, pending_start: PendingStart) -> None:
+        """Begin a player's session from an upload, or replay a saved one."""
+        player.begin(pending_start)
         self.wake.set()
 
-    def _start(self, player: Player, message: Begin) -> Start:
-        if message.scene is None:
-            old = player.wish.start if player.wish else player.session and player.session.start
-            old = old or self.scenes[0].start
-        elif 0 <= message.scene < len(self.scenes):
-            old = self.scenes[message.scene].start
-        else:
-            raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
-        return Start(old.frames, old.actions, message.seed)
+    def next_player(self, now: float) -> Player | None:
+        """Return who of those that are ready has had least of the model's time."""
+        ready = [player for player in self.players.values() if player.ready(now)]
+        return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
+
+    def charge(self, player: Player, seconds: float) -> None:
+        """Count a turn's seconds; among equals the least recently served comes first."""
+        self.virtual_time = max(player.busy, self.virtual_time)
+        player.busy = self.virtual_time + seconds
+        if self.players.pop(player.id, None):
+            self.players[player.id] = player
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
         loop = asyncio.get_running_loop()
-        watch = asyncio.create_task(self._end_idle())
+        watch = asyncio.create_task(self._watch_idle())
         try:
             while True:
-                now = time.monotonic()
-                ready = [player for player in self.players.values() if player.ready(now)]
-                if not ready:
+                now = self.clock()
+                player = self.next_player(now)
+                if player is None:
                     await self._wait(now)
                     continue
-                player = min(ready, key=lambda player: max(player.busy, self.clock))
                 turn = loop.run_in_executor(self.thread, player.turn)
                 await asyncio.wait([turn])
-                self.clock = max(player.busy, self.clock)
-                player.busy = self.clock + time.monotonic() - now
+                self.charge(player, self.clock() - now)
                 self._deliver(player, turn)
-                # the least recently served comes first among equals
-                if self.players.pop(player.id, None):
-                    self.players[player.id] = player
         finally:
             watch.cancel()
             self.thread.shutdown(wait=True)
-
-    def _deliver(self, player: Player, turn: asyncio.Future[Frame]) -> None:
-        error = turn.exception()
-        if error is None:
-            self.frames += "begun" not in turn.result().header
-            player.outbox.put_nowait(turn.result())
-            return
-        if isinstance(
-            error, ValueError
-        ):  # a start or an end that the player can do something about
-            self.end(player, f"The dream ended: {error}.", CRASHED)
-            return
-        logger.error("a session crashed", exc_info=error)
-        self.end(player, f"Decoding crashed ({type(error).__name__}): this dream is over.", CRASHED)
 
     def end(self, player: Player, message: str, code: int = GONE) -> None:
         """Say why, and close the player's socket."""
         self.leave(player)
         player.session = None
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
+
+    def end_idle(self) -> None:
+        """Send off who has asked for nothing in `idle_seconds`."""
+        now = self.clock()
+        for player in list(self.players.values()):
+            if now - player.last_active > self.idle_seconds:
+                self.end(
+                    player,
+                    f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
+                    "ended and gave its memory back.",
+                )
+
+    def _start(self, player: Player, message: Begin) -> SessionStart:
+        if message.scene is None:
+            begun = player.pending_start or player.session or self.scenes[0]
+            old = begun.start
+        elif 0 <= message.scene < len(self.scenes):
+            old = self.scenes[message.scene].start
+        else:
+            raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
+        return SessionStart(old.frames, old.actions, message.seed)
+
+    def _deliver(self, player: Player, turn: asyncio.Future[Frame]) -> None:
+        error = turn.exception()
+        if error is None:
+            self.frames += "begun" not in turn.result().header
+            player.outbox.put_nowait(turn.result())
+        elif isinstance(error, ValueError):  # a start or an end that the player can change
+            self.end(player, f"The dream ended: {error}.", CRASHED)
+        else:
+            logger.error("a session crashed", exc_info=error)
+            name = type(error).__name__
+            self.end(player, f"Decoding crashed ({name}): this dream is over.", CRASHED)
 
     async def _wait(self, now: float) -> None:
         """Sleep until somebody wants something, or a frame that was put off is due."""
@@ -136,14 +161,7 @@ class Hall:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wake.wait(), min(due, default=None))
 
-    async def _end_idle(self) -> None:
+    async def _watch_idle(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self.idle_seconds / 4))
-            now = time.monotonic()
-            for player in list(self.players.values()):
-                if now - player.last_active > self.idle_seconds:
-                    self.end(
-                        player,
-                        f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
-                        "ended and gave its memory back.",
-                    )
+            self.end_idle()

@@ -1,250 +1,81 @@
-"""The web server of `diagd play`: one page, one socket for each player, and four small requests.
+"""The server of `diagd play`: a world warmed up, and the app over it behind uvicorn."""
 
-    GET  /                              the page; GET /static/NAME and /scenes/NUMBER.jpg beside it
-    WS   /play                          messages in, frames out (see `diagd.web.play.messages`)
-    POST /sessions/ID/start             an image or a clip to start from
-    POST /sessions/ID/replay            a saved session to dream again
-    GET  /sessions/ID/session.json      the session, to be saved
-    GET  /sessions/ID/video.mp4         what was recorded
-
-Files are read once, when the app is made: no path that a client sends reaches the file system.
-"""
-
-import asyncio
-import json
-import mimetypes
-import secrets
+import contextlib
+import gc
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+import webbrowser
+from collections.abc import Collection, Iterator
 
-from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
-from starlette.exceptions import HTTPException
+import uvicorn
 
-from diagd.web.guard import Guard
-from diagd.web.play.keys import keyboard_of
-from diagd.web.play.messages import pack, parse
-from diagd.web.play.pictures import to_mp4
-from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player
-from diagd.web.play.saved import SavedDream, load, save
-from diagd.web.play.scheduler import TRY_LATER, WRONG, Hall
-from diagd.web.play.session import MAX_SEED, MAX_TEMPERATURE, Controls, Start
-from diagd.web.play.uploads import MAX_UPLOAD_BYTES, decode_upload
-
-STATIC = Path(__file__).with_name("static")
-MAX_SESSION_BYTES = 4 * 2**20
-MAX_SECONDS_OF_UPLOAD = 60.0
-MESSAGES_PER_SECOND, BURST = 200.0, 400.0
+from diagd.pipeline.generator import VideoGenerator
+from diagd.web.play.app import create_app
+from diagd.web.play.messages import MAX_MESSAGE_BYTES
+from diagd.web.play.scheduler import Scheduler
+from diagd.web.play.session import Controls, Session, SessionStart
 
 
-def create_app(hall: Hall, model: str, context_frames: int, hosts: Collection[str] = ()) -> Any:
-    """Return the ASGI app over a hall.
+def warm_up(world: VideoGenerator, start: SessionStart) -> None:
+    """Generate two frames, so that everything is built before the first player comes."""
+    assert world.vocabulary is not None
+    session = Session(world, start)
+    for _ in range(2):
+        world.tokenizer.decode(session.advance(world.vocabulary.names[0], Controls()))
+
+
+def make_server(
+    scheduler: Scheduler, model: str, context_frames: int, hosts: Collection[str]
+) -> uvicorn.Server:
+    """Return the server, not yet running; no message of a page may be longer than it needs.
 
     Args:
-        model: how the page calls the model.
-        context_frames: frames of an uploaded clip that a dream starts from.
-        hosts: names by which the server may be called (see `Guard`).
+        (all): as in `create_app`.
     """
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
-    decoders = asyncio.Semaphore(2)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        turns = asyncio.create_task(hall.run())
-        try:
-            yield
-        finally:
-            turns.cancel()
-            await asyncio.wait([turns])
-
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.get("/")
-    def page() -> Response:
-        return Response(files["index.html"], media_type="text/html")
-
-    @app.get("/static/{name}")
-    def static(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404, "there is no such file")
-        return Response(files[name], media_type=mimetypes.guess_type(name)[0])
-
-    @app.get("/scenes/{number}.jpg")
-    def scene(number: int) -> Response:
-        if not 0 <= number < len(hall.scenes):
-            raise HTTPException(404, "there is no such scene")
-        return Response(hall.scenes[number].picture, media_type="image/jpeg")
-
-    @app.post("/sessions/{name}/start")
-    async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
-        player = _player(hall, name)
-        data = await _body(request, MAX_UPLOAD_BYTES)
-        size = hall.world.frame_size_px
-        try:
-            async with decoders:
-                frames = await decode_upload(data, context_frames, *size)
-            # nobody knows what was done between the frames of a clip: nothing, says the first name
-            actions = (player.idle_action,) * (len(frames) - 1)
-            hall.begin(player, SavedDream(Start(frames, actions, seed), ()))
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        return {"frames": len(frames)}
-
-    @app.post("/sessions/{name}/replay")
-    async def replay(name: str, request: Request) -> dict[str, int]:
-        player = _player(hall, name)
-        data = await _body(request, MAX_SESSION_BYTES)
-        try:
-            dream = await asyncio.to_thread(_parse_session, data, hall)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        hall.begin(player, dream)
-        return {"frames": len(dream.moments)}
-
-    @app.get("/sessions/{name}/session.json")
-    async def session(name: str) -> Response:
-        player = _player(hall, name)
-        if player.session is None:
-            raise HTTPException(409, "the dream has not begun yet")
-        document = await asyncio.to_thread(save, player.session, model)
-        return _download(json.dumps(document).encode(), "application/json", "dream.json")
-
-    @app.get("/sessions/{name}/video.mp4")
-    async def video(name: str) -> Response:
-        player = _player(hall, name)
-        pictures = list(player.recorded)
-        if not pictures:
-            raise HTTPException(409, "nothing was recorded yet")
-        async with decoders:
-            data = await asyncio.to_thread(to_mp4, pictures, player.fps)
-        return _download(data, "video/mp4", "dream.mp4")
-
-    @app.websocket("/play")
-    async def play(socket: WebSocket) -> None:
-        await socket.accept()
-        player = hall.join()
-        if player is None:
-            count = hall.max_sessions
-            places = f"all {count} places are" if count > 1 else "the only place is"
-            text = f"Others are dreaming: {places} taken. This page tries again by itself."
-            await socket.send_json({"type": "refused", "message": text})
-            await socket.close(TRY_LATER)
-            return
-        tasks: set[asyncio.Task[None]] = set()
-        try:
-            await socket.send_json(_welcome(hall, player, model))
-            start = hall.scenes[0].start
-            seed = secrets.randbelow(2**20)
-            hall.begin(player, SavedDream(Start(start.frames, start.actions, seed), ()))
-            tasks = {
-                asyncio.create_task(_send(socket, player)),
-                asyncio.create_task(_receive(socket, player, hall)),
-            }
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except WebSocketDisconnect:
-            pass  # the page is gone
-        finally:
-            hall.leave(player)
-            for task in tasks:
-                task.cancel()
-
-    return Guard(app, hosts)
+    return uvicorn.Server(
+        uvicorn.Config(
+            create_app(scheduler, model, context_frames, hosts),
+            log_level="warning",
+            ws="websockets-sansio",
+            ws_max_size=4 * MAX_MESSAGE_BYTES,
+            ws_ping_interval=20,
+            ws_per_message_deflate=False,  # JPEG does not shrink
+            timeout_graceful_shutdown=2,
+            server_header=False,
+        )
+    )
 
 
-async def _send(socket: WebSocket, player: Player) -> None:
-    """Send what is in the outbox, until a note closes the socket."""
-    while True:
-        item = await player.outbox.get()
-        started = time.perf_counter()
-        if isinstance(item, Frame):
-            await socket.send_bytes(pack(item.header, item.picture))
-            player.send_ms = (time.perf_counter() - started) * 1e3
-        else:
-            await socket.send_json(item.document)
-            if item.code is not None:
-                await socket.close(item.code)
-                return
+def run(server: uvicorn.Server, listening: socket.socket, page: str | None = None) -> None:
+    """Serve until Ctrl-C.
+
+    Args:
+        page: an address to show in a browser as soon as it is there.
+    """
+    if page is not None:
+        threading.Thread(target=_open_when_ready, args=(server, page), daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt), short_collections():
+        server.run(sockets=[listening])
 
 
-async def _receive(socket: WebSocket, player: Player, hall: Hall) -> None:
-    """Follow messages; the first one that is wrong, or one too many, closes this socket."""
-    allowance, last = BURST, time.monotonic()
-    while True:
-        received = await socket.receive()
-        if received["type"] != "websocket.receive":
-            raise WebSocketDisconnect(received.get("code", 1005))
-        now = time.monotonic()
-        allowance = min(BURST, allowance + (now - last) * MESSAGES_PER_SECOND) - 1
-        last = now
-        try:
-            if allowance < 0:
-                raise ValueError("too many messages")
-            hall.take(player, parse(received.get("text") or ""))
-        except ValueError as error:
-            hall.leave(player)
-            await socket.send_json({"type": "ended", "message": f"The page said: {error}."})
-            await socket.close(WRONG, str(error)[:100])
-            return
+@contextlib.contextmanager
+def short_collections() -> Iterator[None]:
+    """Keep Python's collector from looking through all that was made before.
 
-
-def _welcome(hall: Hall, player: Player, model: str) -> dict[str, Any]:
-    """What a page needs to know before the first frame."""
-    world, codec = hall.world, hall.world.vocabulary
-    assert codec is not None
-    lags = [lag for lag in (4, 2, 1) if lag <= world.width]
-    steps = {order: Controls(order).schedule(world).num_steps for order in ("raster", *lags)}
-    return {
-        "type": "welcome",
-        "session": player.id,
-        "model": model,
-        "grid": [world.height, world.width],
-        "size_px": list(world.frame_size_px),
-        "orders": [["raster", steps.pop("raster")], ["exact", None], *steps.items()],
-        "controls": {**vars(player.controls), "paced": player.paced},
-        "fps": float(player.fps),
-        "keyboard": keyboard_of(codec).document(),
-        "scenes": [scene.name for scene in hall.scenes],
-        "max_seed": MAX_SEED,
-        "max_temperature": MAX_TEMPERATURE,
-        "max_recorded": MAX_RECORDED_FRAMES,
-        "max_upload_bytes": MAX_UPLOAD_BYTES,
-    }
-
-
-def _player(hall: Hall, name: str) -> Player:
-    if name not in hall.players:
-        raise HTTPException(404, "this session is over")
-    return hall.players[name]
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """Read a request's body, at most `limit` bytes and not for ever."""
-    data, close = bytearray(), {"connection": "close"}  # nobody reads the rest
+    A full collection took 0.2 s, in the middle of the turn of a player who then had to wait for the
+    others to catch up. Looking only at what playing makes took a tenth.
+    """
+    gc.collect()
+    gc.freeze()
     try:
-        async with asyncio.timeout(MAX_SECONDS_OF_UPLOAD):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > limit:
-                    raise HTTPException(
-                        413, f"a file may have {limit // 2**20} MB, not more", close
-                    )
-    except TimeoutError:
-        raise HTTPException(408, "the upload took too long", close) from None
-    return bytes(data)
+        yield
+    finally:
+        gc.unfreeze()
 
 
-def _parse_session(data: bytes, hall: Hall) -> SavedDream:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("this is no saved dream (expected a JSON file)") from None
-    return load(document, hall.world)
-
-
-def _download(data: bytes, media_type: str, name: str) -> Response:
-    headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type=media_type, headers=headers)
+def _open_when_ready(server: uvicorn.Server, page: str) -> None:
+    while not (server.started or server.should_exit):
+        time.sleep(0.05)
+    if server.started:
+        webbrowser.open(page)

@@ -1,4 +1,4 @@
-"""One player's dream: an engine, the choices made frame by frame, and nothing of the web.
+"""One player's video: an engine, the choices made frame by frame, and nothing of the web.
 
 A session is a function of its start (frames, actions, seed) and of one (action, controls) a frame,
 so that list replays it exactly; the checksum of each frame's tokens proves it.
@@ -6,17 +6,18 @@ so that list replays it exactly; the checksum of each frame's tokens proves it.
 
 import zlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from diagd.decoding.exact import ExactEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 
-Order = int | Literal["raster", "exact"]
 MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**32  # JavaScript holds it exactly
 
@@ -26,30 +27,26 @@ class Controls:
     """What a player may change between two frames.
 
     Attributes:
-        order: row_lag (the paper's k), `raster` for one token a step, or `exact` for the same
-            tokens in fewer passes (see `ExactEngine`).
+        strategy: how the frame is decoded, by name.
         temperature: 0 is greedy. top_p: 1 keeps all tokens.
     """
 
-    order: Order = 1
+    strategy: str = "k=1"
     temperature: float = GenerationDefaults.temperature
     top_p: float = GenerationDefaults.top_p or 1.0
 
     def __post_init__(self) -> None:
-        if self.order not in ("raster", "exact") and (
-            type(self.order) is not int or self.order < 1
-        ):
-            raise ValueError(f"order must be raster, exact or a row_lag from 1, got {self.order!r}")
+        if not isinstance(self.strategy, str):
+            raise ValueError(f"strategy must be a name, got {self.strategy!r}")
+        parse_strategy(self.strategy)
         for name, low, high in (("temperature", 0, MAX_TEMPERATURE), ("top_p", 0.01, 1)):
             value = getattr(self, name)
             if type(value) not in (int, float) or not low <= value <= high:
                 raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
 
-    def schedule(self, world: VideoGenerator) -> DiagonalSchedule:
-        """Return the schedule of one frame, or raise ValueError for a lag wider than it."""
-        if isinstance(self.order, int):
-            return world.schedule(1, self.order)
-        return world.schedule(1, raster=True)
+    def check(self, world: VideoGenerator) -> None:
+        """Raise ValueError where a world cannot decode so."""
+        world.check(parse_strategy(self.strategy), self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
@@ -59,8 +56,8 @@ class Controls:
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
-    """Where a dream begins.
+class SessionStart:
+    """Where a session begins.
 
     Attributes:
         frames: (m, H_px, W_px, 3) uint8. actions: the m - 1 between them.
@@ -76,24 +73,33 @@ class Start:
             raise ValueError(f"seed must be a whole number in [0, {MAX_SEED}), got {self.seed!r}")
 
 
-class Moment(NamedTuple):
-    """One dreamt frame: what was chosen for it, and the CRC-32 of its tokens."""
+class FrameRecord(NamedTuple):
+    """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
 
     action: str
     controls: Controls
     checksum: int
 
 
+@dataclass(frozen=True, eq=False)
+class PendingStart:
+    """A session yet to begin; the frames of a saved one are generated again first."""
+
+    start: SessionStart
+    replay: tuple[FrameRecord, ...] = ()
+
+
 class Session:
-    """A dream that goes on frame by frame.
+    """A video that goes on frame by frame.
 
     Attributes:
-        history: the moments so far; with `start` they are the whole dream.
+        history: a record of each frame so far; with `start` they are the whole session.
         num_steps: forward passes of the newest frame.
-        runs: tokens that each of them made final, where the order was `exact`; else empty.
+        written_at: the step that wrote each of its tokens, in raster order; of exact decoding, the
+            one that made it final.
     """
 
-    def __init__(self, world: VideoGenerator, start: Start) -> None:
+    def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
         """Read the start frames.
 
         Raises:
@@ -101,38 +107,39 @@ class Session:
         """
         self.world, self.start = world, start
         self.sampling = Controls().sampling(world)
-        engine = world.start(
+        self.engine = world.start(
             start.frames,
             context_actions=start.actions,
             sampling=self.sampling,
             seed=start.seed,
-            exact=True,
         )
-        assert isinstance(engine, ExactEngine)
-        self.engine = engine
-        self.history: list[Moment] = []
+        self.history: list[FrameRecord] = []
         self.num_steps = 0
-        self.runs: list[int] = []
+        self.written_at: tuple[int, ...] = ()
 
     def advance(self, action: str, controls: Controls) -> Tensor:
-        """Dream the frame that an action leads to; (1, height, width) int64 tokens.
+        """Generate the frame that an action leads to; (1, height, width) int64 tokens.
 
         Raises:
-            ValueError: an unknown action, or a row_lag wider than a frame.
+            ValueError: an unknown action, or a strategy that does not fit.
         """
         ids = self.world.action_ids([action], 1, "frame")
-        schedule = controls.schedule(self.world)
         sampling = controls.sampling(self.world)
         if sampling != self.sampling:
             self.engine.set_sampling(sampling)
             self.sampling = sampling
-        self.engine.follows_schedules = controls.order != "exact"
-        self.engine.passes.clear()
-        before = self.engine.num_steps
-        (tokens,) = self.engine.decode(schedule, ids)
-        self.num_steps = self.engine.num_steps - before
-        self.runs = [one.num_accepted for one in self.engine.passes]
-        self.history.append(Moment(action, controls, checksum_of(tokens)))
+        engine, strategy = self.engine, parse_strategy(controls.strategy)
+        engine.verified.clear()
+        before = engine.num_steps
+        (tokens,) = engine.decode(strategy, ids, 1)
+        self.num_steps = engine.num_steps - before
+        if isinstance(strategy, Scheduled):
+            grid = TokenGrid(1, self.world.height, self.world.width)
+            self.written_at = steps_of_frame(strategy.schedule(grid))
+        else:
+            final = [s for s, one in enumerate(engine.verified) for _ in range(one.num_accepted)]
+            self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
+        self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
 
     @property
@@ -140,6 +147,23 @@ class Session:
         """Frames that the model's context holds."""
         frame = self.engine.frame
         return (self.engine.max_slots + frame.num_action_tokens) // frame.slots_per_frame
+
+
+@lru_cache(maxsize=16)
+def steps_of_frame(schedule: DiagonalSchedule) -> tuple[int, ...]:
+    """Return the step that writes each token of the first frame, in raster order."""
+    grid = schedule.grid
+    return tuple(schedule.step_of(0, i, j) for i in range(grid.height) for j in range(grid.width))
+
+
+def check_action(action: Any, world: VideoGenerator) -> str:
+    """Return an action that the model knows, or raise ValueError."""
+    if not isinstance(action, str) or len(action) > 200:
+        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
+    if world.vocabulary is None:
+        raise ValueError("this model takes no actions")
+    world.vocabulary.tokens_of(action)
+    return action
 
 
 def checksum_of(tokens: Tensor) -> int:

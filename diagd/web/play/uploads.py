@@ -14,16 +14,22 @@ MAX_UPLOAD_BYTES = 16 * 2**20
 MAX_UPLOAD_FRAMES = 900
 MAX_UPLOAD_PIXELS = 3840 * 2160
 MAX_SECONDS = 20.0
-DECODER = Path(__file__).with_name("clip_decoder.py")
+DECODER = Path(__file__).with_name("upload_decoder.py")
 
 
 async def decode_upload(
-    data: bytes, keep: int, height_px: int, width_px: int, max_seconds: float = MAX_SECONDS
+    data: bytes,
+    keep: int,
+    height_px: int,
+    width_px: int,
+    max_seconds: float = MAX_SECONDS,
+    decoder: Path = DECODER,
 ) -> Tensor:
     """Decode an image, or the last `keep` frames of a clip, and fit them to a size.
 
     Args:
         data: the file's bytes, at most MAX_UPLOAD_BYTES.
+        decoder: the script that the child process runs.
 
     Returns:
         (T, height_px, width_px, 3) uint8.
@@ -33,9 +39,13 @@ async def decode_upload(
     """
     if len(data) > MAX_UPLOAD_BYTES:
         raise ValueError(f"an upload may have {MAX_UPLOAD_BYTES // 2**20} MB, this one has more")
-    limits = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS)
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", str(DECODER), *map(str, limits)),
+        sys.executable,
+        "-I",
+        str(decoder),
+        str(MAX_UPLOAD_FRAMES),
+        str(keep),
+        str(MAX_UPLOAD_PIXELS),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

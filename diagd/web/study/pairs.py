@@ -1,7 +1,7 @@
 """The clips of a study: a folder with one sub-folder a system, and the same clip names in each.
 
-    pairs/raster/dream_000.mp4   pairs/raster/dream_000.jsonl   (the clip's actions, if it has any)
-    pairs/k=1/dream_000.mp4      pairs/k=1/dream_000.jsonl
+    pairs/raster/pair_000.mp4   pairs/raster/pair_000.jsonl   (the clip's actions, if it has any)
+    pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
 
 Everything is decoded once before anybody is asked, so a damaged clip is found at the door.
 """

@@ -1,160 +1,30 @@
-"""The study as a web server: raters enrol, fetch pairs, answer; the owner reads the results.
+"""The server of the study: limits, and what every request passes first.
 
-Nothing that leaves it says which system made a video: ids are random, clips carry no metadata and
-names stay here. Results, which do say it, need the key that was printed when the server started.
+Why Origin and Host are looked at is in `guard`. A study is stricter: it answers to the addresses
+that were printed, port included, and reads short messages only.
 """
 
-import secrets
-import socket
-import sqlite3
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Collection
 
 import uvicorn
-from av.error import FFmpegError
-from fastapi import FastAPI, Header, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diagd.web.study.page import results_page
-from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
-from diagd.web.study.requests import RequestGuard
+from diagd.web.guard import adding_headers, check_origin, page_rules
+from diagd.web.study.app import study_app
+from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.store import StudyStore
-from diagd.web.study.tally import summarise
 
-STATIC = Path(__file__).parent.parent / "play" / "static"
-PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
-MAX_NAME = 40
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 200
 MAX_HEADER_BYTES = 16384
-
-
-class Enrolment(BaseModel):
-    """Somebody wants to take part; without a name anonymously."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    name: str = Field(max_length=MAX_NAME)
-
-
-class Answer(BaseModel):
-    """A rater's answer to a question about a trial."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    trial: int = Field(ge=0, le=10**6)
-    question: str = Field(max_length=40)
-    choice: str = Field(max_length=10)
-
-
-def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
-    """Return the application: pages, and a small JSON interface for them."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    clips = {clip.name: clip for clip in pairs.clips}
-
-    def rater_of(token: str) -> tuple[int, str]:
-        rater = store.rater(token)
-        if rater is None:
-            raise HTTPException(401, "this study does not know you: enter your name again")
-        return rater
-
-    for route, file in PAGES.items():
-        app.add_api_route(route, _page(STATIC / file), methods=["GET"])
-
-    @app.post("/api/raters")
-    def enrol(enrolment: Enrolment) -> dict[str, str]:
-        name = " ".join(enrolment.name.split())
-        if not name.isprintable():
-            raise HTTPException(422, "a name is made of letters, digits and signs")
-        try:
-            return {"token": store.enrol(name, seed)}
-        except ValueError as error:
-            raise HTTPException(409, str(error)) from None
-
-    @app.get("/api/study")
-    def study(x_rater: Annotated[str, Header(max_length=64)] = "") -> dict[str, Any]:
-        rater, name = rater_of(x_rater)
-        questions = [(key, *QUESTIONS[key]) for key in pairs.questions]
-        return {
-            "rater": name,
-            "questions": [dict(zip(("key", "text", "hint"), q, strict=True)) for q in questions],
-            "trials": [
-                {
-                    "left": trial.left_id,
-                    "right": trial.right_id,
-                    "actions": clips[trial.clip].actions,
-                    "answers": trial.answers,
-                }
-                for trial in store.trials(rater)
-            ],
-        }
-
-    @app.post("/api/answers")
-    def answer(
-        given: Answer, x_rater: Annotated[str, Header(max_length=64)] = ""
-    ) -> dict[str, bool]:
-        rater, _ = rater_of(x_rater)
-        try:
-            store.answer(rater, given.trial, given.question, given.choice)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from None
-        return {"saved": True}
-
-    @app.get("/media/{media_id}")
-    def media(media_id: str) -> Response:
-        found = store.video(media_id)
-        if found is None:
-            raise HTTPException(404, "there is no such video")
-        try:
-            return Response(playable(pairs.path(*found)), media_type="video/mp4")
-        except (OSError, FFmpegError):  # whose words would say which file it is
-            raise HTTPException(503, "this video cannot be read any more") from None
-
-    @app.get("/results")
-    def results(key: str = "") -> HTMLResponse:
-        if not secrets.compare_digest(key.encode(), store.results_key.encode()):
-            raise HTTPException(403, "results need the key that diagd study printed at its start")
-        return HTMLResponse(results_page(summarise(*results_of(store))))
-
-    @app.exception_handler(StarletteHTTPException)
-    def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, error.status_code)
-
-    @app.exception_handler(RequestValidationError)
-    def misunderstood(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse({"error": f"{where or 'message'}: {first['msg']}"}, 422)
-
-    @app.exception_handler(sqlite3.Error)
-    def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
-        return JSONResponse({"error": f"the answer could not be saved ({error})"}, 503)
-
-    return app
-
-
-def results_of(store: StudyStore) -> tuple[list[list[str]], list[str], list[Any]]:
-    """Return what `summarise` takes: comparisons, questions and votes."""
-    return store.definition["comparisons"], store.definition["questions"], store.votes()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one.
-
-    Raises:
-        ValueError: the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise ValueError(f"cannot listen on {host} port {port}: {error}") from None
+MAX_BODY_BYTES = 4096
+_RULES = page_rules(images="data:", media="blob:")
 
 
 def study_server(
-    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: tuple[str, ...]
+    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
 ) -> uvicorn.Server:
     """Return a server; `run(sockets=[listen(...)])` answers requests until it is interrupted.
 
@@ -177,8 +47,64 @@ def study_server(
     return uvicorn.Server(config)
 
 
-def _page(path: Path) -> Callable[[], FileResponse]:
-    def page() -> FileResponse:
-        return FileResponse(path)
+class RequestGuard:
+    """Refuse foreign hosts, foreign pages and large messages; forbid pages to load from elsewhere.
 
-    return page
+    Args:
+        app: answers what passes.
+        hosts: the values of Host (`name:port`) under which this server is reached.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self.app, self.hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error in words."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        send = adding_headers(send, _RULES)
+        refusal = self._refusal(Headers(scope=scope), scope["method"])
+        if refusal is None:
+            body = await _read(receive)
+            if body is not None:
+                await self.app(scope, _replay(body, receive), send)
+                return
+            refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
+        status, error = refusal
+        await JSONResponse({"error": error}, status)(scope, receive, send)
+
+    def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
+        host = headers.get("host", "")
+        if host.lower() not in self.hosts:
+            return 421, "this address is not known here: use the one that diagd study printed"
+        if check_origin(headers.getlist("origin"), [host]):
+            return 403, "this page belongs to another site"
+        if method == "POST" and headers.get("content-type") != "application/json":
+            return 415, "messages must be application/json"
+        return None
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the whole body, or None as soon as it is too large or its sender is gone."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message["body"]
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        if not message["more_body"]:
+            return body
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the body once more, then whatever comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from diagd.web.study.pairs import StudyPairs
-from diagd.web.study.tally import Vote
+from diagd.web.study.results import Vote
 from diagd.web.study.trials import Trial, draw_trials
 
 CHOICES = ("left", "tie", "right")
@@ -57,17 +57,21 @@ class StudyStore:
     Args:
         path: an SQLite file, created where a study is given.
         pairs: the study that answers will be for; None to read what is there.
+        max_raters: after whom nobody is enrolled any more.
 
     Raises:
         FileNotFoundError: no such file, and no study to create it for.
         ValueError: the file is no study database, or of another study.
     """
 
-    def __init__(self, path: Path, pairs: StudyPairs | None = None) -> None:
+    def __init__(
+        self, path: Path, pairs: StudyPairs | None = None, max_raters: int = MAX_RATERS
+    ) -> None:
         if pairs is None and not path.is_file():
             raise FileNotFoundError(f"no answers yet: {path} not found")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"folder of the answers does not exist: {path.parent}")
+        self.max_raters = max_raters
         self._lock = threading.Lock()
         try:
             self._connection = sqlite3.connect(
@@ -138,8 +142,8 @@ class StudyStore:
             if known:
                 return known[0]
             (count,) = database.execute("SELECT count(*) FROM raters").fetchone()
-            if count >= MAX_RATERS:
-                raise ValueError(f"this study is full: it has {MAX_RATERS} raters")
+            if count >= self.max_raters:
+                raise ValueError(f"this study is full: it has {self.max_raters} raters")
             number, token = count + 1, secrets.token_urlsafe(16)
             own_seed = f"{seed}/{number}"
             database.execute(

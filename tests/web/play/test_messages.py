@@ -25,14 +25,14 @@ GOOD = {
     '{"type": "pause", "paused": true}': Pause(True),
     '{"type": "record", "on": false}': Record(False),
     '{"type": "seen", "frame": 7}': Seen(7),
-    '{"type": "adjust", "order": 2, "temperature": 0, "top_p": 0.9, "paced": true}': Adjust(
-        Controls(2, 0, 0.9), True
+    '{"type": "adjust", "strategy": "k=2", "temperature": 0, "top_p": 0.9, "paced": true}': Adjust(
+        Controls("k=2", 0, 0.9), True
     ),
-    '{"type": "adjust", "order": "raster", "temperature": 1.5, "top_p": 1, "paced": false}': Adjust(
+    '{"type": "adjust", "strategy": "raster", "temperature": 1.5, "top_p": 1, "paced": false}': Adjust(
         Controls("raster", 1.5, 1), False
     ),
 }
-ADJUST = '{"type": "adjust", "order": %s, "temperature": %s, "top_p": %s, "paced": %s}'
+ADJUST = '{"type": "adjust", "strategy": %s, "temperature": %s, "top_p": %s, "paced": %s}'
 BAD = {
     "": "must be a JSON object",
     "[1]": "must be a JSON object",
@@ -48,13 +48,13 @@ BAD = {
     '{"type": "seen", "frame": NaN}': "NaN is no JSON",
     '{"type": "begin", "scene": 0, "seed": -1}': r"seed must be in \[0, 4294967296\)",
     '{"type": "begin", "scene": 0, "seed": 4294967296}': "seed must be in",
-    ADJUST % (0, 1, 1, "true"): "order must be raster, exact or a row_lag from 1, got 0",
-    ADJUST % ('"diagonal"', 1, 1, "true"): "order must be raster, exact or a row_lag",
-    ADJUST % (1, -1, 1, "true"): r"temperature must be in \[0, 5.0\], got -1",
-    ADJUST % (1, "Infinity", 1, "true"): "Infinity is no JSON",
-    ADJUST % (1, "1e999", 1, "true"): r"temperature must be in \[0, 5.0\], got inf",
-    ADJUST % (1, 1, 0, "true"): r"top_p must be in \[0.01, 1\], got 0",
-    ADJUST % (1, 1, 1, "null"): "paced must not be NoneType",
+    ADJUST % (0, 1, 1, "true"): "adjust: strategy must not be int",
+    ADJUST % ('"diagonal"', 1, 1, "true"): "a strategy looks like raster, k=2",
+    ADJUST % ('"k=1"', -1, 1, "true"): r"temperature must be in \[0, 5.0\], got -1",
+    ADJUST % ('"k=1"', "Infinity", 1, "true"): "Infinity is no JSON",
+    ADJUST % ('"k=1"', "1e999", 1, "true"): r"temperature must be in \[0, 5.0\], got inf",
+    ADJUST % ('"k=1"', 1, 0, "true"): r"top_p must be in \[0.01, 1\], got 0",
+    ADJUST % ('"k=1"', 1, 1, "null"): "paced must not be NoneType",
 }
 
 

@@ -3,23 +3,27 @@ from fractions import Fraction
 
 import pytest
 
-from diagd.web.play import player as player_module
+from diagd.web.play.encoding import from_jpeg
 from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
-from diagd.web.play.pictures import from_jpeg
 from diagd.web.play.player import WINDOW, Player
-from diagd.web.play.saved import SavedDream, load, save
-from diagd.web.play.session import Controls, Start
+from diagd.web.play.saved_session import load, save
+from diagd.web.play.session import Controls, PendingStart, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
-START = Start(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
+START = SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
+
+
+def begun(generator, **limits):
+    """Return a player whose first picture is sent."""
+    player = Player(generator, Fraction(8), **limits)
+    player.begin(PendingStart(START))
+    player.turn()
+    return player
 
 
 @pytest.fixture
-def player(dreamer):
-    player = Player(dreamer, Fraction(8))
-    player.begin(SavedDream(START, ()))
-    player.turn()
-    return player
+def player(generator):
+    return begun(generator)
 
 
 def see(player):
@@ -27,13 +31,13 @@ def see(player):
 
 
 def actions(player):
-    return [moment.action for moment in player.session.history]
+    return [record.action for record in player.session.history]
 
 
-def test_the_first_turn_shows_where_one_stands(dreamer):
-    player = Player(dreamer, Fraction(8))
+def test_the_first_turn_shows_where_one_stands(generator):
+    player = Player(generator, Fraction(8))
     assert not player.ready(time.monotonic())
-    player.begin(SavedDream(START, ()))
+    player.begin(PendingStart(START))
     assert player.ready(time.monotonic())
     frame = player.turn()
     assert frame.header["begun"]
@@ -82,7 +86,7 @@ def test_a_pause_holds_the_dream_but_not_a_new_one(player):
     see(player)
     player.take(Pause(True))
     assert not player.ready(time.monotonic())
-    player.begin(SavedDream(START, ()))
+    player.begin(PendingStart(START))
     assert player.ready(time.monotonic())
 
 
@@ -101,8 +105,8 @@ def test_the_world_s_own_pace_puts_frames_off(player):
     assert player.due == 0
 
 
-def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
-    monkeypatch.setattr(player_module, "MAX_RECORDED_FRAMES", 3)
+def test_only_recorded_frames_are_kept_and_not_without_end(generator):
+    player = begun(generator, max_recorded=3)
     player.turn()
     assert not player.recorded
     player.take(Record(True))
@@ -115,14 +119,14 @@ def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
     assert not player.recorded
 
 
-def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, dreamer):
+def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generator):
     player.take(Act("right", 1))
-    for order in (1, "raster"):
-        player.take(Adjust(Controls(order, 1.5, 1.0), False))
+    for strategy in ("k=1", "raster"):
+        player.take(Adjust(Controls(strategy, 1.5, 1.0), False))
         player.turn()
-    dream = load(save(player.session, "doom"), dreamer)
+    saved = load(save(player.session, "doom"), generator)
     player.take(Act("none", 2))
-    player.begin(dream)
+    player.begin(saved)
     player.turn()
     replays = [player.turn().header["replay"] for _ in range(2)]
     assert replays == [[1, 2, 0], [2, 2, 0]]
@@ -130,17 +134,17 @@ def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, dreamer)
     assert actions(player) == ["right", "right", "none"]
 
 
-def test_a_replay_that_comes_out_differently_says_so(player, dreamer):
+def test_a_replay_that_comes_out_differently_says_so(player, generator):
     player.turn()
     document = save(player.session, "doom")
     document["frames"][0][-1] += 1
-    player.begin(load(document, dreamer))
+    player.begin(load(document, generator))
     player.turn()
     assert player.turn().header["replay"] == [1, 1, 1]
 
 
-def test_a_dream_has_a_longest_length(player, monkeypatch):
-    monkeypatch.setattr(player_module, "MAX_FRAMES", 2)
+def test_a_session_has_a_longest_length(generator):
+    player = begun(generator, max_frames=2)
     player.turn()
     player.turn()
     with pytest.raises(ValueError, match="this dream has lasted 2 frames, which is the longest"):
@@ -152,7 +156,7 @@ def test_a_dream_has_a_longest_length(player, monkeypatch):
     [
         (Act("fly", 1), "unknown action 'fly'"),
         (Act("x" * 999, 1), "an action must be a short text"),
-        (Adjust(Controls(6), False), "row_lag must be in"),
+        (Adjust(Controls("k=6"), False), "row_lag must be in"),
         (Seen(9), r"frame must be in \[0, 1\]"),
         (Seen(-1), "frame must be in"),
     ],

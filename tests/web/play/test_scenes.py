@@ -4,13 +4,13 @@ import torch
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.families.checkpoints import model_path
-from diagd.web.play.pictures import from_jpeg
+from diagd.web.play.encoding import from_jpeg
 from diagd.web.play.scenes import find_scenes, read_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
 
-def test_the_prompt_as_a_whole_comes_first_and_its_frames_last(world, dreamer):
-    whole, *frames = find_scenes(world, dreamer, 4)
+def test_the_prompt_as_a_whole_comes_first_and_its_frames_last(world, generator):
+    whole, *frames = find_scenes(world, generator, 4)
     prompt = read_video(world / "prompt.mp4").frames
     assert torch.equal(whole.start.frames, prompt[-4:])
     assert whole.start.actions == PROMPT_ACTIONS[-3:]
@@ -21,27 +21,27 @@ def test_the_prompt_as_a_whole_comes_first_and_its_frames_last(world, dreamer):
         assert from_jpeg(scene.picture).shape == (HEIGHT_PX, WIDTH_PX, 3)
 
 
-def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(dreamer, tmp_path):
+def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generator, tmp_path):
     write_video(tmp_path / "b-clip.mp4", smooth_frames(4, 48, 80), fps=8)
     write_actions(tmp_path / "b-clip.jsonl", NAMES)
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     (tmp_path / "notes.txt").write_text("nothing to see")
-    image, clip = read_scenes(tmp_path, dreamer, 3)
+    image, clip = read_scenes(tmp_path, generator, 3)
     assert (image.name, clip.name) == ("a view", "b clip")
     assert image.start.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
     assert clip.start.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
     assert (clip.start.actions, clip.fps) == (NAMES[2:], 8)
 
 
-def test_a_clip_without_its_actions_is_refused(dreamer, tmp_path):
+def test_a_clip_without_its_actions_is_refused(generator, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(4, 48, 80), fps=8)
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*clip\.jsonl"):
-        read_scenes(tmp_path, dreamer, 3)
+        read_scenes(tmp_path, generator, 3)
 
 
-def test_a_folder_that_is_not_there_holds_no_scene(dreamer, tmp_path):
-    assert read_scenes(tmp_path / "none", dreamer, 4) == []
-    assert find_scenes(tmp_path, dreamer, 4) == []
+def test_a_folder_that_is_not_there_holds_no_scene(generator, tmp_path):
+    assert read_scenes(tmp_path / "none", generator, 4) == []
+    assert find_scenes(tmp_path, generator, 4) == []
 
 
 def test_the_bundled_scenes_fit_the_bundled_model():

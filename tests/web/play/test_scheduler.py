@@ -2,120 +2,155 @@
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Seen
 from diagd.web.play.player import Frame, Note
-from diagd.web.play.saved import SavedDream
 from diagd.web.play.scenes import Scene
-from diagd.web.play.scheduler import CRASHED, Hall
-from diagd.web.play.session import Controls, Start
+from diagd.web.play.scheduler import CRASHED, Scheduler
+from diagd.web.play.session import Controls, PendingStart, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
-    Scene(name, Start(smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), 0), b"", Fraction(8))
+    Scene(name, SessionStart(smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), 0), b"", Fraction(8))
     for seed, name in enumerate(("first", "second"))
 ]
 
 
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @contextlib.asynccontextmanager
-async def hall_of(
-    dreamer: VideoGenerator, max_sessions: int = 4, idle_seconds: float = 60.0
-) -> AsyncIterator[Hall]:
-    """A hall that serves turns."""
-    hall = Hall(dreamer, SCENES, max_sessions, idle_seconds)
-    turns = asyncio.create_task(hall.run())
+async def running(
+    generator: VideoGenerator,
+    max_sessions: int = 4,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[Scheduler]:
+    """A scheduler that serves turns."""
+    scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0, clock=clock)
+    turns = asyncio.create_task(scheduler.run())
     try:
-        yield hall
+        yield scheduler
     finally:
         turns.cancel()
         await asyncio.wait([turns])
 
 
-def enter(hall):
+def enter(scheduler):
     """Let a player in who begins with the first scene."""
-    player = hall.join()
+    player = scheduler.join()
     assert player is not None
-    hall.begin(player, SavedDream(SCENES[0].start, ()))
+    scheduler.begin(player, PendingStart(SCENES[0].start))
     return player
 
 
-async def play(hall, player, frames):
+async def play(scheduler, player, frames):
     """Draw frames until so many have come; returns their headers."""
     headers = []
     while len(headers) < frames:
         item = await asyncio.wait_for(player.outbox.get(), 20)
         assert isinstance(item, Frame), item
-        hall.take(player, Seen(item.header["frame"]))
+        scheduler.take(player, Seen(item.header["frame"]))
         headers.append(item.header)
     return headers
 
 
-def test_everybody_gets_the_same_share_of_the_model_s_time(dreamer, monkeypatch):
-    """One player's frames take four times as long; the others' come four times as often."""
+def test_everybody_gets_the_same_share_of_the_model_s_time(generator, monkeypatch):
+    """One player's turns take four times as long; the others' come four times as often."""
+    clock, turns = Clock(), []
+
+    def turn(number, seconds):
+        clock.now += seconds
+        turns.append(number)
+        return Frame({}, b"")
 
     async def scenario():
-        async with hall_of(dreamer) as hall:
-            players = [enter(hall) for _ in range(3)]
-            for player in players:
-                await play(hall, player, 1)
-                seconds = 0.08 if player is players[0] else 0.02
-                monkeypatch.setattr(player.session, "advance", lambda *_, s=seconds: time.sleep(s))
-            tasks = [asyncio.create_task(play(hall, player, 10**6)) for player in players]
-            before = [player.sent for player in players]
-            await asyncio.sleep(3)
-            for task in tasks:
-                task.cancel()
-            return [player.sent - count for player, count in zip(players, before, strict=True)]
+        async with running(generator, clock=clock) as scheduler:
+            for number, seconds in enumerate((0.5, 0.125, 0.125)):
+                player = enter(scheduler)  # who is always ready: nobody really begins
+                monkeypatch.setattr(player, "turn", partial(turn, number, seconds))
+            while len(turns) < 90:
+                await asyncio.sleep(0)
 
-    monkeypatch.setattr("diagd.web.play.scheduler.Player.turn", _turn_without_pictures)
-    slow, *fast = asyncio.run(scenario())
-    assert slow >= 3
-    assert all(2 < count / slow < 7 for count in fast), (slow, fast)
-    assert abs(fast[0] - fast[1]) <= 2
+    asyncio.run(scenario())
+    assert [turns[:90].count(number) for number in range(3)] == [10, 40, 40]
+    for start in range(0, 90, 9):  # and evenly all the time
+        assert turns[start : start + 9].count(0) == 1
 
 
-def _turn_without_pictures(player):
-    if player.wish is not None:
-        return player._begin(0.0)
-    player.session.advance("none", Controls())
-    player.sent += 1
-    return Frame({"frame": player.sent}, b"")
+def test_who_comes_late_has_no_turns_to_make_up_for(generator):
+    scheduler = Scheduler(generator, SCENES, 2, 60.0)
+    early = enter(scheduler)
+    for _ in range(10):
+        scheduler.charge(early, 1.0)
+    late = enter(scheduler)
+    turns = []
+    for _ in range(6):
+        player = scheduler.next_player(0.0)
+        assert player is not None
+        turns.append(player is late)
+        scheduler.charge(player, 1.0)
+    assert turns == [True, False] * 3
 
 
-def test_the_event_loop_does_not_wait_for_the_model(dreamer, monkeypatch):
+def test_who_leaves_in_the_middle_of_a_turn_is_not_let_in_again(generator):
+    scheduler = Scheduler(generator, SCENES, 1, 60.0)
+    player = enter(scheduler)
+    scheduler.leave(player)
+    scheduler.charge(player, 1.0)
+    assert scheduler.next_player(0.0) is None
+
+
+def test_the_event_loop_does_not_wait_for_the_model(generator, monkeypatch):
+    """The turn under way ends only when the event loop says so."""
+    said = threading.Event()
+    heard = []
+
     async def scenario():
-        async with hall_of(dreamer) as hall:
-            player = enter(hall)
-            await play(hall, player, 1)
-            monkeypatch.setattr(player, "turn", lambda: time.sleep(0.5))
-            hall.wake.set()
-            started, longest = time.monotonic(), 0.0
-            while time.monotonic() - started < 0.4:
-                before = time.monotonic()
-                await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - before)
-            return longest
+        async with running(generator) as scheduler:
+            player = enter(scheduler)
+            await play(scheduler, player, 1)
+            under_way = threading.Event()
 
-    assert asyncio.run(scenario()) < 0.3
+            def turn():
+                under_way.set()
+                heard.append(said.wait(20))
+                return Frame({"frame": player.sent}, b"")
+
+            monkeypatch.setattr(player, "turn", turn)
+            scheduler.wake.set()
+            while not under_way.is_set():
+                await asyncio.sleep(0)
+            said.set()
+
+    asyncio.run(scenario())
+    assert heard[0]
 
 
-def test_a_crash_ends_one_session_with_a_message(dreamer, monkeypatch, caplog):
+def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog):
     async def scenario():
-        async with hall_of(dreamer) as hall:
-            one, other = enter(hall), enter(hall)
-            await play(hall, one, 1)
+        async with running(generator) as scheduler:
+            one, other = enter(scheduler), enter(scheduler)
+            await play(scheduler, one, 1)
             monkeypatch.setattr(one, "turn", lambda: 1 // 0)
             while isinstance(item := await asyncio.wait_for(one.outbox.get(), 20), Frame):
-                hall.take(one, Seen(item.header["frame"]))
-            assert list(hall.players.values()) == [other]
+                scheduler.take(one, Seen(item.header["frame"]))
+            assert list(scheduler.players.values()) == [other]
             assert one.session is None
-            assert len(await play(hall, other, 3)) == 3
+            assert len(await play(scheduler, other, 3)) == 3
             return item
 
     note = asyncio.run(scenario())
@@ -124,12 +159,12 @@ def test_a_crash_ends_one_session_with_a_message(dreamer, monkeypatch, caplog):
     assert "a session crashed" in caplog.text
 
 
-def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(dreamer):
+def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
     async def scenario():
-        async with hall_of(dreamer) as hall:
-            player = enter(hall)
-            start = Start(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
-            hall.begin(player, SavedDream(start, ()))
+        async with running(generator) as scheduler:
+            player = enter(scheduler)
+            start = SessionStart(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
+            scheduler.begin(player, PendingStart(start))
             while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
                 pass
             return item
@@ -138,50 +173,52 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(dreamer):
     assert note.document["message"].startswith("The dream ended: prompt and one frame take")
 
 
-def test_there_is_a_most_and_who_leaves_makes_room(dreamer):
+def test_there_is_a_most_and_who_leaves_makes_room(generator):
     async def scenario():
-        async with hall_of(dreamer, max_sessions=2) as hall:
-            one, other = enter(hall), enter(hall)
-            assert hall.join() is None
-            hall.leave(one)
-            hall.leave(one)  # twice does no harm
-            assert hall.join() is not None
-            assert len(await play(hall, other, 3)) == 3
-            return hall.sessions
+        async with running(generator, max_sessions=2) as scheduler:
+            one, other = enter(scheduler), enter(scheduler)
+            assert scheduler.join() is None
+            scheduler.leave(one)
+            scheduler.leave(one)  # twice does no harm
+            assert scheduler.join() is not None
+            assert len(await play(scheduler, other, 3)) == 3
+            return scheduler.sessions
 
     assert asyncio.run(scenario()) == 3
 
 
-def test_who_does_nothing_is_sent_off_and_who_does_something_stays(dreamer):
+def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
+    clock = Clock()
+    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
+    idle, busy = enter(scheduler), enter(scheduler)
+    clock.now = 59.0
+    scheduler.take(busy, Adjust(Controls(), False))
+    scheduler.take(idle, Seen(0))  # drawing is not playing
+    scheduler.end_idle()
+    assert len(scheduler.players) == 2
+    clock.now = 61.0
+    scheduler.end_idle()
+    assert list(scheduler.players.values()) == [busy]
+    note = idle.outbox.get_nowait()
+    assert isinstance(note, Note)
+    assert note.document["message"].startswith("Nothing was pressed for 60 seconds")
+    assert busy.outbox.empty()
+
+
+def test_a_session_begins_from_a_scene_or_from_where_it_began(generator):
     async def scenario():
-        async with hall_of(dreamer, idle_seconds=0.4) as hall:
-            idle, busy = enter(hall), enter(hall)
-            for _ in range(8):
-                await asyncio.sleep(0.1)
-                hall.take(busy, Adjust(Controls(), False))
-            assert list(hall.players.values()) == [busy]
-            items = [idle.outbox.get_nowait() for _ in range(idle.outbox.qsize())]
-            assert isinstance(items[-1], Note)
-            assert idle.session is None
-            return items[-1].document["message"]
-
-    assert asyncio.run(scenario()).startswith("Nothing was pressed for 0.4 seconds")
-
-
-def test_a_dream_begins_from_a_scene_or_from_where_it_began(dreamer):
-    async def scenario():
-        async with hall_of(dreamer) as hall:
-            player = enter(hall)
-            hall.take(player, Begin(1, 5))
-            hall.take(player, Begin(None, 6))
-            assert player.wish is not None
-            start = player.wish.start
+        async with running(generator) as scheduler:
+            player = enter(scheduler)
+            scheduler.take(player, Begin(1, 5))
+            scheduler.take(player, Begin(None, 6))
+            assert player.pending_start is not None
+            start = player.pending_start.start
             assert (start.frames is SCENES[1].start.frames, start.seed) == (True, 6)
-            await play(hall, player, 2)
-            hall.take(player, Begin(None, 7))
-            assert player.wish is not None
-            assert player.wish.start.frames is SCENES[1].start.frames
+            await play(scheduler, player, 2)
+            scheduler.take(player, Begin(None, 7))
+            assert player.pending_start is not None
+            assert player.pending_start.start.frames is SCENES[1].start.frames
             with pytest.raises(ValueError, match=r"scene must be in \[0, 2\), got 2"):
-                hall.take(player, Begin(2, 0))
+                scheduler.take(player, Begin(2, 0))
 
     asyncio.run(scenario())

@@ -12,8 +12,7 @@ from PIL import Image
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
-from diagd.web.play import uploads
-from diagd.web.play.clip_decoder import SIGNATURES, container_of, decode
+from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
 from diagd.web.play.uploads import DECODER, MAX_UPLOAD_BYTES, decode_upload
 from tests.worlds import smooth_frames
 
@@ -118,7 +117,7 @@ def test_containers_that_could_name_other_files_are_not_even_opened(data):
 def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
     script = (
         f"import sys; sys.path.insert(0, {str(DECODER.parent)!r})\n"
-        "import clip_decoder, socket; clip_decoder.lock_up()\n"
+        "import upload_decoder, socket; upload_decoder.lock_up()\n"
         "for attempt in (lambda: open('/etc/hostname'), socket.socket):\n"
         "    try: attempt()\n"
         "    except OSError as error: print(error.errno)\n"
@@ -127,20 +126,18 @@ def test_behind_the_lock_no_file_can_be_opened_and_no_socket():
     assert (done.stdout, done.stderr) == ("24\n24\n", "")
 
 
-def test_an_upload_that_takes_too_long_is_stopped(monkeypatch, tmp_path, clip):
+def test_an_upload_that_takes_too_long_is_stopped(tmp_path, clip):
     slow = tmp_path / "slow.py"
     slow.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(uploads, "DECODER", slow)
     with pytest.raises(ValueError, match=r"decoding took longer than 0\.3 seconds"):
-        upload(clip, max_seconds=0.3)
+        upload(clip, max_seconds=0.3, decoder=slow)
 
 
-def test_a_decoder_that_crashes_is_an_error_in_words(monkeypatch, tmp_path, clip):
+def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip):
     crash = tmp_path / "crash.py"
     crash.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
-    monkeypatch.setattr(uploads, "DECODER", crash)
     with pytest.raises(ValueError, match="could not be decoded"):
-        upload(clip)
+        upload(clip, decoder=crash)
 
 
 def test_an_upload_has_a_largest_size():

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from diagd.web.study.server import results_of
-from diagd.web.study.tally import summarise
-from tests.web.study_cases import study, write_pairs
+from diagd.web.study.app import results_of
+from diagd.web.study.results import summarise
+from tests.web.study.cases import study, write_pairs
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'diagd[test]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -6,7 +6,7 @@ import torch
 
 from diagd.data.video import read_video
 from diagd.web.study.pairs import find_pairs, playable
-from tests.web.study_cases import ACTIONS, COLOURS, write_clip, write_pairs
+from tests.web.study.cases import ACTIONS, COLOURS, write_clip, write_pairs
 
 
 def test_two_systems_need_no_word_and_the_diagonal_stands_first(tmp_path):

@@ -1,10 +1,10 @@
+import contextlib
 import sqlite3
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from diagd.web.study import store as study_store
 from diagd.web.study.pairs import Clip, StudyPairs
 from diagd.web.study.store import StudyStore
 from diagd.web.study.trials import draw_trials
@@ -100,12 +100,12 @@ def test_anonymous_raters_are_different_people(store):
     assert all(name.startswith("anonymous ") for name in names)
 
 
-def test_a_study_takes_so_many_raters_and_no_more(store, monkeypatch):
-    monkeypatch.setattr(study_store, "MAX_RATERS", 1)
-    store.enrol("ann", 0)
-    with pytest.raises(ValueError, match="this study is full: it has 1 raters"):
-        store.enrol("bob", 0)
-    assert store.enrol("ann", 0)
+def test_a_study_takes_so_many_raters_and_no_more(tmp_path):
+    with contextlib.closing(StudyStore(tmp_path / "study.db", PAIRS, max_raters=1)) as store:
+        store.enrol("ann", 0)
+        with pytest.raises(ValueError, match="this study is full: it has 1 raters"):
+            store.enrol("bob", 0)
+        assert store.enrol("ann", 0)
 
 
 @pytest.mark.parametrize(

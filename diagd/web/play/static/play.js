@@ -10,7 +10,7 @@ const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
-const state = { scene: 0, dream: 0, paused: false, recording: false, inputs: 0, connected: 0 };
+const state = { scene: 0, session: 0, paused: false, recording: false, inputs: 0 };
 let about = null; // what the server said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -35,7 +35,7 @@ function welcome(document) {
   [stage.canvas.height, stage.canvas.width] = document.size_px;
   stage.canvas.style.aspectRatio = `${document.size_px[1]} / ${document.size_px[0]}`;
   keyboard.use(document.keyboard);
-  drawOrders();
+  drawStrategies();
   drawScenes();
   showControls();
   showRecording(0);
@@ -52,8 +52,8 @@ async function drawFrame(header, blob) {
   grid.show(image, header);
   image.close();
   connection.send({ type: "seen", frame: header.frame });
-  if (header.dream !== state.dream) {
-    state.dream = header.dream;
+  if (header.session_number !== state.session) {
+    state.session = header.session_number;
     readings.forget();
   }
   const [done, total, differing] = header.replay;
@@ -127,7 +127,7 @@ function adjust(changes) {
 }
 
 function showControls() {
-  for (const button of $("order").children) button.setAttribute("aria-pressed", button.dataset.order === String(controls.order));
+  for (const button of $("strategies").children) button.setAttribute("aria-pressed", button.dataset.strategy === controls.strategy);
   $("temperature").value = controls.temperature;
   $("temperature-value").textContent = controls.temperature ? controls.temperature.toFixed(2) : "0, greedy";
   $("top-p").value = controls.top_p;
@@ -136,14 +136,14 @@ function showControls() {
   $("paced").value = controls.paced ? "on" : "";
 }
 
-function drawOrders() {
-  $("order").replaceChildren(...about.orders.map(([order, steps]) => {
+function drawStrategies() {
+  $("strategies").replaceChildren(...about.strategies.map(([strategy, steps]) => {
     const button = document.createElement("button");
     const small = document.createElement("small");
     small.textContent = steps === null ? "fewer steps" : `${steps} steps`;
-    button.dataset.order = order;
-    button.append(typeof order === "string" ? order : `k = ${order}`, small);
-    button.onclick = () => adjust({ order });
+    button.dataset.strategy = strategy;
+    button.append(strategy, small);
+    button.onclick = () => adjust({ strategy });
     return button;
   }));
 }
@@ -258,8 +258,8 @@ const shortcuts = {
   KeyR: restart,
   KeyV: () => setRecording(!state.recording),
   KeyO: () => {
-    const orders = about.orders.map(([order]) => order);
-    adjust({ order: orders[(orders.indexOf(controls.order) + 1) % orders.length] });
+    const names = about.strategies.map(([strategy]) => strategy);
+    adjust({ strategy: names[(names.indexOf(controls.strategy) + 1) % names.length] });
   },
 };
 addEventListener("keydown", (event) => {

@@ -14,7 +14,7 @@ export class Readings {
     this.presses.push({ id, time: performance.now() });
   }
 
-  /** The page was paused, or another dream has begun: what hangs over does not count. */
+  /** The page was paused, or another session has begun: what hangs over does not count. */
   forget() {
     this.presses = [];
     this.times = [];
@@ -26,7 +26,7 @@ export class Readings {
     this.total++;
     this.times.push(now);
     while (this.times[0] < now - WINDOW_MS) this.times.shift();
-    this.bars.push({ ms: header.decode_ms + header.picture_ms + header.encode_ms, order: header.order });
+    this.bars.push({ ms: header.decode_ms + header.picture_ms + header.encode_ms, strategy: header.strategy });
     if (this.bars.length > NUM_BARS) this.bars.shift();
     const used = this.presses.filter((press) => press.id <= header.input);
     if (!used.length) return;
@@ -41,10 +41,10 @@ export class Readings {
     return (1000 * (times.length - 1)) / (times.at(-1) - times[0]);
   }
 
-  /** The median time of the newest frames of the order in use. */
+  /** The median time of the newest frames of the strategy in use. */
   get frameMs() {
-    const order = this.bars.at(-1)?.order;
-    return quantile(this.bars.slice(-24).filter((bar) => bar.order === order).map((bar) => bar.ms), 0.5);
+    const strategy = this.bars.at(-1)?.strategy;
+    return quantile(this.bars.slice(-24).filter((bar) => bar.strategy === strategy).map((bar) => bar.ms), 0.5);
   }
 
   latency(share) {
@@ -63,7 +63,7 @@ export class Readings {
     const step = width / NUM_BARS;
     bars.forEach((bar, index) => {
       const tall = Math.max(2, (bar.ms / most) * height);
-      context.fillStyle = style.getPropertyValue(bar.order === bars.at(-1).order ? "--accent" : "--line");
+      context.fillStyle = style.getPropertyValue(bar.strategy === bars.at(-1).strategy ? "--accent" : "--line");
       context.fillRect(width - (bars.length - index) * step, height - tall, step * 0.7, tall);
     });
   }

@@ -1,7 +1,7 @@
 // The newest frame as its grid of tokens, filling in the order in which the model wrote it.
 
-const TRAIL = 3; // steps that glow behind the front
-const SLOW_MS = 60; // a step takes so long while the dream is paused
+const TRAIL = 3; // steps that glow behind the newest
+const SLOW_MS = 60; // a step takes so long while the session is paused
 
 export class TokenGrid {
   constructor(canvas, caption) {
@@ -28,7 +28,7 @@ export class TokenGrid {
       this.colours.push(`rgb(${pixels[place]} ${pixels[place + 1]} ${pixels[place + 2]})`);
     }
     this.header = header.begun ? null : header;
-    this.steps = this.header ? this.#steps(header) : [];
+    this.writtenAt = header.written_at ?? []; // the step that wrote each place
     this.since = performance.now();
     if (this.header && !this.paused) this.#say(`${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`);
   }
@@ -48,22 +48,22 @@ export class TokenGrid {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
-    const front = this.#front();
+    const newest = this.#newestStep();
     const accent = getComputedStyle(canvas).getPropertyValue("--accent");
     const cell = [width / columns, height / rows];
     const gap = Math.max(1, Math.round(devicePixelRatio * 0.75));
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
         const place = row * columns + column;
-        const step = this.steps[place] ?? 0;
+        const step = this.writtenAt[place] ?? 0;
         const left = Math.round(column * cell[0]), top = Math.round(row * cell[1]);
         const box = [left, top, Math.round((column + 1) * cell[0]) - left - gap, Math.round((row + 1) * cell[1]) - top - gap];
-        const written = step <= front;
+        const written = step <= newest;
         context.globalAlpha = written ? 1 : 0.22;
         context.fillStyle = (written ? this.colours : this.before)[place] ?? "gray";
         context.fillRect(...box);
-        if (written && front - step < TRAIL && front < Infinity) {
-          context.globalAlpha = 1 - (front - step) / TRAIL;
+        if (written && newest - step < TRAIL && newest < Infinity) {
+          context.globalAlpha = 1 - (newest - step) / TRAIL;
           context.fillStyle = accent;
           context.fillRect(...box);
         }
@@ -72,22 +72,14 @@ export class TokenGrid {
     context.globalAlpha = 1;
   }
 
-  /** The step that wrote each place; of exact decoding, the one that made it final. */
-  #steps({ order, runs }) {
-    const places = Array.from({ length: this.rows * this.columns }, (_, place) => place);
-    if (order === "raster") return places;
-    if (order !== "exact") return places.map((place) => Math.floor(place / this.columns) * order + (place % this.columns));
-    const final = runs.flatMap((run, step) => Array(run).fill(step));
-    return final.slice(-places.length); // without the frame's actions, which stand before it
-  }
-
-  #front() {
+  /** The step that is being shown now. */
+  #newestStep() {
     if (!this.header || this.still.matches) return Infinity;
     const { steps, decode_ms } = this.header;
     const passed = performance.now() - this.since;
     if (this.paused) return Math.floor(passed / SLOW_MS) % (steps + 20);
-    const front = Math.floor(passed / (decode_ms / steps));
-    return front >= steps + TRAIL ? Infinity : front;
+    const newest = Math.floor(passed / (decode_ms / steps));
+    return newest >= steps + TRAIL ? Infinity : newest;
   }
 
   #say(text) {

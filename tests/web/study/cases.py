@@ -13,8 +13,9 @@ import torch
 
 from diagd.data.actions import write_actions
 from diagd.data.video import write_video
+from diagd.web.address import listen
 from diagd.web.study.pairs import StudyPairs, find_pairs
-from diagd.web.study.server import listen, study_server
+from diagd.web.study.server import study_server
 from diagd.web.study.store import StudyStore
 
 COLOURS = {"k=1": (200, 30, 30), "raster": (30, 30, 200), "k=2": (30, 160, 30)}
@@ -45,10 +46,10 @@ def write_pairs(
 @contextmanager
 def running(pairs: StudyPairs, store: StudyStore, names: tuple[str, ...] = ()) -> Iterator[str]:
     """Serve a study on a free port; yields its address."""
-    door = listen("127.0.0.1", 0)
-    port = door.getsockname()[1]
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
     server = study_server(pairs, store, 0, port, names)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         yield f"http://127.0.0.1:{port}"

@@ -8,11 +8,11 @@ from pathlib import Path
 import av
 import pytest
 
+from diagd.web.address import listen
 from diagd.web.study.pairs import find_pairs
-from diagd.web.study.requests import MAX_BODY_BYTES
-from diagd.web.study.server import listen
+from diagd.web.study.server import MAX_BODY_BYTES
 from diagd.web.study.store import StudyStore
-from tests.web.study_cases import ACTIONS, call, fetch, running, study, write_pairs
+from tests.web.study.cases import ACTIONS, call, fetch, running, study, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_noise_on_the_line_harms_nobody_else(address, token):
 
 def test_a_port_that_is_taken_is_named(address):
     port = int(address.rpartition(":")[2])
-    with pytest.raises(ValueError, match=rf"cannot listen on 127\.0\.0\.1 port {port}: .*in use"):
+    with pytest.raises(ValueError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
         listen("127.0.0.1", port)
 
 

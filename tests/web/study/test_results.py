@@ -4,7 +4,7 @@ import json
 import pytest
 from scipy.stats import binomtest
 
-from diagd.web.study.tally import OUTCOMES, Vote, sign_test, summarise, tally, wilson
+from diagd.web.study.results import OUTCOMES, Vote, sign_test, summarise, tally, wilson
 
 COUNTS = [(0, 1), (1, 1), (3, 7), (7, 3), (10, 10), (0, 25), (25, 0), (63, 41), (400, 371)]
 

@@ -5,16 +5,16 @@ import zlib
 import pytest
 import torch
 
-from diagd.web.play.saved import MAX_FRAMES, load, save
-from diagd.web.play.session import Controls, Session, Start
+from diagd.web.play.saved_session import MAX_FRAMES, load, save
+from diagd.web.play.session import Controls, Session, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 
 @pytest.fixture(scope="module")
-def session(dreamer):
-    session = Session(dreamer, Start(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3))
-    for order in (1, "raster", 2):
-        session.advance("right", Controls(order, 1.5, 0.8))
+def session(generator):
+    session = Session(generator, SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3))
+    for strategy in ("k=1", "raster", "k=2"):
+        session.advance("right", Controls(strategy, 1.5, 0.8))
     return session
 
 
@@ -23,14 +23,14 @@ def document(session):
     return json.loads(json.dumps(save(session, "doom")))
 
 
-def test_what_was_saved_is_loaded_and_dreamt_again(session, document, dreamer):
-    dream = load(document, dreamer)
-    assert torch.equal(dream.start.frames, session.start.frames)
-    assert (dream.start.actions, dream.start.seed) == (("left",), 3)
-    assert dream.moments == tuple(session.history)
-    again = Session(dreamer, dream.start)
-    for moment in dream.moments:
-        again.advance(moment.action, moment.controls)
+def test_what_was_saved_is_loaded_and_dreamt_again(session, document, generator):
+    saved = load(document, generator)
+    assert torch.equal(saved.start.frames, session.start.frames)
+    assert (saved.start.actions, saved.start.seed) == (("left",), 3)
+    assert saved.replay == tuple(session.history)
+    again = Session(generator, saved.start)
+    for record in saved.replay:
+        again.advance(record.action, record.controls)
     assert again.history == session.history
 
 
@@ -62,27 +62,27 @@ DAMAGE = {
     "must have five entries, got": change(["frames", 0], ["left", 1, 1, 1, "x"]),
     "unknown action 'jump'": change(["frames", 0, 0], "jump"),
     "row_lag must be in": change(["frames", 0, 1], 6),
-    "order must be raster": change(["frames", 0, 1], [1]),
+    "strategy must be a name": change(["frames", 0, 1], [1]),
     "temperature must be in": change(["frames", 0, 2], "hot"),
     "top_p must be in": change(["frames", 0, 3], 0),
 }
 
 
 @pytest.mark.parametrize("message", DAMAGE)
-def test_a_damaged_document_is_refused(message, document, dreamer):
+def test_a_damaged_document_is_refused(message, document, generator):
     DAMAGE[message](document)
     with pytest.raises(ValueError, match=message):
-        load(document, dreamer)
+        load(document, generator)
 
 
 @pytest.mark.parametrize("document", [None, [], "x", 1, {}])
-def test_what_is_no_document_is_refused(document, dreamer):
+def test_what_is_no_document_is_refused(document, generator):
     with pytest.raises(ValueError, match="this is no saved dream"):
-        load(document, dreamer)
+        load(document, generator)
 
 
-def test_pixels_that_inflate_without_end_are_not_inflated(document, dreamer):
+def test_pixels_that_inflate_without_end_are_not_inflated(document, generator):
 
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     document["start"]["pixels"] = base64.b64encode(bomb).decode()
-    assert load(document, dreamer).start.frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3
+    assert load(document, generator).start.frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3

@@ -31,6 +31,6 @@ def from_jpeg(picture: bytes) -> Tensor:
 def to_mp4(pictures: Sequence[bytes], fps: Fraction | float) -> bytes:
     """Turn the JPEGs of a recording into an mp4; it is on disk only while it is made."""
     with tempfile.TemporaryDirectory(prefix="diagd-") as folder:
-        path = Path(folder) / "dream.mp4"
+        path = Path(folder) / "video.mp4"
         write_video(path, torch.stack([from_jpeg(picture) for picture in pictures]), fps)
         return path.read_bytes()

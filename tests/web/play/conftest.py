@@ -4,11 +4,11 @@ import contextlib
 
 import pytest
 
-from tests.web.serving import Served, serving
+from tests.web.play.serving import Served, serving
 
 
 @pytest.fixture(scope="session")
-def dreamer(world):
+def generator(world):
     """Return the tiny world, loaded once."""
     from diagd.pipeline.generator import VideoGenerator
 

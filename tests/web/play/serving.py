@@ -12,9 +12,10 @@ from typing import Any
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
-from diagd.commands.play import PlayOptions, listen, make_hall, make_server
+from diagd.commands.play import PlayOptions, load
+from diagd.web.address import listen
 from diagd.web.play.messages import unpack
-from diagd.web.play.scheduler import Hall
+from diagd.web.play.scheduler import Scheduler
 
 PATIENCE = 10.0  # seconds; the machines of tests are slow at times
 
@@ -23,7 +24,7 @@ PATIENCE = 10.0  # seconds; the machines of tests are slow at times
 class Served:
     """A server that runs."""
 
-    hall: Hall
+    scheduler: Scheduler
     server: uvicorn.Server
     port: int
 
@@ -65,7 +66,7 @@ class Page:
         return header, picture
 
     def frames(self, count: int) -> list[dict[str, Any]]:
-        """Return the headers of the next dreamt frames; the start picture is passed over."""
+        """Return the headers of the next generated frames; the start picture is passed over."""
         headers: list[dict[str, Any]] = []
         while len(headers) < count:
             header, _ = self.frame()
@@ -85,13 +86,12 @@ def serving(model: Path, port: int = 0, **options: Any) -> Iterator[Served]:
     """Run a server until the block ends."""
     record = PlayOptions(model=str(model), port=port, open=False, **options)
     listening = listen(record.host, record.port)
-    hall = make_hall(record)
-    server = make_server(hall, record)
+    scheduler, server = load(record)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield Served(hall, server, listening.getsockname()[1])
+        yield Served(scheduler, server, listening.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -1,13 +1,11 @@
-"""Dream the pairs of a study: every system continues the same frames, with the same seed.
+"""Generate the pairs of a study: every system continues the same frames, with the same seed.
 
 A system is written `raster` or `k=2`, or with a checkpoint of its own, `k=1@work/finetuned`, which
 is called `k=1-finetuned`. Systems share prompts, actions and noise; only decoding differs.
 """
 
 import json
-import logging
 import random
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from torch import Tensor
 
 from diagd.data.actions import read_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
@@ -26,7 +26,7 @@ HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """What to dream.
+    """What to generate.
 
     Attributes:
         num_pairs: clips of every system.
@@ -34,8 +34,8 @@ class MakeOptions:
         clips: folder of mp4 + jsonl to continue; None continues the model's own prompt, with
             actions drawn from the seed.
         model: of systems that name none.
-        frames, context_frames: dreamt, and seen before.
-        seed: pair n is dreamt with seed + n.
+        frames, context_frames: generated, and seen before.
+        seed: pair n is generated with seed + n.
     """
 
     num_pairs: int
@@ -48,7 +48,7 @@ class MakeOptions:
 
 
 @dataclass(frozen=True)
-class _Start:
+class PairStart:
     """What all systems are given: (m, H_px, W_px, 3) uint8 frames; an action for every frame."""
 
     frames: Tensor
@@ -56,22 +56,21 @@ class _Start:
     actions: list[str] | None
 
 
-def parse_system(text: str, model: str) -> tuple[str, str, int | None]:
-    """Return name, model and row_lag (None is raster) of a system.
+def parse_system(text: str, model: str) -> tuple[str, str, Strategy]:
+    """Return name, model and strategy of a system.
 
     Raises:
-        ValueError: neither raster nor k=N.
+        ValueError: no strategy.
     """
-    order, _, checkpoint = text.partition("@")
-    matched = re.fullmatch(r"raster|k=([1-9]\d*)", order)
-    if matched is None:
-        raise ValueError(f"a system must look like raster, k=1 or k=1@MODEL, got {text!r}")
-    name = f"{order}-{Path(checkpoint).name}" if checkpoint else order
-    return name, checkpoint or model, int(matched[1]) if matched[1] else None
+    strategy, _, checkpoint = text.partition("@")
+    chosen = parse_strategy(strategy)
+    name = chosen.name.replace("/", "-")  # it names a folder
+    name += f"-{Path(checkpoint).name}" if checkpoint else ""
+    return name, checkpoint or model, chosen
 
 
 def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
-    """Dream clips into a folder of pairs; clips that are there already are kept.
+    """Generate clips into a folder of pairs; clips that are there already are kept.
 
     Returns:
         The names of the systems.
@@ -85,25 +84,20 @@ def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
     _remember(folder, options)
-    engine = logging.getLogger("diagd.engine")  # says whenever old frames leave a full context
-    engine.setLevel(logging.ERROR)
-    try:
-        for name, model, row_lag in systems:
-            _make_system(folder / name, model, row_lag, options)
-    finally:
-        engine.setLevel(logging.NOTSET)
+    for name, model, strategy in systems:
+        _make_system(folder / name, model, strategy, options)
     return names
 
 
-def _make_system(folder: Path, model: str, row_lag: int | None, options: MakeOptions) -> None:
+def _make_system(folder: Path, model: str, strategy: Strategy, options: MakeOptions) -> None:
     world = VideoGenerator.from_pretrained(model)
     starts = _prompt_paths(options)
     folder.mkdir(exist_ok=True)
     for number in track(range(options.num_pairs), description=folder.name):
         target = folder / f"pair_{number:03d}.mp4"
         if not target.exists():
-            start = _start(world, starts[number % len(starts)], number, options)
-            _dream(world, start, row_lag, number, options, target)
+            start = _pair_start(world, starts[number % len(starts)], number, options)
+            _make_clip(world, start, strategy, number, options, target)
 
 
 def _remember(folder: Path, options: MakeOptions) -> None:
@@ -129,8 +123,8 @@ def _prompt_paths(options: MakeOptions) -> list[Path]:
     return paths
 
 
-def _start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> _Start:
-    """Take context frames, and actions for them and for the frames to dream."""
+def _pair_start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> PairStart:
+    """Take context frames, and actions for them and for the frames to generate."""
     draw = random.Random(f"{options.seed}/{number}")
     video = read_video(path)
     frames = resize(video.frames, *world.frame_size_px)
@@ -151,7 +145,7 @@ def _start(world: VideoGenerator, path: Path, number: int, options: MakeOptions)
         first = draw.randrange(len(frames) - length + 1)
         frames = frames[first : first + seen]
         taken = taken and taken[first : first + length]
-    return _Start(frames, float(video.fps), taken)
+    return PairStart(frames, float(video.fps), taken)
 
 
 def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
@@ -162,24 +156,23 @@ def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]
     return walk[:length]
 
 
-def _dream(
+def _make_clip(
     world: VideoGenerator,
-    start: _Start,
-    row_lag: int | None,
+    start: PairStart,
+    strategy: Strategy,
     number: int,
     options: MakeOptions,
     target: Path,
 ) -> None:
     seen = len(start.frames)
-    dream = world.generate(
+    video = world.generate(
         start.frames,
         start.actions and start.actions[seen:],
         options.frames,
-        row_lag or 1,
         context_actions=start.actions and start.actions[1:seen],
-        raster=row_lag is None,
+        strategy=strategy,
         seed=options.seed + number,
     )
     if start.actions is not None:  # row 0 led to the first frame shown: nobody saw what from
         write_actions(target.with_suffix(".jsonl"), start.actions)
-    write_video(target, torch.cat([start.frames, dream.frames]), start.fps)
+    write_video(target, torch.cat([start.frames, video.frames]), start.fps)

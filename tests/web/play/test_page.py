@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.pictures import from_jpeg, to_jpeg
-from diagd.web.play.saved import load
+from diagd.web.play.encoding import from_jpeg, to_jpeg
+from diagd.web.play.saved_session import load
 from diagd.web.play.session import Session
-from tests.web.serving import serving, wait_until
+from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -111,7 +111,7 @@ def test_a_key_is_timed_and_shown(visit, shared):
         expect(page.locator("#hud-action")).to_be_hidden()
 
 
-def test_a_key_changes_the_picture(visit, shared, dreamer):
+def test_a_key_changes_the_picture(visit, shared, generator):
     """What is shown is what its actions lead to; without the key it would be something else."""
     page = visit(shared)
     wait_for_frames(page, 2)
@@ -120,29 +120,29 @@ def test_a_key_changes_the_picture(visit, shared, dreamer):
     page.keyboard.press("KeyP")
     page.wait_for_timeout(400)
     shown = np.array(Image.open(io.BytesIO(b64decode(picture(page).partition(",")[2]))))[..., :3]
-    name = list(shared.hall.players)[-1]
+    name = list(shared.scheduler.players)[-1]
     document = page.request.get(f"{shared.url}/sessions/{name}/session.json").json()
     actions = [row[0] for row in document["frames"]]
     assert set(actions) == {"none", "forward"}
 
     def last_picture(replace):
-        dream = load(document, dreamer)
-        session = Session(dreamer, dream.start)
+        saved = load(document, generator)
+        session = Session(generator, saved.start)
         frames = [
-            session.advance(replace.get(moment.action, moment.action), moment.controls)
-            for moment in dream.moments
+            session.advance(replace.get(record.action, record.action), record.controls)
+            for record in saved.replay
         ]
-        return from_jpeg(to_jpeg(dreamer.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
+        return from_jpeg(to_jpeg(generator.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
 
     right, wrong = (abs(last_picture(r) - shown).mean() for r in ({}, {"forward": "none"}))
     assert right < 1  # one JPEG, two decoders
     assert wrong > 2
 
 
-def test_switching_the_order_changes_the_steps_shown(visit, shared):
+def test_switching_the_strategy_changes_the_steps_shown(visit, shared):
     page = visit(shared)
     wait_for_frames(page, 1)
-    for name, steps in (("raster", 15), ("k = 4", 13), ("k = 2", 9), ("k = 1", 7)):
+    for name, steps in (("raster", 15), ("k=4", 13), ("k=2", 9), ("k=1", 7)):
         page.get_by_role("button", name=name).click()
         text(page, "#steps", f"^{steps}$")
         expect(page.get_by_role("button", name=name)).to_have_attribute("aria-pressed", "true")
@@ -243,10 +243,10 @@ def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
 def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
     page = visit(shared)
     wait_for_frames(page, 1)
-    player = list(shared.hall.players.values())[-1]
+    player = list(shared.scheduler.players.values())[-1]
     wait_until(lambda: player.session is not None)
     loop = shared.server.servers[0].get_loop()
-    loop.call_soon_threadsafe(shared.hall.end, player, "The dream is over.")
+    loop.call_soon_threadsafe(shared.scheduler.end, player, "The dream is over.")
     text(page, "#curtain-text", "The dream is over.")
     page.click("#again")
     wait_for_frames(page, 2)

@@ -5,7 +5,7 @@ strangers send. By the time they do, this process may open no file and no socket
 memory and on CPU time, and its parent's clock runs. Only six containers are known, by their first
 bytes; none of them can name another file.
 
-    python clip_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
+    python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
 
 writes one line, `T H_px W_px`, then the last KEEP frames as RGB bytes. What is wrong with the
 upload is one line on stderr and exit code 2.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diagd.commands.play import short_collections
-from tests.web.serving import serving, wait_until
+from diagd.web.play.server import short_collections
+from tests.web.play.serving import serving, wait_until
 
 CLIENTS = 8
 MAX_GROWTH_BYTES = 40 * 2**20
@@ -19,7 +19,7 @@ def memory_bytes():
 
 
 def drive(served, end, results):
-    """Play until `end`, with keys, orders and new dreams; append what was seen."""
+    """Play until `end`, with keys, strategies and new dreams; append what was seen."""
     with served.page() as page:
         frames, keys = [], ("left", "forward", "right", "none")
         while time.monotonic() < end:
@@ -30,8 +30,8 @@ def drive(served, end, results):
             if turn % 3 == 0:
                 page.send("act", action=keys[turn % 4], id=turn)
             if turn % 20 == 0:
-                order = (1, 2, "raster")[turn // 20 % 3]
-                page.send("adjust", order=order, temperature=1, top_p=0.9, paced=False)
+                strategy = ("k=1", "k=2", "raster")[turn // 20 % 3]
+                page.send("adjust", strategy=strategy, temperature=1, top_p=0.9, paced=False)
             if turn % 50 == 0:
                 page.send("begin", scene=turn // 50 % 5, seed=turn)
             if turn % 70 == 0:
@@ -66,4 +66,4 @@ def test_eight_pages_are_served_and_memory_stays_flat(seconds, world):
         total = run(served, seconds)
         assert total >= 8 * seconds
         assert memory_bytes() - before < MAX_GROWTH_BYTES
-        wait_until(lambda: not served.hall.players)
+        wait_until(lambda: not served.scheduler.players)

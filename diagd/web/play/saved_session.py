@@ -1,36 +1,34 @@
-"""A dream as a JSON document: its start, its seed and one short row a frame; no pixels of frames.
+"""A session as a JSON document: its start, its seed and one short row a frame; no pixels of frames.
 
-Start frames are kept as they are (deflated RGB), so that the same model dreams the same again.
+Start frames are kept as they are (deflated RGB), so that the same model writes the same again.
 What comes back in is checked like anything from outside.
 """
 
 import base64
 import binascii
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.session import Controls, Moment, Session, Start
+from diagd.web.play.session import (
+    Controls,
+    FrameRecord,
+    PendingStart,
+    Session,
+    SessionStart,
+    check_action,
+)
 
 FORMAT = "diagd-session-1"
-MAX_FRAMES = 20_000  # of a dream: forty minutes at the pace of the bundled world
+MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
 MAX_START_FRAMES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class SavedDream:
-    """A start and the moments that followed."""
-
-    start: Start
-    moments: tuple[Moment, ...]
 
 
 def save(session: Session, model: str) -> dict[str, Any]:
     """Write a session down."""
-    frames, moments = session.start.frames, list(session.history)
+    frames, records = session.start.frames, list(session.history)
     return {
         "format": FORMAT,
         "model": model,
@@ -40,11 +38,11 @@ def save(session: Session, model: str) -> dict[str, Any]:
             "pixels": base64.b64encode(zlib.compress(frames.numpy().tobytes())).decode(),
             "actions": list(session.start.actions),
         },
-        "frames": [[m.action, *vars(m.controls).values(), m.checksum] for m in moments],
+        "frames": [[r.action, *vars(r.controls).values(), r.checksum] for r in records],
     }
 
 
-def load(document: Any, world: VideoGenerator) -> SavedDream:
+def load(document: Any, world: VideoGenerator) -> PendingStart:
     """Read what `save` wrote.
 
     Raises:
@@ -72,27 +70,19 @@ def load(document: Any, world: VideoGenerator) -> SavedDream:
     frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
     for action in actions:
         check_action(action, world)
-    moments = tuple(_moment(row, world) for row in rows)
-    return SavedDream(Start(frames, tuple(actions), document.get("seed", -1)), moments)
+    replay = tuple(_frame_record(row, world) for row in rows)
+    return PendingStart(SessionStart(frames, tuple(actions), document.get("seed", -1)), replay)
 
 
-def check_action(action: Any, world: VideoGenerator) -> str:
-    """Return an action that the model knows, or raise ValueError."""
-    if not isinstance(action, str) or len(action) > 200:
-        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
-    if world.vocabulary is None:
-        raise ValueError("this model takes no actions")
-    world.vocabulary.tokens_of(action)
-    return action
-
-
-def _moment(row: Any, world: VideoGenerator) -> Moment:
+def _frame_record(row: Any, world: VideoGenerator) -> FrameRecord:
     if not isinstance(row, list) or len(row) != 5 or type(row[4]) is not int:
         raise ValueError(f"a frame of a saved dream must have five entries, got {str(row)[:60]}")
-    action, order, temperature, top_p, checksum = row
-    controls = Controls(order, temperature, top_p)
-    controls.schedule(world)
-    return Moment(check_action(action, world), controls, checksum)
+    action, strategy, temperature, top_p, checksum = row
+    if type(strategy) is int:  # a row_lag, as it was written before strategies had names
+        strategy = f"k={strategy}"
+    controls = Controls(strategy, temperature, top_p)
+    controls.check(world)
+    return FrameRecord(check_action(action, world), controls, checksum)
 
 
 def _inflate(text: Any, size: int) -> bytes:

@@ -1,0 +1,141 @@
+"""The web app of the study: raters enrol, fetch pairs, answer; the owner reads the results.
+
+Nothing that leaves it says which system made a video: ids are random, clips carry no metadata and
+names stay here. Results, which do say it, need the key that was printed when the server started.
+"""
+
+import secrets
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from av.error import FFmpegError
+from fastapi import FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
+from diagd.web.study.results import Vote, summarise
+from diagd.web.study.results_views import results_page
+from diagd.web.study.store import StudyStore
+
+STATIC = Path(__file__).with_name("static")
+PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
+MAX_NAME = 40
+
+
+class Enrolment(BaseModel):
+    """Somebody wants to take part; without a name anonymously."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str = Field(max_length=MAX_NAME)
+
+
+class Answer(BaseModel):
+    """A rater's answer to a question about a trial."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    trial: int = Field(ge=0, le=10**6)
+    question: str = Field(max_length=40)
+    choice: str = Field(max_length=10)
+
+
+def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
+    """Return the application: pages, and a small JSON interface for them."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    clips = {clip.name: clip for clip in pairs.clips}
+
+    def rater_of(token: str) -> tuple[int, str]:
+        rater = store.rater(token)
+        if rater is None:
+            raise HTTPException(401, "this study does not know you: enter your name again")
+        return rater
+
+    for route, file in PAGES.items():
+        app.add_api_route(route, _page(STATIC / file), methods=["GET"])
+
+    @app.post("/api/raters")
+    def enrol(enrolment: Enrolment) -> dict[str, str]:
+        name = " ".join(enrolment.name.split())
+        if not name.isprintable():
+            raise HTTPException(422, "a name is made of letters, digits and signs")
+        try:
+            return {"token": store.enrol(name, seed)}
+        except ValueError as error:
+            raise HTTPException(409, str(error)) from None
+
+    @app.get("/api/study")
+    def study(x_rater: Annotated[str, Header(max_length=64)] = "") -> dict[str, Any]:
+        rater, name = rater_of(x_rater)
+        questions = [(key, *QUESTIONS[key]) for key in pairs.questions]
+        return {
+            "rater": name,
+            "questions": [dict(zip(("key", "text", "hint"), q, strict=True)) for q in questions],
+            "trials": [
+                {
+                    "left": trial.left_id,
+                    "right": trial.right_id,
+                    "actions": clips[trial.clip].actions,
+                    "answers": trial.answers,
+                }
+                for trial in store.trials(rater)
+            ],
+        }
+
+    @app.post("/api/answers")
+    def answer(
+        given: Answer, x_rater: Annotated[str, Header(max_length=64)] = ""
+    ) -> dict[str, bool]:
+        rater, _ = rater_of(x_rater)
+        try:
+            store.answer(rater, given.trial, given.question, given.choice)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        return {"saved": True}
+
+    @app.get("/media/{media_id}")
+    def media(media_id: str) -> Response:
+        found = store.video(media_id)
+        if found is None:
+            raise HTTPException(404, "there is no such video")
+        try:
+            return Response(playable(pairs.path(*found)), media_type="video/mp4")
+        except (OSError, FFmpegError):  # whose words would say which file it is
+            raise HTTPException(503, "this video cannot be read any more") from None
+
+    @app.get("/results")
+    def results(key: str = "") -> HTMLResponse:
+        if not secrets.compare_digest(key.encode(), store.results_key.encode()):
+            raise HTTPException(403, "results need the key that diagd study printed at its start")
+        return HTMLResponse(results_page(summarise(*results_of(store))))
+
+    @app.exception_handler(StarletteHTTPException)
+    def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    def misunderstood(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse({"error": f"{where or 'message'}: {first['msg']}"}, 422)
+
+    @app.exception_handler(sqlite3.Error)
+    def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
+        return JSONResponse({"error": f"the answer could not be saved ({error})"}, 503)
+
+    return app
+
+
+def results_of(store: StudyStore) -> tuple[list[list[str]], list[str], list[Vote]]:
+    """Return what `summarise` takes: comparisons, questions and votes."""
+    return store.definition["comparisons"], store.definition["questions"], store.votes()
+
+
+def _page(path: Path) -> Callable[[], FileResponse]:
+    def page() -> FileResponse:
+        return FileResponse(path)
+
+    return page

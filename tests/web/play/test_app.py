@@ -1,0 +1,418 @@
+import contextlib
+import json
+import logging
+import socket
+
+import httpx
+import pytest
+import torch
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from diagd.data.video import read_video, write_image, write_video
+from diagd.web.play.app import BURST
+from diagd.web.play.encoding import from_jpeg
+from diagd.web.play.messages import unpack
+from tests.web.play.serving import wait_until
+from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
+
+
+@pytest.fixture
+def served(serve):
+    return serve(max_sessions=2)
+
+
+@pytest.fixture
+def page(served):
+    with served.page() as page:
+        yield page
+
+
+def close_code(page):
+    """Read until the socket closes."""
+    try:
+        while True:
+            page.receive()
+    except ConnectionClosed as closed:
+        return closed.rcvd and closed.rcvd.code
+
+
+def test_a_page_is_welcomed_with_what_it_needs(page):
+    welcome = page.welcome
+    assert welcome["grid"] == [HEIGHT, WIDTH]
+    assert welcome["size_px"] == [HEIGHT_PX, WIDTH_PX]
+    assert welcome["strategies"] == [
+        ["raster", 15],
+        ["exact", None],
+        ["k=4", 13],
+        ["k=2", 9],
+        ["k=1", 7],
+    ]
+    assert welcome["keyboard"]["idle"] == "none"
+    assert set(welcome["keyboard"]["keys"]) == set(NAMES) - {"none"}
+    assert (welcome["scenes"][0], len(welcome["scenes"])) == ("prompt", 5)
+    assert welcome["fps"] == 8
+
+
+def test_frames_come_one_by_one_as_pictures_with_headers(page):
+    begun, picture = page.frame()
+    assert begun["begun"]
+    assert from_jpeg(picture).shape == (HEIGHT_PX, WIDTH_PX, 3)
+    headers = page.frames(4)
+    assert [header["frame"] for header in headers] == [2, 3, 4, 5]
+    assert [header["length"] for header in headers] == [1, 2, 3, 4]
+    for header in headers:
+        assert (header["action"], header["strategy"], header["steps"]) == ("none", "k=1", 7)
+        assert header["decode_ms"] > 0
+        assert header["picture_ms"] > 0
+        assert header["encode_ms"] > 0
+        assert header["holds"] == 8
+        assert header["seed"] == headers[0]["seed"]
+
+
+def test_no_frame_is_dreamt_before_the_last_two_are_drawn(served, page):
+    for _ in range(2):
+        page.frame(seen=False)
+    with pytest.raises(TimeoutError):
+        page.socket.recv(timeout=0.3)
+    assert served.scheduler.frames == 1
+    page.send("seen", frame=2)
+    assert page.frame()[0]["frame"] == 3
+
+
+def test_the_newest_action_leads_to_the_next_frame_which_names_it(page):
+    page.frames(1)
+    for number, action in enumerate(("left", "right", "forward"), start=1):
+        page.send("act", action=action, id=number)
+    used = [header for header in page.frames(4) if header["input"] == 3]
+    assert used
+    assert all(header["action"] == "forward" for header in used)
+
+
+def test_strategies_and_sampling_change_while_playing(page):
+    page.frames(1)
+    for strategy, steps in (("raster", 15), ("k=4", 13), ("k=2", 9)):
+        page.send("adjust", strategy=strategy, temperature=0.5, top_p=0.8, paced=False)
+        newest = page.frames(4)[-1]
+        assert newest["steps"] == max(newest["written_at"]) + 1 == steps
+    page.send("adjust", strategy="exact", temperature=0.5, top_p=0.8, paced=False)
+    newest = page.frames(4)[-1]
+    assert newest["written_at"] == sorted(newest["written_at"])  # in raster order
+    assert len(newest["written_at"]) == HEIGHT * WIDTH
+    assert newest["steps"] == newest["written_at"][-1] + 1 <= 16  # 15 tokens and an action
+
+
+def test_a_pause_holds_and_lets_go(page):
+    page.frames(1)
+    page.send("pause", paused=True)
+    with contextlib.suppress(TimeoutError):
+        for _ in range(3):
+            page.send("seen", frame=unpack(page.socket.recv(timeout=0.4))[0]["frame"])
+    page.send("pause", paused=False)
+    assert page.frames(1)
+
+
+def test_a_scene_and_a_seed_begin_a_dream_anew_and_repeat_it(served, page):
+    def dream():
+        page.send("begin", scene=2, seed=77)
+        while True:
+            header, picture = page.frame()
+            if "begun" in header and header["seed"] == 77:
+                break
+        assert picture == served.scheduler.scenes[2].picture
+        return [page.frame()[1] for _ in range(4)]
+
+    assert dream() == dream()
+
+
+def test_a_session_that_was_saved_is_dreamt_again_exactly(served, page):
+    page.frames(1)
+    page.send("act", action="left", id=1)
+    page.frames(3)
+    page.send("adjust", strategy="raster", temperature=1.5, top_p=1, paced=False)
+    page.frames(3)
+    page.send("pause", paused=True)
+    path = f"{served.url}/sessions/{page.welcome['session']}"
+    saved = httpx.get(f"{path}/session.json").raise_for_status()
+    assert saved.headers["content-disposition"] == 'attachment; filename="dream.json"'
+    count = len(saved.json()["frames"])
+    assert count >= 7
+    assert {row[0] for row in saved.json()["frames"]} == {"none", "left"}
+    assert httpx.post(f"{path}/replay", content=saved.content).json() == {"frames": count}
+    while "begun" not in page.frame()[0]:
+        pass
+    headers = [page.frame()[0] for _ in range(count)]
+    assert headers[-1]["replay"] == [count, count, 0]
+    assert [header["action"] for header in headers] == [row[0] for row in saved.json()["frames"]]
+
+
+def test_a_recording_is_downloaded_as_mp4(served, page, tmp_path):
+    path = f"{served.url}/sessions/{page.welcome['session']}/video.mp4"
+    assert httpx.get(path).json() == {"detail": "nothing was recorded yet"}
+    page.frames(1)
+    page.send("record", on=True)
+    while page.frames(1)[0]["recorded"] < 5:
+        pass
+    page.send("record", on=False)
+    answer = httpx.get(path).raise_for_status()
+    assert answer.headers["content-type"] == "video/mp4"
+    (tmp_path / "dream.mp4").write_bytes(answer.content)
+    video = read_video(tmp_path / "dream.mp4")
+    assert video.fps == 8
+    assert len(video.frames) >= 5
+    assert video.frames.shape[1:] == (HEIGHT_PX, WIDTH_PX, 3)
+
+
+@pytest.mark.parametrize(("name", "frames"), [("start.png", 1), ("start.mp4", 4)])
+def test_an_upload_becomes_the_start(name, frames, served, page, tmp_path):
+    clip = smooth_frames(6 if name.endswith("mp4") else 1, 48, 80, seed=5)
+    write = write_video if len(clip) > 1 else lambda path, clip: write_image(path, clip[0])
+    write(tmp_path / name, clip)
+    path = f"{served.url}/sessions/{page.welcome['session']}/start?seed=5"
+    answer = httpx.post(path, content=(tmp_path / name).read_bytes())
+    assert answer.json() == {"frames": frames}
+    while not ((header := page.frame()[0]).get("begun") and header["seed"] == 5):
+        pass
+    assert page.frames(1)[0]["length"] == 1
+
+
+BAD_UPLOADS = {
+    "text": (b"no picture", "expected a PNG, JPEG, WebP or BMP image"),
+    "playlist": (b"#EXTM3U\nfile:///etc/passwd\n", "expected a PNG"),
+    "concat": (b"ffconcat version 1.0\nfile /etc/passwd\n", "expected a PNG"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a PNG"),
+    "damaged": (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "damaged|no picture"),
+    "empty": (b"", "expected a PNG"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_UPLOADS)
+def test_a_bad_upload_is_refused_in_words_and_the_dream_goes_on(name, served, page):
+    data, message = BAD_UPLOADS[name]
+    path = f"{served.url}/sessions/{page.welcome['session']}/start"
+    answer = httpx.post(path, content=data, timeout=20)
+    assert answer.status_code == 400
+    assert any(part in answer.json()["detail"] for part in message.split("|"))
+    assert page.frames(2)
+
+
+def test_uploads_and_saved_sessions_have_a_largest_size(served, page):
+    path = f"{served.url}/sessions/{page.welcome['session']}"
+    for name, megabytes in (("start", 17), ("replay", 5)):
+        answer = httpx.post(f"{path}/{name}", content=bytes(megabytes * 2**20), timeout=20)
+        assert (answer.status_code, answer.json()["detail"][:15]) == (413, "a file may have")
+    assert page.frames(2)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"format": "x"}', b"\xff"])
+def test_a_file_that_is_no_saved_session_is_refused(data, served, page):
+    path = f"{served.url}/sessions/{page.welcome['session']}/replay"
+    answer = httpx.post(path, content=data)
+    assert answer.status_code == 400
+    assert "this is no saved dream" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_an_upload_with_an_impossible_seed_is_refused(seed, served, page, tmp_path):
+    write_image(tmp_path / "a.png", smooth_frames(1, 24, 40)[0])
+    path = f"{served.url}/sessions/{page.welcome['session']}/start?seed={seed}"
+    answer = httpx.post(path, content=(tmp_path / "a.png").read_bytes(), timeout=20)
+    assert (answer.status_code, answer.json()["detail"][:10]) == (400, "seed must ")
+
+
+def test_a_session_is_known_by_its_own_name_only(served, page):
+    for name in ("nobody", "", "..", page.welcome["session"][:-1]):
+        for what in ("session.json", "video.mp4"):
+            assert httpx.get(f"{served.url}/sessions/{name}/{what}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/..%2fserver.py",
+        "/static/%2e%2e/server.py",
+        "/static//etc/passwd",
+        "/static/%2fetc%2fpasswd",
+        "/scenes/99.jpg",
+        "/scenes/-1.jpg",
+        "/scenes/..%2f..%2fprompt.jpg",
+        "/server.py",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_no_path_reaches_the_file_system(path, served):
+    with socket_get(served, path) as status:
+        assert status in (404, 422)
+
+
+@contextlib.contextmanager
+def socket_get(served, path):
+    """GET a path as it is written; clients tidy it up first."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
+        request = f"GET {path} HTTP/1.1\r\nhost: {served.address}\r\nconnection: close\r\n\r\n"
+        raw.sendall(request.encode())
+        yield int(raw.recv(4096).split()[1])
+
+
+def test_pages_may_load_nothing_from_elsewhere(served):
+    for path in ("/", "/static/play.js", "/static/style.css", "/scenes/0.jpg", "/nowhere"):
+        headers = httpx.get(served.url + path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    page = httpx.get(served.url).text + httpx.get(served.url + "/static/play.css").text
+    assert "https://" not in page
+    assert "//fonts" not in page
+    assert httpx.get(served.url + "/static/play.js").headers["content-type"].startswith("text/java")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8421", "127.0.0.1.evil.example", ""]
+)
+def test_a_foreign_host_name_is_refused(host, served):
+    answer = httpx.get(served.url, headers={"host": host})
+    assert (answer.status_code, "play" in answer.text) == (403, False)
+    assert "does not answer to the name" in answer.text
+
+
+ORIGINS = ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"]
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_foreign_page_cannot_drive_the_server(origin, served, page):
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://{served.address}/play", additional_headers={"origin": origin}).__enter__()
+    assert refused.value.response.status_code == 403
+    path = f"{served.url}/sessions/{page.welcome['session']}/replay"
+    answer = httpx.post(path, content=b"{}", headers={"origin": origin})
+    assert (answer.status_code, answer.text[:9]) == (403, "a page of")
+    assert len(served.scheduler.players) == 1
+
+
+def test_the_server_s_own_page_and_allowed_names_are_let_in(serve):
+    served = serve(allow_host=("Box.local",))
+    for host in ("box.local", "localhost", "[::1]", "192.168.0.7"):
+        name = f"{host}:{served.port}"
+        assert httpx.get(served.url, headers={"host": name}).status_code == 200
+    headers = {"origin": served.url}
+    with served.page(additional_headers=headers) as page:
+        assert page.frames(1)
+
+
+MALFORMED = [
+    "",
+    "{",
+    "[]",
+    '{"type": "fly"}',
+    '{"type": "act", "action": "jump", "id": 1}',
+    '{"type": "adjust", "strategy": "k=6", "temperature": 1, "top_p": 1, "paced": false}',
+    '{"type": "begin", "scene": 99, "seed": 1}',
+    '{"type": "seen", "frame": 99}',
+    b"\x00\x01",
+]
+
+
+@pytest.mark.parametrize("message", MALFORMED)
+def test_a_malformed_message_closes_that_socket_and_no_other(message, served, page):
+    with served.page() as other:
+        other.frames(1)
+        other.socket.send(message)
+        assert other.last_words().startswith("The page said: ")
+        assert close_code(other) == 1008
+    wait_until(lambda: len(served.scheduler.players) == 1)
+    assert page.frames(2)
+
+
+def test_an_oversized_message_closes_that_socket_and_no_other(served, page):
+    with served.page() as other:
+        other.frames(1)
+        other.socket.send("x" * 10_000)
+        assert close_code(other) == 1009
+    wait_until(lambda: len(served.scheduler.players) == 1)
+    assert page.frames(2)
+
+
+def test_a_flood_of_messages_closes_that_socket_and_no_other(served, page):
+    with served.page() as other:
+        with contextlib.suppress(ConnectionClosed):
+            for number in range(int(BURST) * 4):
+                other.send("act", action="left", id=number)
+        assert "too many messages" in other.last_words()
+    wait_until(lambda: len(served.scheduler.players) == 1)
+    assert page.frames(2)
+
+
+def test_a_page_that_disappears_frees_its_place(served, page):
+    with served.page() as other:
+        other.frames(2)
+        assert len(served.scheduler.players) == 2
+        other.socket.socket.shutdown(socket.SHUT_RDWR)  # without a goodbye
+        wait_until(lambda: len(served.scheduler.players) == 1)
+    assert page.frames(2)
+
+
+def test_a_full_server_says_so_and_lets_the_next_one_in_later(served, page):
+    with served.page(), served.page() as third:
+        assert third.welcome["type"] == "refused"
+        assert "all 2 places are taken" in third.welcome["message"]
+        assert close_code(third) == 1013
+    wait_until(lambda: len(served.scheduler.players) == 1)
+    with served.page() as third:
+        assert third.frames(1)
+
+
+def test_a_server_for_one_says_that_its_only_place_is_taken(serve):
+    served = serve(max_sessions=1)
+    with served.page(), served.page() as second:
+        assert "the only place is taken" in second.welcome["message"]
+
+
+def test_an_idle_session_ends_with_a_message(serve):
+    served = serve(idle_seconds=0.4)
+    with served.page() as page:
+        while isinstance(message := page.receive(), tuple):
+            page.send("seen", frame=message[0]["frame"])  # drawing is not playing
+        assert message["message"].startswith("Nothing was pressed for 0.4 seconds")
+        assert close_code(page) == 1000
+    assert not served.scheduler.players
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError(), KeyError("x")])
+def test_a_crash_in_decoding_ends_one_session(error, served, page, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+    with served.page() as other:
+        other.frames(1)
+        player = served.scheduler.players[other.welcome["session"]]
+
+        def crash(*_):
+            raise error
+
+        monkeypatch.setattr(player.session, "advance", crash)
+        while isinstance(message := other.receive(), tuple):
+            other.send("seen", frame=message[0]["frame"])
+        assert f"Decoding crashed ({type(error).__name__})" in message["message"]
+        assert close_code(other) == 1011
+    wait_until(lambda: len(served.scheduler.players) == 1)
+    assert page.frames(3)
+
+
+def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(served, page):
+    def endless():
+        while True:
+            yield bytes(2**20)
+
+    path = f"{served.url}/sessions/{page.welcome['session']}/start"
+    with contextlib.suppress(httpx.TransportError):
+        assert httpx.post(path, content=endless(), timeout=20).status_code == 413
+    assert page.frames(2)
+
+
+def test_saved_sessions_are_json_without_pictures_of_frames(served, page):
+    page.frames(2)
+    path = f"{served.url}/sessions/{page.welcome['session']}/session.json"
+    document = json.loads(httpx.get(path).content)
+    assert document["format"] == "diagd-session-1"
+    assert document["start"]["shape"] == [4, HEIGHT_PX, WIDTH_PX, 3]
+    assert all(len(row) == 5 for row in document["frames"])
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,27 @@
+import pytest
+
+from diagd.web.address import listen, url_of
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),  # any address of this machine will do
+        ("box.example", "http://box.example:80"),
+    ],
+)
+def test_an_address_is_one_that_a_browser_takes(host, url):
+    assert url_of(host, 80) == url
+
+
+@pytest.mark.parametrize("port", [-1, 2**16, 70000])
+def test_a_port_that_cannot_be_is_refused(port):
+    with pytest.raises(ValueError, match=rf"port must be in \[0, 65536\), got {port}"):
+        listen("127.0.0.1", port)
+
+
+def test_port_0_is_any_that_is_free():
+    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
+        assert one.getsockname()[1] != other.getsockname()[1]
