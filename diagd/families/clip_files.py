@@ -68,7 +68,7 @@ class ClipFile:
     rows: ActionRows | None = None
 
     @property
-    def recording(self) -> RecordingFormat | None:
+    def recording_format(self) -> RecordingFormat | None:
         """How the file holds frames and actions; None for a video."""
         return recording_formats().get(self.path.suffix.lower())
 
@@ -78,8 +78,8 @@ class ClipFile:
         Raises:
             FileNotFoundError, ValueError: the file is missing or damaged.
         """
-        length = self.recording.length if self.recording else video_length
-        return length(self.path)
+        form = self.recording_format
+        return form.length(self.path) if form else video_length(self.path)
 
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
@@ -106,7 +106,7 @@ class ClipFile:
                 f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
                 f"on{at_rate}, got {available} (the clip has {stored})"
             )
-        if self.codec is not None and self.recording is None:
+        if self.codec is not None and self.recording_format is None:
             _action_file(self.path)
         return available
 
@@ -136,11 +136,11 @@ class ClipFile:
         count = available if num_frames is None else num_frames
         if self.codec is not None:
             fps = None  # the stored rate, as `check` has seen
-        if self.recording:
-            _, stored_rate = self.length()
+        form = self.recording_format
+        if form is not None:
+            _, stored_rate = form.length(self.path)
             numbers = itertools.islice(frame_numbers(stored_rate, fps, start), count)
-            pictures = self.recording.frames(self.path, numbers)
-            frames = torch.stack([fit(picture, size_px) for picture in pictures])
+            frames = torch.stack([fit(frame, size_px) for frame in form.frames(self.path, numbers)])
             rate = stored_rate if fps is None else Fraction(fps)
         else:
             video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
@@ -157,9 +157,9 @@ class ClipFile:
         if self.codec is None:
             return None
         stored, _ = self.length()
-        recording = self.recording
-        if recording:
-            actions = recording.actions(self.path)
+        form = self.recording_format
+        if form is not None:
+            actions = form.actions(self.path)
             if len(actions) != stored:
                 raise ValueError(
                     f"{self.path}: expected {stored} actions (one a frame), got {len(actions)}"
@@ -171,7 +171,7 @@ class ClipFile:
                 raise ValueError(f"{self.path}: {error}") from None
         else:
             actions = read_actions(_action_file(self.path), self.codec, stored)
-        rows = self.rows or (recording.rows if recording else "arriving")
+        rows = self.rows or (form.rows if form else "arriving")
         return actions if rows == "arriving" else [self.codec.names[0], *actions[:-1]]
 
 

@@ -55,9 +55,9 @@ def read_start(
             f"context_frames must be 1 or a multiple of {step} and one more: the tokenizer joins "
             f"{step} frames, got {wanted}"
         )
-    recording = ClipFile(path.stem, path, world.vocabulary)
-    if recording.recording:
-        return _read_recording(recording, world, wanted, num_frames, console)
+    clip_file = ClipFile(path.stem, path, world.vocabulary)
+    if clip_file.recording_format:
+        return _read_recording(clip_file, world, wanted, num_frames, console)
     video = read_video(path)
     count = min(wanted, len(video.frames))
     count -= (count - 1) % step
@@ -74,12 +74,12 @@ def read_start(
 
 
 def _read_recording(
-    recording: ClipFile, world: VideoGenerator, wanted: int, num_frames: int, console: Console
+    clip_file: ClipFile, world: VideoGenerator, wanted: int, num_frames: int, console: Console
 ) -> Start:
     if world.vocabulary is None:
-        raise ValueError(f"{recording.path}: a recording has actions, and this model takes none")
-    stored = recording.check(wanted)
-    clip = recording.read(min(wanted + num_frames, stored))
+        raise ValueError(f"{clip_file.path}: a recording has actions, and this model takes none")
+    stored = clip_file.check(wanted)
+    clip = clip_file.read(min(wanted + num_frames, stored))
     assert clip.actions is not None
     frames = _fitted(clip.frames[:wanted], world, console)
     return Start(frames, clip.actions[1:wanted], clip.actions[wanted:], float(clip.fps))

@@ -5,6 +5,7 @@ import pytest
 from diagd.families import table
 from diagd.families.family import Checkpoint, Source
 from diagd.families.presets import PRESETS
+from tests.test_architecture import MODULES, dotted, own_imports
 
 
 def test_families_can_be_told_apart():
@@ -32,3 +33,14 @@ def test_models_are_used_as_their_makers_and_the_paper_do(preset, expected):
     found = Checkpoint(family, Path(), PRESETS[preset], {}, Source({}, {}, {}))
     defaults = family.defaults(found)
     assert {name: getattr(defaults, name) for name in expected} == expected
+
+
+def test_only_the_table_knows_the_folders_of_families():
+    """So a new family is one folder and one line."""
+    folders = set()
+    for module, path in ((dotted(path), path) for path in MODULES):
+        if module[0] == "families" and len(module) == 3:
+            folders.add(module[1])
+        elif module != ("families", "table"):
+            assert not [name for name in own_imports(path) if name[0] == "families" and name[2:]]
+    assert len(folders) == len(table.FAMILIES)

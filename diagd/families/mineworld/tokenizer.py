@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from diagd.families.family import Checkpoint
-from diagd.families.mineworld.weights import TOKENIZER_PREFIX, nested
+from diagd.families.mineworld.weights import TOKENIZER_PREFIX
 from diagd.tokenizers.storage import read_config, read_tensors
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vq_models import build_vq_model, fill_vq_model
@@ -19,7 +19,9 @@ def tokenizer_of(found: Checkpoint) -> VQTokenizer:
         FileNotFoundError: a file is missing.
         ValueError: no config names a tokenizer, or see `mineworld_tokenizer`.
     """
-    settings = nested(found.source.side, "model", "params", "tokenizer_config", "params")
+    settings = found.source.side
+    for key in ("model", "params", "tokenizer_config", "params"):
+        settings = settings.get(key, {})
     if "config_path" not in settings:
         raise ValueError(
             f"{found.path}: no config names its tokenizer: name the folder with --tokenizer"

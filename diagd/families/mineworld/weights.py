@@ -36,7 +36,7 @@ def convert(source: Source) -> Renamed:
         for name, tensor in source.tensors.items()
         if not name.startswith(TOKENIZER_PREFIX)
     }
-    side = nested(source.side, "model", "params", "transformer_config", "params") or source.side
+    side = _llama_fields(source.side)
     vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
     num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
@@ -66,11 +66,11 @@ def convert(source: Source) -> Renamed:
     return Renamed(config, weights)
 
 
-def nested(fields: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    """Return the fields below these keys of a MineWorld YAML; empty where a key is missing."""
-    for key in keys:
-        fields = fields.get(key, {})
-    return fields
+def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the LlamaConfig fields of MineWorld's YAML, or of a Hugging Face config.json."""
+    for key in ("model", "params", "transformer_config", "params"):
+        side = side.get(key, side)
+    return side
 
 
 RELEASED = ReleasedFormat(
