@@ -155,8 +155,7 @@ class TrainingRun:
             losses: list[Tensor] = []
             saved = logged = time.monotonic()
             while self.step < options.steps:
-                losses.append(self._train_step(loss))
-                self.step += 1
+                losses.append(self.take_step(loss))
                 bar.update(task, completed=self.step)
                 if self.step % options.log_every == 0 or self.step == options.steps:
                     seconds, logged = time.monotonic() - logged, time.monotonic()
@@ -169,7 +168,8 @@ class TrainingRun:
                         saved = time.monotonic()
         self.save()
 
-    def _train_step(self, loss: Loss) -> Tensor:
+    def take_step(self, loss: Loss) -> Tensor:
+        """Lower the loss by one optimiser step, and return what it was on the step's batch."""
         options, accelerator = self.options, self.accelerator
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -181,6 +181,7 @@ class TrainingRun:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self.step += 1
         return value.detach()
 
     def _batch(self) -> Tensor:

@@ -32,11 +32,11 @@ def assert_same_run(out: Path, other: Path) -> None:
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Let a run die, as if killed, in the step after `steps` steps."""
-    original = TrainingRun._train_step
+    original = TrainingRun.take_step
 
     def step(self, loss):
         if self.step == steps:
             raise KeyboardInterrupt
         return original(self, loss)
 
-    monkeypatch.setattr(TrainingRun, "_train_step", step)
+    monkeypatch.setattr(TrainingRun, "take_step", step)

@@ -6,7 +6,7 @@ import torch
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import TokenClips, read_shards
-from diagd.training import loop as training_loop
+from diagd.training import loop
 from diagd.training.curves import plot_loss
 from diagd.training.losses import next_token_loss
 from diagd.training.pretraining import pretrain
@@ -30,7 +30,7 @@ def test_the_learning_rate_warms_up_and_follows_a_cosine_to_a_tenth(options):
 
 def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeypatch):
     seeds, rates = [], []
-    original = training_loop.TrainingRun._train_step
+    original = loop.TrainingRun.take_step
 
     def draw(clips, frames, size, seed, hold):
         seeds.append(seed)
@@ -42,8 +42,8 @@ def test_every_step_has_its_own_batch_and_its_own_learning_rate(options, monkeyp
         assert rates[-1] == [self.options.learning_rate_at(number)] * 2
         return value
 
-    monkeypatch.setattr(training_loop, "draw_batch", draw)
-    monkeypatch.setattr(training_loop.TrainingRun, "_train_step", step)
+    monkeypatch.setattr(loop, "draw_batch", draw)
+    monkeypatch.setattr(loop.TrainingRun, "take_step", step)
     pretrain(options("one", seed=1))
     pretrain(options("two", seed=2))
     assert len(rates) == len(set(seeds)) == 24
@@ -60,7 +60,7 @@ def test_the_loss_falls(options):
 
 
 def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monkeypatch):
-    monkeypatch.setattr(training_loop, "plot_loss", plot_loss)
+    monkeypatch.setattr(loop, "plot_loss", plot_loss)
     run = options()
     pretrain(run)
     model = diagd.load_model(run.out)
@@ -112,7 +112,7 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
     """A run that saved a while before it was killed has logged steps it will do again."""
     whole, killed = options("whole"), options("killed", save_minutes=1e9)
     pretrain(whole)
-    original = training_loop.TrainingRun._train_step
+    original = loop.TrainingRun.take_step
 
     def step(self, loss):
         if self.step == saved_at and not self.checkpoint.exists():
@@ -121,8 +121,8 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
 
     with monkeypatch.context() as patch:
         kill_after(patch, 9)
-        original = training_loop.TrainingRun._train_step
-        patch.setattr(training_loop.TrainingRun, "_train_step", step)
+        original = loop.TrainingRun.take_step
+        patch.setattr(loop.TrainingRun, "take_step", step)
         with pytest.raises(KeyboardInterrupt):
             pretrain(killed)
     pretrain(killed)
