@@ -35,12 +35,7 @@ from diagd.web.play.messages import pack, parse
 from diagd.web.play.player import Frame, Player
 from diagd.web.play.saved_session import load, save
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import (
-    MAX_SEED,
-    MAX_TEMPERATURE,
-    PendingStart,
-    SessionStart,
-)
+from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart
 from diagd.web.play.uploads import MAX_UPLOAD_BYTES, decode_upload
 
 STATIC = Path(__file__).with_name("static")
@@ -55,7 +50,7 @@ def create_app(
     """Return the ASGI app over a scheduler, which serves turns for as long as the app lives.
 
     Args:
-        model: how the page calls the model.
+        model: by which name saved sessions remember the model.
         context_frames: frames of an uploaded clip that a session starts from.
         hosts: names by which the server may be called (see `Guard`).
     """
@@ -146,7 +141,7 @@ def create_app(
             return
         tasks: set[asyncio.Task[None]] = set()
         try:
-            await socket.send_json(_welcome(scheduler, player, model))
+            await socket.send_json(_welcome(scheduler, player))
             start = scheduler.scenes[0].start
             seed = secrets.randbelow(2**20)
             scheduler.begin(player, PendingStart(SessionStart(start.frames, start.actions, seed)))
@@ -203,14 +198,13 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
             return
 
 
-def _welcome(scheduler: Scheduler, player: Player, model: str) -> dict[str, Any]:
+def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     """What a page needs to know before the first frame."""
     world, codec = scheduler.world, scheduler.world.vocabulary
     assert codec is not None
     return {
         "type": "welcome",
         "session": player.id,
-        "model": model,
         "grid": [world.height, world.width],
         "size_px": list(world.frame_size_px),
         "strategies": _strategies(world, player.controls.strategy),
@@ -219,7 +213,6 @@ def _welcome(scheduler: Scheduler, player: Player, model: str) -> dict[str, Any]
         "keyboard": keyboard_of(codec).document(),
         "scenes": [scene.name for scene in scheduler.scenes],
         "max_seed": MAX_SEED,
-        "max_temperature": MAX_TEMPERATURE,
         "max_recorded": player.max_recorded,
         "max_upload_bytes": MAX_UPLOAD_BYTES,
     }

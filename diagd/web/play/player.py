@@ -18,13 +18,7 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
 from diagd.web.play.saved_session import MAX_FRAMES
-from diagd.web.play.session import (
-    Controls,
-    FrameRecord,
-    PendingStart,
-    Session,
-    check_action,
-)
+from diagd.web.play.session import Controls, FrameRecord, PendingStart, Session, check_action
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
