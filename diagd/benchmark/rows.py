@@ -18,7 +18,7 @@ from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.models.config import ModelConfig
 from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
@@ -82,7 +82,7 @@ def engine_rows(
     on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
     prepared, runner, backend = prepare(model, backend, dtype == "int8")
     for strategy in strategies:
-        strategy.check(grid, sampling.temperature, replays=runner != "eager")
+        strategy.check(Conditions(sampling.temperature, grid, replays=runner != "eager"))
     stopwatch = Stopwatch(prepared, runner == "eager" and on_cpu, sample)
     engine = DecodingEngine(
         stopwatch if stopwatch.parts or sample else prepared,

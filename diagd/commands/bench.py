@@ -26,7 +26,7 @@ from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.checkpoints import load_model, model_path
 from diagd.families.defaults import GenerationDefaults
@@ -104,7 +104,7 @@ class BenchOptions:
         for strategy in parse_strategies(self.strategy):
             if self.steps and not isinstance(strategy, Scheduled):
                 raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
-            strategy.check(None, self.temperature)
+            strategy.check(Conditions(self.temperature))
 
     def strategies(self, grid: TokenGrid) -> list[Strategy]:
         """Return raster, a diagonal for each row_lag, and the others, each once."""
@@ -123,7 +123,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
-        strategy.check(grid, sampling.temperature)  # before a model is loaded
+        strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}

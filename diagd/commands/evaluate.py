@@ -23,7 +23,7 @@ from diagd.backends.prepare import Backend
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation import likelihood
 from diagd.evaluation.captions import metric_notes
@@ -111,7 +111,7 @@ class EvaluateOptions:
         for strategy in self.strategies():
             if self.teacher_forced and not isinstance(strategy, Scheduled):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(None, self.temperature)
+            strategy.check(Conditions(self.temperature))
         self.labelled_models()
 
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from diagd.decoding.inputs import check_actions, check_grid, check_room
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import as_strategy
 from diagd.decoding.stream import Stream
 
@@ -49,9 +49,8 @@ class DecodingEngine(Stream):
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
-        strategy.check(
-            self.frame.grid, self.sampling.temperature, self.batch_size, replays=self.pad
-        )
+        temperature, grid = self.sampling.temperature, self.frame.grid
+        strategy.check(Conditions(temperature, grid, self.batch_size, self.pad))
         layout = self.layout(num_frames, 0, self.num_used > 0)
         check_actions(actions, layout, self.batch_size, self.model.num_embeddings)
         if actions is None:

@@ -21,7 +21,7 @@ from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
 from diagd.pipeline.pretrained import load_parts, prefix_ids
@@ -223,7 +223,7 @@ class VideoGenerator:
         """Raise ValueError where this world cannot decode so."""
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
-        strategy.check(grid, temperature, replays=self.runner != "eager")
+        strategy.check(Conditions(temperature, grid, replays=self.runner != "eager"))
 
     def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.

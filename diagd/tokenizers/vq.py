@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
-from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
@@ -95,7 +94,7 @@ class VQTokenizer:
 
     def __init__(
         self,
-        model: VQModel,
+        model: Any,
         batch_size: int = BATCH_SIZE,
         pixel_rounding: PixelRounding = _ROUNDING,
     ) -> None:

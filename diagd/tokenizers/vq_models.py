@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 
 from diagd.tokenizers.storage import check_weights
@@ -23,6 +22,9 @@ def build_vq_model(config: dict[str, Any], path: Path) -> Any:
     kind = config.get("_class_name")
     if kind != "VQModel":
         raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
+    # It takes seconds to import, and whoever only loads a model needs none.
+    from diffusers.models.autoencoders.vq_model import VQModel
+
     try:
         return VQModel.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:

@@ -8,7 +8,7 @@ from typing import Annotated
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start, make_plan
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Promise, Spelled, Strategy
 from diagd.decoding.stream import Stream
 
 
@@ -29,16 +29,10 @@ class Scheduled(Strategy):
             ValueError: lags that do not fit the grid.
         """
 
-    def check(
-        self,
-        grid: TokenGrid | None,
-        temperature: float,
-        batch_size: int = 1,
-        replays: bool = False,
-    ) -> None:
+    def check(self, conditions: Conditions) -> None:
         """Raise ValueError for lags that do not fit the grid."""
-        if grid is not None:
-            self.schedule(grid)
+        if conditions.grid is not None:
+            self.schedule(conditions.grid)
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Feed the lanes of the plan, step by step."""

@@ -32,6 +32,22 @@ _PATTERNS: dict[Any, tuple[str, type]] = {
 }
 
 
+class Conditions(NamedTuple):
+    """Where a strategy is to decode.
+
+    Attributes:
+        temperature: 0 is greedy.
+        grid: of the frames; None where it is not known yet.
+        batch_size: videos decoded side by side.
+        replays: whether the runner may run a step twice, to compile or to capture it.
+    """
+
+    temperature: float
+    grid: TokenGrid | None = None
+    batch_size: int = 1
+    replays: bool = False
+
+
 class Spelled(NamedTuple):
     """What stands before a field's value in the name; a default value is left out with it."""
 
@@ -44,7 +60,7 @@ class Strategy(ABC):
 
     Attributes:
         word: what its name begins with.
-        steps_once: whether no step may be run twice, as runners do that compile or capture.
+        steps_once: whether no step may be run twice.
     """
 
     word: ClassVar[str]
@@ -87,21 +103,9 @@ class Strategy(ABC):
         given = {name: value for name, value in match.groupdict().items() if value is not None}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
-    def check(
-        self,
-        grid: TokenGrid | None,
-        temperature: float,
-        batch_size: int = 1,
-        replays: bool = False,
-    ) -> None:
-        """Raise ValueError where it cannot decode so.
-
-        Args:
-            grid: of a frame; None where it is not known yet.
-            batch_size: videos decoded side by side.
-            replays: whether the runner may run a step twice (see `steps_once`).
-        """
-        if replays and self.steps_once:
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError where it cannot decode so."""
+        if conditions.replays and self.steps_once:
             raise ValueError(f"{self} needs backend eager or native: no step may be run twice")
 
     @abstractmethod

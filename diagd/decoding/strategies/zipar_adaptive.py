@@ -16,9 +16,9 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import Lanes
 from diagd.decoding.sampling import truncated_logits
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.strategies.exact.rules import couple
-from diagd.decoding.strategies.strategy import Spelled, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Spelled, Strategy
 from diagd.decoding.stream import Stream
 from diagd.decoding.visibility import NEVER
 
@@ -35,19 +35,13 @@ class AdaptiveZipAR(Strategy):
     steps_once = True  # what waits is drawn again from the newest probabilities
     window: Annotated[int, Spelled("=")]
 
-    def check(
-        self,
-        grid: TokenGrid | None,
-        temperature: float,
-        batch_size: int = 1,
-        replays: bool = False,
-    ) -> None:
+    def check(self, conditions: Conditions) -> None:
         """Raise ValueError for a window out of its range and several batch rows as well."""
-        if grid is not None:
-            DiagonalSchedule(grid, self.window)
-        if batch_size > 1:
-            raise ValueError(f"{self} decodes one batch row, got {batch_size}")
-        super().check(grid, temperature, batch_size, replays)
+        if conditions.grid is not None:
+            DiagonalSchedule(conditions.grid, self.window)
+        if conditions.batch_size > 1:
+            raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
+        super().check(conditions)
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Write frame after frame."""

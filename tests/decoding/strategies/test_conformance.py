@@ -12,7 +12,7 @@ import torch
 import diagd
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import STRATEGIES
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
@@ -220,10 +220,10 @@ def test_refusals_come_before_any_work(name):
     engine = open_stream(Case(num_action_tokens=2), SAMPLED)
     if not CASES[name].greedy:
         with pytest.raises(ValueError, match=f"{name} needs a temperature above 0"):
-            strategy.check(Case().grid, 0.0)
+            strategy.check(Conditions(0.0, Case().grid))
     if strategy.steps_once:
         with pytest.raises(ValueError, match=f"{name} needs backend eager or native"):
-            strategy.check(Case().grid, 1.0, replays=True)
+            strategy.check(Conditions(1.0, Case().grid, replays=True))
     with pytest.raises(ValueError, match=r"actions must|decodes one batch row"):
         engine.decode(strategy, None, 1)
     assert engine.num_steps == 0

@@ -7,6 +7,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, ZipAR
 from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
 from diagd.decoding.strategies.exact.speculative import CoupledJacobi, SpeculativeJacobi
+from diagd.decoding.strategies.strategy import Conditions
 from diagd.decoding.strategies.table import STRATEGIES, as_strategy, parse_strategies
 from diagd.decoding.strategies.zipar_adaptive import AdaptiveZipAR
 
@@ -93,19 +94,19 @@ def test_numbers_that_a_strategy_cannot_have_are_refused(text, message):
 @pytest.mark.parametrize("text", ["k=6", "zipar=6", "zipar-adaptive=6", "zipar=0"])
 def test_a_lag_or_window_wider_than_the_grid_is_refused(text):
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got [06]"):
-        diagd.parse_strategy(text).check(GRID, 1.0)
+        diagd.parse_strategy(text).check(Conditions(1.0, GRID))
 
 
 @pytest.mark.parametrize("text", ["sjd", "mc-sjd,lanes=8"])
 def test_speculation_needs_a_temperature(text):
     strategy = diagd.parse_strategy(text)
     with pytest.raises(ValueError, match=f"{text} needs a temperature above 0"):
-        strategy.check(GRID, 0.0)
-    strategy.check(GRID, 0.1)
+        strategy.check(Conditions(0.0, GRID))
+    strategy.check(Conditions(0.1, GRID))
 
 
 @pytest.mark.parametrize("text", ["sjd", "mc-sjd", "zipar-adaptive=2"])
 def test_some_take_every_step_once(text):
     with pytest.raises(ValueError, match=f"{text} needs backend eager or native"):
-        diagd.parse_strategy(text).check(GRID, 1.0, replays=True)
-    diagd.parse_strategy("exact").check(GRID, 1.0, replays=True)
+        diagd.parse_strategy(text).check(Conditions(1.0, GRID, replays=True))
+    diagd.parse_strategy("exact").check(Conditions(1.0, GRID, replays=True))

@@ -28,8 +28,8 @@ GOOD = {
     '{"type": "adjust", "strategy": "k=2", "temperature": 0, "top_p": 0.9, "paced": true}': Adjust(
         Controls("k=2", 0, 0.9), True
     ),
-    '{"type": "adjust", "strategy": "exact", "temperature": 1.5, "top_p": 1, "paced": false}': Adjust(
-        Controls("exact", 1.5, 1), False
+    '{"type": "adjust", "strategy": "exact", "temperature": 2, "top_p": 1, "paced": false}': Adjust(
+        Controls("exact", 2, 1), False
     ),
 }
 ADJUST = '{"type": "adjust", "strategy": %s, "temperature": %s, "top_p": %s, "paced": %s}'

@@ -15,12 +15,11 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import Lanes
 from diagd.decoding.sampling import truncated_logits
-from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.exact import LANES, check_least
 from diagd.decoding.strategies.exact.rules import couple
 from diagd.decoding.strategies.exact.verification import verify_frames
-from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Promise, Spelled, Strategy
 from diagd.decoding.stream import Stream
 
 
@@ -45,17 +44,11 @@ class SpeculativeJacobi(Strategy):
         """Raster's distribution: the draws are others."""
         return "distribution"
 
-    def check(
-        self,
-        grid: TokenGrid | None,
-        temperature: float,
-        batch_size: int = 1,
-        replays: bool = False,
-    ) -> None:
+    def check(self, conditions: Conditions) -> None:
         """Raise ValueError for greedy decoding as well."""
-        if temperature == 0:
+        if conditions.temperature == 0:
             raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
-        super().check(grid, temperature, batch_size, replays)
+        super().check(conditions)
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify the drafts that follow the prefix, by coupling."""
