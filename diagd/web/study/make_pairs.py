@@ -15,9 +15,10 @@ from torch import Tensor
 
 from diagd.data.actions import read_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.families.checkpoints import model_path
+from diagd.families.checkpoints import find_model, model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 
@@ -83,6 +84,10 @@ def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
     names = [name for name, _, _ in systems]
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
+    for _, model, strategy in systems:
+        found = find_model(model)
+        grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
+        strategy.check(Conditions(found.family.defaults(found).temperature, grid))
     _remember(folder, options)
     for name, model, strategy in systems:
         _make_system(folder / name, model, strategy, options)

@@ -175,7 +175,7 @@ def test_the_page_comes_back_when_the_server_does(visit, world):
         port = served.port
         page = visit(served, quiet=False)
         wait_for_frames(page, 2)
-        page.get_by_role("button", name="k = 2").click()
+        page.get_by_role("button", name="k=2").click()
         text(page, "#steps", "^9$")
     text(page, "#curtain-text", "connection to the server was lost")
     with serving(world, port=port):
@@ -230,7 +230,7 @@ def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
         pages = [visit(served), visit(served)]
         for page in pages:
             wait_for_frames(page, 3)
-        pages[0].get_by_role("button", name="k = 2").click()
+        pages[0].get_by_role("button", name="k=2").click()
         text(pages[0], "#steps", "^9$")
         text(pages[1], "#steps", "^7$")
         third = visit(served)
