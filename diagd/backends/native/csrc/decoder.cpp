@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "barrier.h"
 #include "kernels.h"
 
 extern "C" {
@@ -240,7 +241,7 @@ struct Decoder {
     }
   }
 
-  void run(int thread, int threads, float* normed, float* scores) const {
+  void run(int thread, int threads, Barrier& barrier, float* normed, float* scores) const {
     double since = omp_get_wtime();
     const auto lap = [&](int part) {
       if (thread || !s.seconds) return;
@@ -255,7 +256,7 @@ struct Decoder {
     };
     for (int row = thread; row < rows; row += threads) embed(row);
     for (int lane = thread; lane < s.lanes; lane += threads) hide(lane);
-#pragma omp barrier
+    barrier.wait(threads);
     lap(REST);
     for (int layer = 0; layer < m.layers; layer++) {
       const LayerWeights& w = m.weights[layer];
@@ -263,19 +264,19 @@ struct Decoder {
       multiply_share(thread, threads, normed, x_stride,
                      matrix(w.qkv, hidden, w.qkv_bias, w.qkv_scale), qkv, projected, qkv_stride,
                      false);
-#pragma omp barrier
+      barrier.wait(threads);
       lap(LINEARS);
       const int heads = m.kv_heads;  // split as in attention: whoever writes a head reads it
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
-#pragma omp barrier
+      barrier.wait(threads);
       lap(REST);
       attend_share(thread, threads, layer, scores);
-#pragma omp barrier
+      barrier.wait(threads);
       lap(ATTENTION);
       multiply_share(thread, threads, mixed, mixed_stride,
                      matrix(w.out, attended, w.out_bias, w.out_scale), hidden, x, x_stride, true);
-#pragma omp barrier
+      barrier.wait(threads);
       normalise(w.norm2, w.norm2_bias);
       const int blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
@@ -285,10 +286,10 @@ struct Decoder {
         multiply(normed, x_stride, rows, gate_up, from + blocks, to + blocks, middle,
                  middle_stride, false);
       activate(from * BLOCK, to * BLOCK);
-#pragma omp barrier
+      barrier.wait(threads);
       multiply_share(thread, threads, middle, middle_stride,
                      matrix(w.down, inner, w.down_bias, w.down_scale), hidden, x, x_stride, true);
-#pragma omp barrier
+      barrier.wait(threads);
       lap(LINEARS);
     }
     const int vocab = ceil_to(m.vocab, BLOCK), blocks = vocab / BLOCK;
@@ -302,6 +303,7 @@ struct Decoder {
                s.logits + (ptrdiff_t)b * s.keep * vocab, vocab, false);
     }
     lap(LINEARS);
+    barrier.wait(threads);  // politely, before OpenMP's own at the end of the team
   }
 };
 
@@ -319,6 +321,7 @@ template <class W, class C>
 int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
+  static thread_local Barrier waiting;  // of the team that this thread leads
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + 2 * d.head);
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
@@ -330,11 +333,12 @@ int decode(const Model& m, const Step& s) {
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
+  Barrier& barrier = waiting;
 #pragma omp parallel num_threads(m.threads)
   {
     if (own.size() < normed + scores) own.resize(normed + scores);
     std::memset(own.data(), 0, normed * sizeof(float));
-    d.run(omp_get_thread_num(), omp_get_num_threads(), own.data(), own.data() + normed);
+    d.run(omp_get_thread_num(), omp_get_num_threads(), barrier, own.data(), own.data() + normed);
   }
   return 0;
 }

@@ -110,7 +110,7 @@ extern "C" void draw(const Draw* draw) {
   {
     std::vector<Candidate> kept;
     std::vector<float> scores;
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(2) schedule(dynamic) nowait
     for (int b = 0; b < d.batch; b++)
       for (int lane = 0; lane < d.lanes; lane++) {
         const float* logits = d.logits + ((int64_t)b * d.lanes + lane) * d.stride;
