@@ -23,7 +23,7 @@ from diagd.pipeline.pretrained import save_parts
 class ConvertOptions:
     """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
 
-    Every command takes it; of Cosmos, whose tokenizer stays apart, `generate --tokenizer` does.
+    Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
     """
 
     source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint

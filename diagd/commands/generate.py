@@ -43,29 +43,24 @@ class GenerateOptions:
     model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
     config: Path | None = None  # a released checkpoint's config, if not beside it
     tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
-    prompt: Path | None = (
-        None  # video (its last frames are continued), image or npz; default: the bundled clip
-    )
+    # video (its last frames are continued), image or npz; default: the bundled clip
+    prompt: Path | None = None
     context_frames: int | None = None  # frames of the prompt that the model sees
-    actions: str | None = (
-        None  # such as forward*8,left*4, or a jsonl file; default: the clip's, or the bundled walk
-    )
+    # such as forward*8,left*4, or a jsonl file; default: the clip's, or the bundled walk
+    actions: str | None = None
     text: str | None = None  # what the video shows, for models that read a text
     text_encoder: Path | None = None  # folder of the T5 that encodes the text
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
     frames: int | None = None  # frames to dream
-    strategy: str | None = (
-        None  # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
-    )
+    # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
+    strategy: str | None = None
     row_lag: OptionalRowLag = None  # the paper's k: columns a row runs ahead of the next one
-    frame_lag: FrameLag = (
-        None  # the paper's d: steps between frames; default: a frame starts when the last is whole
-    )
-    row_start: RowStart | None = (
-        None  # what stands in for a predecessor that is not known yet; default temporal
-    )
+    # the paper's d: steps between frames; default: a frame starts when the last is whole
+    frame_lag: FrameLag = None
+    # what stands in for a predecessor that is not known yet; default temporal
+    row_start: RowStart | None = None
     raster: bool = False  # next-token prediction, one token a step
-    exact: bool = False  # what raster would write, token for token, in fewer passes
+    exact: bool = False  # what raster would write, token for token, in fewer steps
     tolerance: float = 1.0  # let drafts stay that are so many times too unlikely for --exact
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
