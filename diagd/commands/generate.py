@@ -1,4 +1,4 @@
-"""The main job: dream a video with a world model and say how fast it was.
+"""The main job: generate a video with a world model and say how fast it was.
 
 diagd generate                                       # the bundled model, its prompt, dream.mp4
 diagd generate --actions "forward*8,left*8" --compare
@@ -26,15 +26,15 @@ from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import FrameLag, OptionalRowLag
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
-from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_dream
-from diagd.pipeline.prompt_files import read_coming, read_start, read_text
+from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_generated
+from diagd.pipeline.prompt_files import read_coming, read_prompt, read_text
 
 RASTER_FRAMES = 2
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """Dream a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
+    """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
     What is not given is a default of the model: of the bundled one, 16 frames after 4 with
     row_lag 1 at temperature 1 and top-p 0.9.
@@ -51,7 +51,7 @@ class GenerateOptions:
     text: str | None = None  # what the video shows, for models that read a text
     text_encoder: Path | None = None  # folder of the T5 that encodes the text
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
-    frames: int | None = None  # frames to dream
+    frames: int | None = None  # frames to generate
     # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
     strategy: str | None = None
     row_lag: OptionalRowLag = None  # the paper's k: columns a row runs ahead of the next one
@@ -67,7 +67,7 @@ class GenerateOptions:
     temperature: float | None = None  # 0 is greedy
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = None  # keep the likeliest tokens up to this mass
-    seed: int = 0  # repeats a dream exactly
+    seed: int = 0  # repeats a video exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
@@ -106,7 +106,7 @@ class GenerateOptions:
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:
-    """Dream, write, report."""
+    """Generate, write, report."""
     console = Console()
     sheet = options.output.with_suffix(".png")
     check_writable(options.output)
@@ -129,25 +129,25 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     world.grids_of(num_frames)
     given = Path(options.model).parent if Path(options.model).is_file() else None
     folder = given or model_path(options.model)
-    start = read_start(
+    prompt = read_prompt(
         options.prompt or folder / "prompt.mp4",
         world,
         options.context_frames or defaults.context_frames,
         num_frames,
         console,
     )
-    actions = read_coming(options.actions, folder / "walk.jsonl", start, world, num_frames)
+    actions = read_coming(options.actions, folder / "walk.jsonl", prompt, world, num_frames)
     text = read_text(
         options.text, options.text_encoder, options.text_embedding, world.config.context_size
     )
 
-    def dream(num_frames: int, strategy: Strategy) -> GeneratedVideo:
+    def run(num_frames: int, strategy: Strategy) -> GeneratedVideo:
         return world.generate(
-            start.frames,
+            prompt.frames,
             None if actions is None else actions[:num_frames],
             num_frames,
             strategy=strategy,
-            context_actions=start.context_actions,
+            context_actions=prompt.context_actions,
             sampling=sampling,
             seed=options.seed,
             text=None if text is None else text.to(device),
@@ -162,12 +162,12 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         for one, count in wanted.items():
-            task = progress.add_task(f"dreaming {count} frames, {one}")
-            videos[one.name] = dream(count, one)
+            task = progress.add_task(f"generating {count} frames, {one}")
+            videos[one.name] = run(count, one)
             progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == num_frames]
     shown = whole[-2:] if options.compare else whole[-1:]
-    write_dream(options.output, sheet, start.frames, shown, start.fps)
+    write_generated(options.output, sheet, prompt.frames, shown, prompt.fps)
     report = report_runs(videos)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")

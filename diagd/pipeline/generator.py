@@ -1,4 +1,4 @@
-"""Pixels in, pixels out: a world model and its tokenizer, dreaming on from a few frames.
+"""Pixels in, pixels out: a world model and its tokenizer, going on from a few frames.
 
 import diagd
 world = diagd.VideoGenerator.from_pretrained("doom")
@@ -31,7 +31,7 @@ from diagd.tokenizers.vq import VideoTokenizer
 
 @dataclass(frozen=True)
 class GeneratedVideo:
-    """What a world model dreamt.
+    """What a world model generated.
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
@@ -119,7 +119,7 @@ class VideoGenerator:
         seed: int = 0,
         text: Tensor | None = None,
     ) -> GeneratedVideo:
-        """Dream on from context frames.
+        """Go on from context frames.
 
         Args:
             frames: (m, H_px, W_px, 3) uint8 RGB, the context, of `frame_size_px`.
@@ -179,7 +179,7 @@ class VideoGenerator:
         strategy: Strategy | str | None = None,
         **settings: Any,
     ) -> Iterator[Tensor]:
-        """Dream a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
+        """Generate a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
 
         Old frames leave the context when it is full (see `Stream`).
 

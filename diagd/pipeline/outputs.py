@@ -1,4 +1,4 @@
-"""What a dream leaves: the video, its contact sheet, and a table of what each schedule took."""
+"""What a generation leaves: the video, its contact sheet, and a table of what each schedule took."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,10 +29,10 @@ def check_writable(output: Path) -> None:
     probe.unlink()
 
 
-def write_dream(
+def write_generated(
     output: Path, sheet: Path, context: Tensor, videos: list[GeneratedVideo], fps: float
 ) -> None:
-    """Write the context followed by the dream; several dreams stand side by side."""
+    """Write the context followed by what was generated; several videos stand side by side."""
     whole = [torch.cat([context, video.frames]) for video in videos]
     write_video(output, torch.cat(whole, dim=2), fps)
     write_image(sheet, torch.cat([contact_sheet(frames, columns=5) for frames in whole], dim=0))

@@ -1,4 +1,4 @@
-"""What a dream starts from: frames, the actions between them and those to come, a text.
+"""What a video goes on from: frames, the actions between them and those to come, a text.
 
 A prompt is a video, a still image, or a recording (see `diagd.families.clip_files`). A video's
 actions are in the jsonl file beside it; a recording has its own.
@@ -18,8 +18,8 @@ from diagd.tokenizers.text import encode_text, read_embedding
 
 
 @dataclass(frozen=True)
-class Start:
-    """The start of a dream.
+class Prompt:
+    """What a video goes on from.
 
     Attributes:
         frames: (m, H_px, W_px, 3) uint8, the context, of the model's size.
@@ -34,17 +34,17 @@ class Start:
     fps: float
 
 
-def read_start(
+def read_prompt(
     path: Path, world: VideoGenerator, wanted: int, num_frames: int, console: Console
-) -> Start:
-    """Read the prompt of a dream.
+) -> Prompt:
+    """Read a prompt.
 
     The last frames of a video are continued. Of a recording, the first frames are the context, and
     its own actions are what comes next.
 
     Args:
         wanted: frames that the model should see.
-        num_frames: frames to dream.
+        num_frames: frames to generate.
 
     Raises:
         FileNotFoundError, ValueError: a file is missing or damaged, or too short for the model.
@@ -70,19 +70,19 @@ def read_start(
         if count > 1:
             taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
             actions = taken[len(taken) - count + 1 :]
-    return Start(_fitted(video.frames[-count:], world, console), actions, [], fps)
+    return Prompt(_fitted(video.frames[-count:], world, console), actions, [], fps)
 
 
 def _read_recording(
     clip_file: ClipFile, world: VideoGenerator, wanted: int, num_frames: int, console: Console
-) -> Start:
+) -> Prompt:
     if world.vocabulary is None:
         raise ValueError(f"{clip_file.path}: a recording has actions, and this model takes none")
     stored = clip_file.check(wanted)
     clip = clip_file.read(min(wanted + num_frames, stored))
     assert clip.actions is not None
     frames = _fitted(clip.frames[:wanted], world, console)
-    return Start(frames, clip.actions[1:wanted], clip.actions[wanted:], float(clip.fps))
+    return Prompt(frames, clip.actions[1:wanted], clip.actions[wanted:], float(clip.fps))
 
 
 def _fitted(frames: Tensor, world: VideoGenerator, console: Console) -> Tensor:
@@ -98,9 +98,9 @@ def _fitted(frames: Tensor, world: VideoGenerator, console: Console) -> Tensor:
 
 
 def read_coming(
-    asked: str | None, walk: Path, start: Start, world: VideoGenerator, num_frames: int
+    asked: str | None, walk: Path, prompt: Prompt, world: VideoGenerator, num_frames: int
 ) -> list[str] | None:
-    """Return one action for each frame to dream.
+    """Return one action for each frame to generate.
 
     Args:
         asked: such as `forward*8,left*4`, or a jsonl file. None: what the recording goes on with,
@@ -118,8 +118,8 @@ def read_coming(
     if asked is not None:
         actions = read_actions(asked, codec) if asked.endswith(".jsonl") else None
         actions = parse_actions(asked, codec) if actions is None else actions
-    elif start.coming_actions:
-        actions = start.coming_actions
+    elif prompt.coming_actions:
+        actions = prompt.coming_actions
     else:
         if not walk.is_file():
             raise FileNotFoundError(
