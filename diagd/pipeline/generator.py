@@ -179,7 +179,7 @@ class VideoGenerator:
         strategy: Strategy | str | None = None,
         **settings: Any,
     ) -> Iterator[Tensor]:
-        """Generate a frame for every action, as long as actions come; each is (H_px, W_px, 3) uint8.
+        """Yield a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
 
         Old frames leave the context when it is full (see `Stream`).
 

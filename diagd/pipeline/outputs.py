@@ -1,4 +1,4 @@
-"""What a generation leaves: the video, its contact sheet, and a table of what each schedule took."""
+"""What a generation leaves: the video, its contact sheet, and a table of what it took."""
 
 from dataclasses import asdict
 from pathlib import Path

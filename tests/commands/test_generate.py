@@ -9,11 +9,13 @@ from safetensors.torch import load_file, save_file
 from diagd.commands import generate as dream
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import ACTIONS
-from diagd.data.video import read_video, write_image, write_video
+from diagd.data.video import contact_sheet, read_video, write_image, write_video
+from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import available_models, model_path
 from diagd.families.own_format import save_model
 from diagd.metrics.quality import psnr
+from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer
 from tests.worlds import (
     HEIGHT,
@@ -173,8 +175,25 @@ def test_top_k_of_one_is_greedy(generate):
     assert torch.equal(dreamt("greedy.mp4"), dreamt("top.mp4"))
 
 
-def test_lower_precision_runs(generate):
-    assert generate("--dtype", "bfloat16").code == 0
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_lower_precision_is_what_the_pipeline_writes_in_it(dtype, generate, world):
+    outcome = generate("--dtype", dtype, "--temperature", 0, "--raster-frames", 0)
+    assert f"threads, {dtype}" in outcome.out
+    rounded = VideoGenerator.from_pretrained(
+        world, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32, int8=dtype == "int8"
+    )
+    actions = read_actions(world / "prompt.jsonl", rounded.vocabulary)
+    walk = read_actions(world / "walk.jsonl", rounded.vocabulary)
+    context = read_video(world / "prompt.mp4").frames[-CONTEXT:]
+    video = rounded.generate(
+        context,
+        [walk[frame % len(walk)] for frame in range(FRAMES)],
+        FRAMES,
+        context_actions=actions[1 - CONTEXT :],
+        sampling=SamplingOptions(),
+    )
+    sheet = contact_sheet(torch.cat([context, video.frames]), columns=5)
+    assert torch.equal(read_video("dream.png").frames[0], sheet)
 
 
 def test_actions_are_a_string_or_a_file_and_lead_the_dream(generate, tmp_path):
