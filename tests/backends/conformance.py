@@ -65,7 +65,6 @@ class UnderTest:
 
     def assert_close(self, actual: Tensor, expected: Tensor, kind: str = "llama") -> None:
         """Compare logits with those of the float32 model."""
-        assert actual.device.type == self.device
         torch.testing.assert_close(
             actual.float().cpu(),
             expected,
@@ -80,7 +79,7 @@ class UnderTest:
         torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
-def random_steps(model: CausalModel) -> Iterator[dict[str, Tensor]]:
+def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
     """Draw steps: any token anywhere in any slot, seeing any slots written by then.
 
     Slots are written several times. Every step ends with two padded lanes, one that sees what the
@@ -189,7 +188,7 @@ def only_the_last_logits_are_kept_when_asked(backend: UnderTest) -> None:
         backend.assert_same(kept, every[:, -lanes:])
 
 
-def causal_step(model: CausalModel) -> dict[str, Tensor]:
+def causal_step(model: CausalModel) -> dict[str, Any]:
     """Feed seven tokens of two rows from slot 0 on."""
     tokens, slots = random_tokens(2, 7).to(model.device), torch.arange(7, device=model.device)
     visible = slots <= slots[:, None]
@@ -235,8 +234,9 @@ def it_draws_what_the_sampler_draws(backend: UnderTest) -> None:
         for vocab_size in (50, 1030):
             ranges = ValidRanges.resolve(options.valid_range, 14, 24, vocab_size, model.device)
             for spread in (0.1, 1, 3, 10):
-                logits = torch.randn(3, 14, vocab_size, generator=generator) * spread
+                logits = torch.randn(3, 15, vocab_size, generator=generator) * spread
                 logits = (logits.round() if spread == 3 else logits).to(model.device)  # ties
+                logits = logits[:, 1:] if spread == 10 else logits[:, 1:].clone()  # of a larger one
                 arguments = logits, options, ranges, seeds, frames, rows, columns
                 assert torch.equal(model.sample(*arguments), sample(*arguments)), options
 
@@ -269,9 +269,9 @@ def decode(
 
 
 def its_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
-    names, actions, plain = ("raster", "k=1", "k=2,d=4"), ACTIONS[:, :2], (tiny_model(), "eager")
+    names, actions = ("raster", "k=1", "k=2,d=4"), ACTIONS[:, :2]
     for sampling in (GREEDY, SAMPLED):
-        expected = decode(plain, names, actions, sampling=sampling)
+        expected = decode((tiny_model(), "eager"), names, actions, sampling=sampling)
         decoded = decode(backend.prepared(), names, actions, sampling=sampling)
         for name, own, other in zip(names, decoded, expected, strict=True):
             assert torch.equal(own, other), name

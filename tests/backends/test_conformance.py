@@ -10,6 +10,9 @@ from diagd.models.llama import llama_of
 from tests.backends.conformance import UnderTest, checks_of
 from tests.backends.recomputing import Recomputing
 
+# inductor's own
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+
 
 def prepared(name, int8=False):
     return lambda model: prepare(model, name, int8)[:2]
@@ -38,7 +41,7 @@ CPU = {
             b for layer in cache.slot_layers for b in (layer.keys, layer.values)
         ],
     ),
-    "from outside": UnderTest(
+    "without a cache": UnderTest(
         lambda model: (Recomputing(model), "eager"), buffers=lambda cache: []
     ),
 }
@@ -57,7 +60,6 @@ def cases(backends):
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # inductor's own
 @pytest.mark.parametrize(("backend", "check"), cases(CPU))
 def test_a_backend_conforms(backend, check):
     check(backend)

@@ -168,6 +168,9 @@ class NativeModel(CausalModel):
     ) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         batch, lanes = logits.shape[:2]
+        rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
+        if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
+            logits = logits.float().contiguous()  # not our own
         if ranges.by_place is None:
             bounds = torch.tensor([[ranges.low], [ranges.high]]).expand(2, lanes).contiguous()
         else:
