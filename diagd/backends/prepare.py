@@ -1,6 +1,7 @@
-"""What runs a decoding step: our C++ kernels, PyTorch eager or compiled, or CUDA graphs."""
+"""The table of backends, and the choice among them: what runs the steps of a model here."""
 
 import logging
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -32,30 +33,59 @@ def prepare(
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
-    on_cpu = model.device.type == "cpu"
-    if backend == "auto" and not on_cpu:
-        backend = "cuda-graph"
-    if backend == "cuda-graph" and on_cpu:
-        raise ValueError("backend cuda-graph needs --device cuda")
-    has_kernels = on_cpu and model.dtype in (torch.float32, torch.bfloat16)
-    has_text = model.config.context_size > 0
-    if backend == "native" and not has_kernels:
+    name = _best(model) if backend == "auto" else backend
+    runner, make = BACKENDS[name]
+    if int8 and make is not _native:
+        raise ValueError(f"int8 needs backend native, got {name}")
+    try:
+        return make(model, int8), runner, name
+    except OSError as error:
+        if backend != "auto" or int8:
+            raise ValueError(f"backend {name}: {error}") from None
+        logger.warning("%s: decoding with PyTorch's kernels, which are slower", error)
+        return prepare(model, "eager")
+
+
+def _best(model: Transformer) -> Backend:
+    if model.device.type != "cpu":
+        return "cuda-graph"
+    return "native" if _has_cpu_kernels(model) and not model.config.context_size else "eager"
+
+
+def _has_cpu_kernels(model: Transformer) -> bool:
+    """Tell whether our kernels, and oneDNN's for packed weights, are written for such numbers."""
+    return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
+
+
+def _native(model: Transformer, int8: bool) -> CausalModel:
+    if not _has_cpu_kernels(model):
         raise ValueError(
             "backend native needs a model on the cpu in float32, bfloat16 or int8, "
             f"got {model.dtype} on {model.device}"
         )
-    if backend == "native" or (backend == "auto" and has_kernels and not has_text):
-        name = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
-        try:
-            return NativeModel(model, "int8" if int8 else name, use_up=True), "eager", "native"
-        except OSError as error:
-            if backend == "native" or int8:
-                raise ValueError(f"backend native: {error}") from None
-            logger.warning("%s: decoding with PyTorch's kernels, which are slower", error)
-    if int8:
-        raise ValueError(f"int8 needs backend native, got {backend}")
-    if backend == "auto":
-        backend = "eager"
-    pack = backend == "eager" and has_kernels and torch.backends.mkldnn.is_available()
-    runner: RunnerName = "eager" if backend == "native" else backend
-    return merge_linears(model, pack), runner, backend
+    name = "bfloat16" if model.dtype == torch.bfloat16 else "float32"
+    return NativeModel(model, "int8" if int8 else name, use_up=True)
+
+
+def _eager(model: Transformer, int8: bool) -> CausalModel:
+    return merge_linears(model, _has_cpu_kernels(model) and torch.backends.mkldnn.is_available())
+
+
+def _compiled(model: Transformer, int8: bool) -> CausalModel:
+    return merge_linears(model, pack=False)  # torch.compile packs by itself
+
+
+def _captured(model: Transformer, int8: bool) -> CausalModel:
+    if model.device.type == "cpu":
+        raise ValueError("backend cuda-graph needs --device cuda")
+    return merge_linears(model, pack=False)
+
+
+# A backend's name (also in `Backend`), the runner that takes its steps, and what makes its model:
+# ValueError where it cannot run this one, OSError where something is missing on this machine.
+BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]]] = {
+    "native": ("eager", _native),
+    "eager": ("eager", _eager),
+    "compile": ("compile", _compiled),
+    "cuda-graph": ("cuda-graph", _captured),
+}

@@ -1,7 +1,7 @@
-"""How a step executes: eagerly, compiled, or replayed from a CUDA graph. Same call, same tokens.
+"""What runs a step, and how: `CausalModel`, and eager, compiled or captured. The same tokens.
 
-Here `decoding` meets `models`: CausalModel is all that a stream knows of a model. A model derives
-from it, and so gets what has a default, or brings all of it.
+Here `decoding` meets `models` and `backends`: CausalModel is all that a stream knows of a model.
+`tests/backends/conformance.py` checks that a class keeps to it.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,11 @@ StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots
 
 
 class CausalModel(Protocol):
-    """A raster-order model that can be fed any tokens at any slots.
+    """A raster-order model that can be fed any tokens at any slots, in any order.
+
+    Derive from it, and get the default of `sample`, or bring all of it. Logits do not depend on the
+    order in which lanes stand, or, but for rounding, on who else shares a step or the batch. With
+    runners other than eager, `forward` and `sample` may not wait for the device or branch on data.
 
     Attributes:
         vocab_size: columns of the logits.
@@ -35,7 +39,14 @@ class CausalModel(Protocol):
     def device(self) -> torch.device: ...
 
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate keys and values for `num_slots` slots, the last of them scratch."""
+        """Allocate keys and values for `num_slots` slots, the last of them scratch.
+
+        Args:
+            context: cross-attention input of all lanes, for models that have one.
+
+        Raises:
+            ValueError: a context that does not fit the model, or a size below 1.
+        """
         ...
 
     def forward(
@@ -51,9 +62,12 @@ class CausalModel(Protocol):
 
         Args:
             tokens: (B, L) int64.
-            positions: (L,) int64, the slots at which the lanes stand.
-            slots: (L,) int64, the cache slots to write.
-            visible: (L, M) bool over the cache slots [0, M).
+            positions: (L,) int64, where the lanes stand in raster order.
+            slots: (L,) int64, the cache slots to write. Only scratch, which nobody sees, may be
+                named more than once: padded lanes write there.
+            visible: (L, M) bool over the cache slots [0, M). What hidden slots hold changes
+                nothing. The logits of a lane that sees none are any finite numbers.
+            cache: from `make_cache`, changed in place.
             logits_to_keep: 0 for all lanes, else only the last so many.
 
         Returns:

@@ -29,7 +29,7 @@ def feed(model: Any, tokens: Tensor, steps: Tensor, seed: int = 0) -> Tensor:
     slot_of = torch.randperm(length, generator=generator)
     cache = model.make_cache(batch_size, length + 4)
     scratch = length + 3
-    logits = torch.full((batch_size, length, model.vocab_size), torch.nan)
+    logits = torch.full((batch_size, length, model.vocab_size), torch.nan)  # on the CPU
     rule = visible_under(steps)
     for step in range(int(steps.max()) + 1):
         lanes = (steps == step).nonzero()[:, 0]
@@ -38,11 +38,11 @@ def feed(model: Any, tokens: Tensor, steps: Tensor, seed: int = 0) -> Tensor:
         visible[: len(lanes), slot_of] = rule[lanes]
         padded = torch.zeros(2, dtype=torch.int64)
         out = model.forward(
-            tokens[:, torch.cat([lanes, padded])],
-            torch.cat([lanes, padded]),
-            torch.cat([slot_of[lanes], padded + scratch]),
-            visible,
+            tokens[:, torch.cat([lanes, padded])].to(model.device),
+            torch.cat([lanes, padded]).to(model.device),
+            torch.cat([slot_of[lanes], padded + scratch]).to(model.device),
+            visible.to(model.device),
             cache,
         )
-        logits[:, lanes] = out[:, : len(lanes)]
+        logits[:, lanes] = out[:, : len(lanes)].to(logits)
     return logits

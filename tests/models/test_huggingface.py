@@ -65,24 +65,15 @@ def make(name, **changes):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
 @torch.no_grad()
-def test_feeding_out_of_order_equals_the_full_forward(name, attention):
+def test_feeding_out_of_order_equals_one_step_under_the_same_rule(name, attention):
     theirs = make(name, attn_implementation=attention)
-    model = HuggingFaceModel(theirs)
-    tokens, steps = random_tokens(2, 41), torch.arange(41) // 7
-    full = theirs(tokens).logits
-    torch.testing.assert_close(feed(model, tokens, steps), full, **TOLERANCE)
-    torch.testing.assert_close(model.logits(tokens), full, **TOLERANCE)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
-@torch.no_grad()
-def test_scrambled_feeding_equals_one_pass_under_the_same_rule(name):
-    theirs = make(name)
-    tokens, steps = random_tokens(2, 41), scrambled_steps(41, num_steps=6)
-    mask = torch.zeros(41, 41).masked_fill(~visible_under(steps), torch.finfo(torch.float32).min)
-    logits = feed(HuggingFaceModel(theirs), tokens, steps)
-    expected = theirs(tokens, attention_mask=mask[None, None]).logits
-    torch.testing.assert_close(logits, expected, **TOLERANCE)
+    model, tokens = HuggingFaceModel(theirs), random_tokens(2, 41)
+    torch.testing.assert_close(model.logits(tokens), theirs(tokens).logits, **TOLERANCE)
+    for steps in (torch.arange(41) // 7, scrambled_steps(41, num_steps=6)):
+        hidden = ~visible_under(steps)
+        mask = torch.zeros(41, 41).masked_fill(hidden, torch.finfo(torch.float32).min)
+        expected = theirs(tokens, attention_mask=mask[None, None]).logits
+        torch.testing.assert_close(feed(model, tokens, steps), expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -125,15 +116,12 @@ def test_batch_rows_may_see_and_stand_differently():
         torch.testing.assert_close(both[row : row + 1], alone, **TOLERANCE)
 
 
-@pytest.mark.parametrize("keep", [1, torch.tensor([1, 3])])
 @torch.no_grad()
-def test_logits_to_keep_drops_lanes(keep):
-    model, tokens = HuggingFaceModel(make("llama")), random_tokens(2, 4)
+def test_logits_to_keep_may_name_lanes():
+    model, tokens, keep = HuggingFaceModel(make("llama")), random_tokens(2, 4), torch.tensor([1, 3])
     lanes, visible = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
     kept = model.forward(tokens, lanes, lanes, visible, model.make_cache(2, 5), keep)
-    expected = model.logits(tokens)
-    expected = expected[:, keep] if isinstance(keep, torch.Tensor) else expected[:, -keep:]
-    torch.testing.assert_close(kept, expected, **TOLERANCE)
+    torch.testing.assert_close(kept, model.logits(tokens)[:, keep], **TOLERANCE)
 
 
 def test_the_model_tells_what_the_protocol_asks():
@@ -159,12 +147,6 @@ def test_the_cache_allocates_once():
 
 def test_wrong_calls_are_refused():
     model = HuggingFaceModel(make("llama"))
-    with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):
-        model.make_cache(1, 4, torch.zeros(1, 3, 8))
-    with pytest.raises(
-        ValueError, match="batch_size and num_slots must be at least 1, got 0 and 4"
-    ):
-        model.make_cache(0, 4)
     with pytest.raises(ValueError, match="tokens must be at most max_positions=64 long, got 65"):
         model.logits(random_tokens(1, 65))
 

@@ -4,7 +4,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from tests.models.feeding import feed, scrambled_steps, visible_under
 from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 
 # Float32 logits of size about 10; two orders of summation differ by a few 1e-6.
@@ -71,23 +70,6 @@ def transposed(weight):
     return weight.T if weight.dim() == 2 else weight
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_scrambled_feeding_equals_one_pass_under_the_same_rule(kind):
-    model = tiny_model(**KINDS[kind])
-    tokens, steps = random_tokens(2, 41), scrambled_steps(41, num_steps=6)
-    expected = model.logits(tokens, visible=visible_under(steps))
-    torch.testing.assert_close(feed(model, tokens, steps), expected, **TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_feeding_in_chunks_equals_the_causal_model(kind):
-    model = tiny_model(**KINDS[kind])
-    tokens, steps = random_tokens(2, 41), torch.arange(41) // 7
-    torch.testing.assert_close(feed(model, tokens, steps), model.logits(tokens), **TOLERANCE)
-
-
 @torch.no_grad()
 def test_logits_take_positions():
     model = tiny_model(**KINDS["wham"])
@@ -98,15 +80,12 @@ def test_logits_take_positions():
     assert torch.equal(same, model.logits(tokens))
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2, torch.tensor([1, 3])])
 @torch.no_grad()
-def test_logits_to_keep_drops_lanes(keep):
-    model, tokens = tiny_model(), random_tokens(2, 4)
+def test_logits_to_keep_may_name_lanes():
+    model, tokens, keep = tiny_model(), random_tokens(2, 4), torch.tensor([1, 3])
     lanes, visible = torch.arange(4), torch.ones(4, 4, dtype=torch.bool).tril()
     kept = model(tokens, lanes, lanes, visible, model.make_cache(2, 5), keep)
-    expected = model.logits(tokens)
-    expected = expected[:, keep] if isinstance(keep, torch.Tensor) else expected[:, -keep:]
-    torch.testing.assert_close(kept, expected, **TOLERANCE)
+    torch.testing.assert_close(kept, model.logits(tokens)[:, keep], **TOLERANCE)
 
 
 def test_every_parameter_gets_a_gradient():
@@ -148,23 +127,16 @@ def test_random_builds_in_the_dtype_asked_for():
     assert model.logits(random_tokens(1, 5)).dtype == torch.bfloat16
 
 
-def test_the_model_tells_what_the_protocol_asks():
+def test_ids_that_can_only_be_fed_have_no_logits():
     model = tiny_model(extra_embeddings=3)
-    assert (model.vocab_size, model.num_embeddings, model.max_positions) == (50, 53, 64)
-    assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
+    assert (model.vocab_size, model.num_embeddings) == (50, 53)
     assert model.logits(torch.tensor([[52]])).shape == (1, 1, 50)
 
 
 def test_wrong_calls_are_refused():
-    model, context = tiny_model(), torch.zeros(1, 3, 8)
-    with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):
-        model.make_cache(1, 4, context)
+    model = tiny_model()
     with pytest.raises(ValueError, match="context must be None"):
-        model.logits(random_tokens(1, 4), context)
-    with pytest.raises(
-        ValueError, match="batch_size and num_slots must be at least 1, got 1 and 0"
-    ):
-        model.make_cache(1, 0)
+        model.logits(random_tokens(1, 4), torch.zeros(1, 3, 8))
     with pytest.raises(ValueError, match="tokens must be at most max_positions=64 long, got 65"):
         model.logits(random_tokens(1, 65))
     with pytest.raises(ValueError, match="a cache needs slots and visible, got None"):

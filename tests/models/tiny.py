@@ -11,6 +11,7 @@ from diagd.models.transformer import Transformer
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "multi-head": {"num_kv_heads": 4},
+    "multi-query": {"num_kv_heads": 1},
     "world": {"num_kv_heads": 4, "bias": True, "position": "rope3d", "rope_step": 3.0},
     "cosmos": {"position": "rope3d", "qk_norm": True, "yarn_factor": 2.0, "extra_embeddings": 3},
     "wham": {

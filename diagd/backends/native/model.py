@@ -45,6 +45,10 @@ class NativeModel(CausalModel):
 
     Activations are float32 whatever the weights are. int8 weights have one scale for each output
     (the largest magnitude becomes 127), a bfloat16 cache, and are for speed at some loss.
+
+    Attributes:
+        seconds: None, or a (3,) float64 tensor of whoever times the kernels: every step adds to it
+            what its linear layers, its attention and the rest took.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class NativeModel(CausalModel):
             use_up: empty the model layer by layer, so that a large one is never there twice.
 
         Raises:
-            ValueError: Unknown `weights`.
+            ValueError: Unknown `weights`, or a model with cross-attention or a position table.
             OSError: The kernels cannot be built here (see `load_library`).
         """
         if weights not in get_args(NativeDType):
@@ -68,7 +72,7 @@ class NativeModel(CausalModel):
         self._library = load_library()
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
-        self.seconds: Tensor | None = None  # (3,) float64: linears, attention, rest add up here
+        self.seconds: Tensor | None = None
         self._laid_out = NativeWeights(model, weights, use_up)
 
     @property
@@ -94,7 +98,11 @@ class NativeModel(CausalModel):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
-        """Allocate a cache of num_slots slots, the scratch slot (the last one) included."""
+        """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
+
+        Raises:
+            ValueError: A context is given, or a size is below 1.
+        """
         refuse_context(context)
         check_sizes(batch_size, num_slots)
         return NativeCache(self.config, batch_size, num_slots, self._laid_out.cache_dtype)
@@ -108,10 +116,16 @@ class NativeModel(CausalModel):
         cache: NativeCache,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        """Feed lanes; arguments as in `Transformer.forward`. Returns float32 logits.
+        """Feed lanes in one call of the kernels; arguments as in `CausalModel.forward`.
+
+        Their shapes are believed: the kernels read as many numbers as tokens and visible promise.
+
+        Returns:
+            (B, lanes kept, vocab_size) float32 logits, rows of a wider buffer.
 
         Raises:
-            ValueError: Arguments of another dtype, or an index out of range.
+            ValueError: Arguments of another dtype, an index out of range, or a mask that is wider
+                than the cache; nothing has been written then.
         """
         indices = tokens, positions, slots
         if any(index.dtype != torch.int64 for index in indices) or visible.dtype != torch.bool:
@@ -154,6 +168,9 @@ class NativeModel(CausalModel):
     ) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         batch, lanes = logits.shape[:2]
+        rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
+        if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
+            logits = logits.float().contiguous()  # not our own
         if ranges.by_place is None:
             bounds = torch.tensor([[ranges.low], [ranges.high]]).expand(2, lanes).contiguous()
         else:

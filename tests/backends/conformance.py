@@ -1,0 +1,318 @@
+"""What every backend keeps: write one, then run these checks over it.
+
+    MINE = UnderTest(lambda model: (MyModel(model), "eager"))
+
+    @pytest.mark.parametrize("check", checks_of(MINE))
+    def test_mine(check):
+        check(MINE)
+
+Each compares with the full forward, or with `Recomputing`, which remembers what it was fed and runs
+it all again. Lanes stand in no order, slots are no positions, the grid is 3 x 5.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import diagd
+from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.models.transformer import Transformer
+from tests.backends.recomputing import Recomputing
+from tests.models.feeding import feed, scrambled_steps, visible_under
+from tests.models.tiny import KINDS, random_tokens, tiny_model
+
+NUM_SLOTS = 71  # the last is scratch
+WIDTHS = (1, 9, 2, 33, 1, 5, 14, 3, 40, 1, 70)  # lanes of a step
+NUM_VISUAL = 44  # of the 50 ids; the others are action ids
+
+
+@dataclass(frozen=True)
+class UnderTest:
+    """A backend, and what it promises besides the protocol.
+
+    Attributes:
+        make: turns a tiny Transformer into what runs its steps, and the runner; may use it up.
+        kinds: the tiny models that it runs.
+        dtype, device: of the Transformer that it is given.
+        tolerance: how far its logits may be from those of the float32 model.
+        rounds: whether it rounds weights or cache, so that tokens need not be the float32 model's.
+        steadfast: whether a lane's logits are the same bits whoever shares its step or batch.
+        buffers: what its cache writes to.
+    """
+
+    make: Callable[[Transformer], tuple[CausalModel, RunnerName]]
+    kinds: tuple[str, ...] = tuple(KINDS)
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    tolerance: float = 2e-5  # float32 logits of size 10, summed in another order
+    rounds: bool = False
+    steadfast: bool = False
+    buffers: Callable[[Any], Iterable[Tensor]] = lambda cache: [*cache.keys, *cache.values]
+
+    def prepared(self, kind: str = "llama") -> tuple[CausalModel, RunnerName]:
+        """Make what runs the tiny model of a kind."""
+        return self.make(tiny_model(**KINDS[kind]).to(self.device, self.dtype))
+
+    def model(self, kind: str = "llama") -> CausalModel:
+        """Make it without its runner."""
+        return self.prepared(kind)[0]
+
+    def assert_close(self, actual: Tensor, expected: Tensor, kind: str = "llama") -> None:
+        """Compare logits with those of the float32 model."""
+        torch.testing.assert_close(
+            actual.float().cpu(),
+            expected,
+            atol=self.tolerance,
+            rtol=0,
+            msg=lambda message: f"{kind}: {message}",
+        )
+
+    def assert_same(self, actual: Tensor, expected: Tensor) -> None:
+        """Compare logits of its own."""
+        atol = 0 if self.steadfast else self.tolerance
+        torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
+
+
+def random_steps(model: CausalModel) -> Iterator[dict[str, Any]]:
+    """Draw steps: any token anywhere in any slot, seeing any slots written by then.
+
+    Slots are written several times. Every step ends with two padded lanes, one that sees what the
+    first lane sees and one that sees nothing. They write to the scratch slot, which nobody sees,
+    whether the mask reaches so far or not.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(high: int, *shape: int) -> Tensor:
+        return torch.randint(0, high, shape, generator=generator)
+
+    scratch = NUM_SLOTS - 1
+    written = torch.zeros(NUM_SLOTS, dtype=torch.bool)
+    for index, width in enumerate(WIDTHS):
+        reach = width + int(numbers(NUM_SLOTS - width, 1))
+        own = torch.randperm(reach, generator=generator)[:width]
+        written[own] = True
+        visible = (numbers(2, width + 2, NUM_SLOTS) == 1) & written
+        visible[torch.arange(width), own] = True
+        visible[width], visible[width + 1] = visible[0], False
+        yield {
+            "tokens": numbers(model.num_embeddings, 2, width + 2).to(model.device),
+            "positions": numbers(model.max_positions, width + 2).to(model.device),
+            "slots": F.pad(own, (0, 2), value=scratch).to(model.device),
+            "visible": visible[:, : NUM_SLOTS if index % 2 else reach].to(model.device),
+        }
+
+
+def run_random_steps(model: CausalModel, cache: Any) -> Tensor:
+    """Return the logits (B, all lanes but padded ones, V) of random steps, one after another."""
+    logits = []
+    for step in random_steps(model):
+        out = model.forward(**step, cache=cache)
+        assert out.isfinite().all()  # of padded lanes, too: 0 * NaN would reach those who hide them
+        logits.append(out[:, :-2])
+    return torch.cat(logits, 1)
+
+
+@torch.no_grad()
+def it_tells_what_the_protocol_asks(backend: UnderTest) -> None:
+    for kind in backend.kinds:
+        model, config = backend.model(kind), tiny_model(**KINDS[kind]).config
+        assert model.vocab_size == config.vocab_size
+        assert model.num_embeddings == config.vocab_size + config.extra_embeddings
+        assert model.max_positions == config.max_positions
+        assert model.device.type == backend.device
+
+
+@torch.no_grad()
+def fed_in_any_order_and_pieces_it_equals_the_full_forward(backend: UnderTest) -> None:
+    tokens = random_tokens(2, 61)
+    for kind in backend.kinds:
+        plain, model = tiny_model(**KINDS[kind]), backend.model(kind)
+        for steps in (scrambled_steps(61, num_steps=6), torch.arange(61) // 7):
+            expected = plain.logits(tokens, visible=visible_under(steps))
+            backend.assert_close(feed(model, tokens, steps), expected, kind)
+
+
+@torch.no_grad()
+def a_step_writes_its_slots_and_sees_what_the_mask_says(backend: UnderTest) -> None:
+    for kind in backend.kinds:
+        plain, model = Recomputing(tiny_model(**KINDS[kind])), backend.model(kind)
+        expected = run_random_steps(plain, plain.make_cache(2, NUM_SLOTS))
+        logits = run_random_steps(model, model.make_cache(2, NUM_SLOTS))
+        backend.assert_close(logits, expected, kind)
+
+
+@torch.no_grad()
+def what_hidden_slots_hold_changes_nothing(backend: UnderTest) -> None:
+    model = backend.model()
+    cache = model.make_cache(2, NUM_SLOTS)
+    for _ in range(2):
+        model.forward(**next(random_steps(model)), cache=cache)  # some allocate at the first step
+        for buffer in backend.buffers(cache):
+            buffer.fill_(1e4)  # no NaN: caches begin with zeros, for 0 * NaN is NaN
+    expected = run_random_steps(model, model.make_cache(2, NUM_SLOTS))
+    backend.assert_same(run_random_steps(model, cache), expected)
+
+
+@torch.no_grad()
+def a_lane_does_not_care_who_shares_its_step(backend: UnderTest) -> None:
+    for kind in ("llama", "multi-head", "multi-query"):  # widths around those of the kernels' tiles
+        if kind in backend.kinds:
+            model, tokens = backend.model(kind), random_tokens(1, 40)
+            alone = feed(model, tokens, torch.arange(40))
+            for width in (2, 3, 13, 14, 15, 40):
+                backend.assert_same(feed(model, tokens, torch.arange(40) // width), alone)
+
+
+@torch.no_grad()
+def a_batch_is_its_rows_one_by_one(backend: UnderTest) -> None:
+    model, tokens, steps = backend.model(), random_tokens(3, 41), scrambled_steps(41, 6)
+    together = feed(model, tokens, steps)
+    for row in range(3):
+        backend.assert_same(together[row : row + 1], feed(model, tokens[row : row + 1], steps))
+
+
+@torch.no_grad()
+def only_the_last_logits_are_kept_when_asked(backend: UnderTest) -> None:
+    model = backend.model()
+    step = causal_step(model)
+    every = model.forward(**step, cache=model.make_cache(2, 9))
+    for keep, lanes in ((0, 7), (1, 1), (2, 2), (100, 7)):
+        kept = model.forward(**step, cache=model.make_cache(2, 9), logits_to_keep=keep)
+        assert kept.shape == (2, lanes, model.vocab_size)
+        backend.assert_same(kept, every[:, -lanes:])
+
+
+def causal_step(model: CausalModel) -> dict[str, Any]:
+    """Feed seven tokens of two rows from slot 0 on."""
+    tokens, slots = random_tokens(2, 7).to(model.device), torch.arange(7, device=model.device)
+    visible = slots <= slots[:, None]
+    return {"tokens": tokens, "positions": slots, "slots": slots, "visible": visible}
+
+
+def what_cannot_be_is_refused(backend: UnderTest) -> None:
+    model = backend.model()
+    for sizes in ((1, 0), (0, 4)):
+        message = "batch_size and num_slots must be at least 1, got {} and {}".format(*sizes)
+        with pytest.raises(ValueError, match=message):
+            model.make_cache(*sizes)
+    with pytest.raises(ValueError, match="context must be None: this model has no cross-attention"):
+        model.make_cache(1, 4, torch.zeros(1, 3, 8))
+    limits = {"tokens": model.num_embeddings, "positions": model.max_positions, "slots": 9}
+    for name, limit in limits.items():
+        step = causal_step(model)
+        step[name] = step[name].clone()
+        step[name][..., 3] = limit
+        if backend.device == "cpu":  # on CUDA it would end the process
+            with pytest.raises((ValueError, IndexError), match=r"out of (range|bounds)"):
+                model.forward(**step, cache=model.make_cache(2, 9))
+
+
+def it_draws_what_the_sampler_draws(backend: UnderTest) -> None:
+    model, generator = backend.model(), torch.Generator().manual_seed(0)
+    seeds = torch.tensor([1, 2**40 + 3, -5], device=model.device)
+    lanes = torch.arange(14, device=model.device)
+    frames, rows, columns = lanes + 3, lanes, lanes * 3 % 24
+    low = torch.arange(14 * 24).view(14, 24) % 40
+    by_place = torch.stack([low, low + 3], dim=-1)
+    for options in (
+        SamplingOptions(),
+        SamplingOptions(1.0),
+        SamplingOptions(0.7, top_k=20),
+        SamplingOptions(1.0, top_p=0.9),
+        SamplingOptions(1.0, top_p=0.9, exclusive_top_p=True),
+        SamplingOptions(1.3, top_k=30, top_p=0.5, valid_range=(5, 40)),
+        SamplingOptions(2.0, top_k=1),
+        SamplingOptions(valid_range=by_place),
+        SamplingOptions(1.0, valid_range=by_place),
+    ):
+        for vocab_size in (50, 1030):
+            ranges = ValidRanges.resolve(options.valid_range, 14, 24, vocab_size, model.device)
+            for spread in (0.1, 1, 3, 10):
+                logits = torch.randn(3, 15, vocab_size, generator=generator) * spread
+                logits = (logits.round() if spread == 3 else logits).to(model.device)  # ties
+                logits = logits[:, 1:] if spread == 10 else logits[:, 1:].clone()  # of a larger one
+                arguments = logits, options, ranges, seeds, frames, rows, columns
+                assert torch.equal(model.sample(*arguments), sample(*arguments)), options
+
+
+GREEDY = SamplingOptions(valid_range=(0, NUM_VISUAL))
+SAMPLED = SamplingOptions(0.8, top_k=9, valid_range=(0, NUM_VISUAL))
+PROMPT = random_tokens(2, 16, vocab_size=NUM_VISUAL)  # a token and a frame of 3 x 5
+ACTIONS = NUM_VISUAL + random_tokens(2, 4, 2, vocab_size=50 - NUM_VISUAL)
+
+
+def decode(
+    prepared: tuple[CausalModel, RunnerName],
+    strategies: Iterable[str],
+    actions: Tensor,
+    prompt: Tensor = PROMPT,
+    sampling: SamplingOptions = GREEDY,
+) -> list[Tensor]:
+    """Decode as many frames as there are actions by each strategy, (2, T, 3, 5)."""
+    model, runner = prepared
+    engine = diagd.DecodingEngine(
+        model, 3, 5, num_action_tokens=2, batch_size=2, sampling=sampling, seed=5, runner=runner
+    )
+    decoded = []
+    for strategy in strategies:
+        engine.prefill(prompt.to(model.device))
+        frames = list(engine.decode(strategy, actions.to(model.device)))
+        decoded.append(torch.stack(frames, 1).cpu())
+        assert engine.num_dropped_frames == max(0, len(frames) - 2)  # the context holds three
+    return decoded
+
+
+def its_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
+    names, actions = ("raster", "k=1", "k=2,d=4"), ACTIONS[:, :2]
+    for sampling in (GREEDY, SAMPLED):
+        expected = decode((tiny_model(), "eager"), names, actions, sampling=sampling)
+        decoded = decode(backend.prepared(), names, actions, sampling=sampling)
+        for name, own, other in zip(names, decoded, expected, strict=True):
+            assert torch.equal(own, other), name
+
+
+def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTest) -> None:
+    (frames,) = decode(backend.prepared(), ["raster"], ACTIONS[:, :2])
+    generated = torch.cat([ACTIONS[:, :2], frames.flatten(2)], 2)  # (2, 2, 17)
+    sequence = torch.cat([PROMPT, generated.flatten(1)], 1)
+    with torch.no_grad():
+        logits = tiny_model().logits(sequence)[:, 15:-1, :NUM_VISUAL].unflatten(1, (2, 17))
+    chances = logits[:, :, 2:]  # (2, 2, 15, ids)
+    written = chances.gather(-1, frames.flatten(2)[..., None])[..., 0]
+    assert (chances.amax(-1) - written).max() <= 2 * backend.tolerance
+
+
+def a_stream_goes_on_after_a_full_context(backend: UnderTest) -> None:
+    """After two frames the prefix and the newest frame are read again, as at a start."""
+    prepared = backend.prepared()
+    (whole,) = decode(prepared, ["k=1"], ACTIONS)
+    newest = torch.cat([PROMPT[:, :1], whole[:, 1].flatten(1)], 1)
+    (rest,) = decode(prepared, ["k=1"], ACTIONS[:, 2:], newest)
+    assert torch.equal(whole[:, 2:], rest)
+
+
+CHECKS = (
+    it_tells_what_the_protocol_asks,
+    what_cannot_be_is_refused,
+    fed_in_any_order_and_pieces_it_equals_the_full_forward,
+    a_step_writes_its_slots_and_sees_what_the_mask_says,
+    what_hidden_slots_hold_changes_nothing,
+    a_lane_does_not_care_who_shares_its_step,
+    a_batch_is_its_rows_one_by_one,
+    only_the_last_logits_are_kept_when_asked,
+    it_draws_what_the_sampler_draws,
+    a_stream_goes_on_after_a_full_context,
+)
+
+
+def checks_of(backend: UnderTest) -> tuple[Callable[[UnderTest], None], ...]:
+    """Return the checks that a backend has to pass."""
+    if backend.rounds:
+        return *CHECKS, greedy_raster_writes_what_the_full_forward_finds_likeliest
+    return *CHECKS, its_tokens_are_those_of_the_plain_model

@@ -1,0 +1,59 @@
+"""A backend from outside, and the protocol in plain words: without keys and values.
+
+Its cache remembers every lane that was fed and whom it saw, and a step is the full forward over all
+of them. A slot stands for the lane that was last written there.
+"""
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagd.decoding.sampling import sample
+from diagd.models.cache import check_sizes, refuse_context
+from diagd.models.transformer import Transformer
+
+
+class Recomputing:
+    """A `CausalModel` without deriving from it: it brings all of the protocol itself."""
+
+    sample = staticmethod(sample)
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.device = model, model.device
+        self.vocab_size, self.num_embeddings = model.vocab_size, model.num_embeddings
+        self.max_positions = model.max_positions
+
+    def make_cache(
+        self, batch_size: int, num_slots: int, context: Tensor | None = None
+    ) -> SimpleNamespace:
+        refuse_context(context)
+        check_sizes(batch_size, num_slots)
+        return SimpleNamespace(
+            tokens=torch.zeros(batch_size, 0, dtype=torch.int64),
+            positions=torch.zeros(0, dtype=torch.int64),
+            visible=torch.zeros(0, 0, dtype=torch.bool),
+            lane_in=torch.full((num_slots,), -1),
+        )
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        cache: SimpleNamespace,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        fed, lanes = cache.tokens.shape[1], tokens.shape[1]
+        cache.lane_in[slots] = fed + torch.arange(lanes)
+        lane, slot = visible.nonzero(as_tuple=True)
+        seen = cache.lane_in[slot]
+        assert (seen >= 0).all(), "a lane sees a slot that nobody has written"
+        cache.tokens = torch.cat([cache.tokens, tokens], 1)
+        cache.positions = torch.cat([cache.positions, positions])
+        cache.visible = F.pad(cache.visible, (0, lanes, 0, lanes))
+        cache.visible[fed + lane, seen] = True
+        logits = self.model.logits(cache.tokens, positions=cache.positions, visible=cache.visible)
+        return logits[:, -min(logits_to_keep or lanes, lanes) :]

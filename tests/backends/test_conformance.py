@@ -1,0 +1,76 @@
+"""`tests/backends/conformance.py` over every backend there is, and over one from outside."""
+
+import pytest
+import torch
+
+from diagd.backends.merged_linears import merge_linears
+from diagd.backends.prepare import BACKENDS, prepare
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.llama import llama_of
+from tests.backends.conformance import UnderTest, checks_of
+from tests.backends.recomputing import Recomputing
+
+# inductor's own
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+
+
+def prepared(name, int8=False):
+    return lambda model: prepare(model, name, int8)[:2]
+
+
+# bfloat16 and int8 keep 8 bits of weights and cache, eager also of all between; logits reach 10
+CPU = {
+    "native": UnderTest(prepared("native"), tolerance=5e-6, steadfast=True),
+    "native, bfloat16": UnderTest(
+        prepared("native"), dtype=torch.bfloat16, tolerance=0.06, rounds=True, steadfast=True
+    ),
+    "native, int8": UnderTest(
+        prepared("native", int8=True), tolerance=0.08, rounds=True, steadfast=True
+    ),
+    "eager": UnderTest(prepared("eager")),
+    "eager, bfloat16": UnderTest(
+        prepared("eager"), dtype=torch.bfloat16, tolerance=0.3, rounds=True
+    ),
+    "compile": UnderTest(prepared("compile")),
+    "plain Transformer": UnderTest(lambda model: (model, "eager")),
+    "merged linears, not packed": UnderTest(lambda model: (merge_linears(model, False), "eager")),
+    "Hugging Face": UnderTest(
+        lambda model: (HuggingFaceModel(llama_of(model)), "eager"),
+        kinds=("llama", "multi-head", "multi-query", "world"),
+        buffers=lambda cache: [
+            b for layer in cache.slot_layers for b in (layer.keys, layer.values)
+        ],
+    ),
+    "without a cache": UnderTest(
+        lambda model: (Recomputing(model), "eager"), buffers=lambda cache: []
+    ),
+}
+CUDA = {
+    "eager": UnderTest(prepared("eager"), device="cuda"),
+    "compile": UnderTest(prepared("compile"), device="cuda"),
+    "cuda-graph": UnderTest(prepared("cuda-graph"), device="cuda"),
+}
+
+
+def cases(backends):
+    return [
+        pytest.param(backend, check, id=f"{name}-{check.__name__}")
+        for name, backend in backends.items()
+        for check in checks_of(backend)
+    ]
+
+
+@pytest.mark.parametrize(("backend", "check"), cases(CPU))
+def test_a_backend_conforms(backend, check):
+    check(backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("backend", "check"), cases(CUDA))
+def test_a_backend_conforms_on_cuda(backend, check):
+    check(backend)
+
+
+def test_every_backend_of_the_table_is_a_case():
+    assert set(BACKENDS) <= {*CPU, *CUDA}
