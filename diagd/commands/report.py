@@ -15,7 +15,7 @@ from rich.console import Console
 
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
-from diagd.evaluation.statistics import grouped, summarize
+from diagd.evaluation.summary import grouped, summarize
 from diagd.files import write_text
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page

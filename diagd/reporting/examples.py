@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from diagd.evaluation.results import Record, file_name
-from diagd.evaluation.statistics import Groups
+from diagd.evaluation.summary import Groups
 from diagd.reporting.page import Section
 from diagd.reporting.pictures import read_frames, write_side_by_side, write_strip
 

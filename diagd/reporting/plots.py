@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from diagd.evaluation.results import BASELINES, RASTER
-from diagd.evaluation.statistics import DISTANCES, QUALITY, Groups, per_horizon
+from diagd.evaluation.summary import DISTANCES, QUALITY, Groups, per_horizon
 from diagd.reporting.pictures import save_figure
 from diagd.reporting.tables import algorithm
 

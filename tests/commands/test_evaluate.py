@@ -7,18 +7,16 @@ import torch
 
 import diagd
 from diagd.data.video import read_video
-from diagd.decoding.likelihood import schedule_nll
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
+from diagd.evaluation.named_clips import read_clip
 from diagd.evaluation.results import BASELINES, read_results
 from diagd.metrics.weights import short_sha256
 from diagd.pipeline.generator import VideoGenerator
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
-from tests.worlds import HEIGHT, WIDTH
 
 SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
 SCHEDULES = ("--schedules", "raster k=2", "k=1")
@@ -289,14 +287,16 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
         actions = generator.action_ids(clip.actions, 5, "frame")
         strategy = diagd.parse_strategy(line["method"])
         assert isinstance(strategy, Scheduled)
-        schedule = strategy.schedule(TokenGrid(3, HEIGHT, WIDTH))
-        nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
+        nll = strategy_nll(generator.model, tokens, actions, strategy, context_frames=2)
         assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
         assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)
     rows = {row["method"]: row for row in outcome.document["rows"]}
     assert rows["raster"]["gap"] == 0
     assert rows["k=1"]["gap"] == pytest.approx(rows["k=1"]["nll"] - rows["raster"]["nll"])
     assert evaluate("--teacher-forced").code == 0
+    assert path.read_text() == text
+    path.write_text(text[:-40])  # killed while it wrote the last line
+    assert evaluate("--teacher-forced").document["rows"] == outcome.document["rows"]
     assert path.read_text() == text
     evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
     evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from diagd.evaluation.results import Results, pack, unpack
-from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize
+from diagd.evaluation.summary import bootstrap_interval, grouped, summarize
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
 
