@@ -1,7 +1,7 @@
 """Measure the bundled world model on held-out episodes, and draw what it shows.
 
-Quality per horizon of raster, k=4, k=2 and k=1 beside the tokenizer's own reconstruction and copying
-the last context frame; the share of sampled tokens that strategies have in common with raster; and
+Quality per horizon of raster and diagonals beside the tokenizer's own reconstruction and copying
+the last context frame; the share of sampled tokens that diagonals have in common with raster; and
 whether left and right turn the view to opposite sides. Needs `pip install 'diagd[metrics]'`.
 
     python runs/doom_quality.py --clips work/doom/heldout --out docs/results

@@ -2,7 +2,8 @@
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
 from the key event to the screen refresh after the frame that used it was drawn. Every strategy
-plays on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and Chromium.
+plays on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and
+Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md
     python runs/play.py --out docs/results --film docs/play.webp
@@ -209,7 +210,8 @@ def report(document: dict[str, Any]) -> str:
     ]
     for row in document["strategies"]:
         lines.append(
-            f"| {row['strategy']} | {row['steps']} | {row['frames']} | {row['frames_per_second']:.1f} "
+            f"| {row['strategy']} | {row['steps']} | {row['frames']} "
+            f"| {row['frames_per_second']:.1f} "
             f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
             f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
             f"| {row['presses']} | {row['encode_and_send_share']:.1%} |"

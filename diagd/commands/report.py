@@ -86,7 +86,7 @@ _PAIRED = (
 
 
 _FRONTIER = (
-    "A point is a way to decode; bars are 95% intervals of the paired difference to raster; a line "
+    "A point is a strategy; bars are 95% intervals of the paired difference to raster; a line "
     "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
     "other tokens, drawn from the same distribution; crosses write neither."
 )

@@ -29,7 +29,7 @@ def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> lis
 
 
 def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Section:
-    """Draw one clip: ground truth, raster, each schedule; a video for each model."""
+    """Draw one clip: ground truth, raster, each strategy; a video for each model."""
     models = list(dict.fromkeys(record["model"] for record in records))
     records = sorted(records, key=lambda r: (r["method"] != "truth", models.index(r["model"])))
     strip, videos = {}, {}

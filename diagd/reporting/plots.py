@@ -19,7 +19,7 @@ AXES = {
     "fvd": "FVD (lower is better)",
     "tfd": "TFD (lower is better)",
 }
-MARKERS = {  # of a way that is lossless so: marker, words
+MARKERS = {  # of a strategy that is lossless so: marker, words
     "tokens": ("o", "raster's tokens"),
     "distribution": ("D", "raster's distribution, other tokens"),
     "no": ("x", "neither"),
@@ -29,7 +29,7 @@ SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what speed costs: a colour for each model, a point for each way, lossless ones marked.
+    """Draw what speed costs: a colour for each model, a point for each strategy, lossless ones marked.
 
     A line joins raster and the diagonals.
     """
