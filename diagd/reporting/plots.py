@@ -29,9 +29,9 @@ SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what speed costs: a colour for each model, a point for each strategy, lossless ones marked.
+    """Draw what speed costs: a colour for each model, a point for each strategy.
 
-    A line joins raster and the diagonals.
+    Lossless strategies are marked; a line joins raster and the diagonals.
     """
     shown = [name for name in AXES if any(row[name] for row in rows)]
     figure, axes = plt.subplots(
