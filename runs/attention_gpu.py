@@ -1,4 +1,4 @@
-"""Time ways to attend at the shapes of diagonal decoding on a GPU, and check that they agree.
+"""Time variants of attention at the shapes of diagonal decoding on a GPU; check that they agree.
 
 python runs/attention_gpu.py --out docs/results        # writes attention_gpu.json
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 import tyro
+from attention_variants import efficient_partial, flex, masked, merged
 from torch.nn.attention import SDPBackend
 
-from diagd.benchmark.attention_variants import efficient_partial, flex, masked, merged
 from diagd.models.attention import attend
 
 HEADS = {"cosmos (32/8 x 128)": (32, 8, 128), "mc-ar (16/4 x 64)": (16, 4, 64)}
@@ -34,7 +34,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Time every way at every shape; one that PyTorch cannot run is named with its reason."""
+    """Time every variant at every shape; one that PyTorch cannot run is named with its reason."""
     rows = []
     for (shape, sizes), lanes, keys in itertools.product(
         HEADS.items(), (16, 32, 64), (5120, 12800)
@@ -48,7 +48,7 @@ def main(options: Options) -> None:
         visible[:, :prefix] = True
         expected = attend(queries, *cached, visible).float()
         for name, variant in VARIANTS.items():
-            row = {"shape": shape, "lanes": lanes, "keys": keys, "way": name}
+            row = {"shape": shape, "lanes": lanes, "keys": keys, "variant": name}
             try:
                 run = lambda: variant(queries, *cached, visible, prefix)  # noqa: B023, E731
                 row["largest_difference"] = (run().float() - expected).abs().max().item()

@@ -1,8 +1,8 @@
 """Measure the bundled world model on held-out episodes, and draw what it shows.
 
-Quality per horizon of raster, row_lag 2 and row_lag 1 beside the tokenizer's own reconstruction and
-copying the last context frame; the share of sampled tokens that schedules have in common; and
-whether left and right turn the dream opposite ways. Needs `pip install 'diagd[metrics]'`.
+Quality per horizon of raster and diagonals beside the tokenizer's own reconstruction and copying
+the last context frame; the share of sampled tokens that diagonals have in common with raster; and
+whether left and right turn the view to opposite sides. Needs `pip install 'diagd[metrics]'`.
 
     python runs/doom_quality.py --clips work/doom/heldout --out docs/results
 """
@@ -22,11 +22,12 @@ from diagd.data.actions import read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import TokenGrid
 from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.generator import VideoGenerator
 
+STRATEGIES = ("raster", "k=4", "k=2", "k=1")
 HORIZON = 8
 TURN_FRAMES = 4
 
@@ -55,13 +56,7 @@ def main(options: Options) -> None:
     actions = torch.tensor([[world.vocabulary.tokens_of(a)[0] for a in row] for row in taken])
     tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
     truth = videos[:, options.context_frames :]
-    grid = TokenGrid(HORIZON, world.height, world.width)
-    schedules = {"raster": DiagonalSchedule.raster(grid)}
-    schedules |= {f"k={k}": DiagonalSchedule.spatial(grid, k) for k in (4, 2, 1)}
-    dreams = {
-        name: dream(world, tokens, actions, schedule, options, name)
-        for name, schedule in schedules.items()
-    }
+    dreams = {name: dream(world, tokens, actions, name, HORIZON, options) for name in STRATEGIES}
     rows = {
         "tokenizer reconstruction": decode(world, tokens[:, options.context_frames :]),
         **{name: decode(world, dream) for name, dream in dreams.items()},
@@ -116,9 +111,9 @@ def dream(
     world: VideoGenerator,
     tokens: Tensor,
     actions: Tensor,
-    schedule: DiagonalSchedule,
+    strategy: str,
+    num_frames: int,
     options: Options,
-    name: str,
 ) -> Tensor:
     """Continue every clip's context with its recorded actions: (N, T, height, width) tokens."""
     codes, count = world.tokenizer.codebook_size, options.context_frames
@@ -127,18 +122,19 @@ def dream(
     )
     ids = actions[..., None] + codes
     prompts = torch.cat([ids[:, :count], tokens[:, :count].flatten(2)], dim=2).flatten(1)[:, 1:]
-    future = ids[:, count : count + schedule.grid.num_frames]
+    future = ids[:, count : count + num_frames]
     parts = []
-    for start in track(range(0, len(tokens), options.batch_size), description=name):
+    for start in track(range(0, len(tokens), options.batch_size), description=strategy):
         rows = slice(start, start + options.batch_size)
         out = generate_tokens(
             world.model,
             prompts[rows],
-            schedule,
+            strategy,
             future[rows],
             count,
             sampling=sampling,
             seed=options.seed + start,
+            grid=TokenGrid(num_frames, world.height, world.width),
         )
         parts.append(out.tokens)
     return torch.cat(parts)
@@ -154,14 +150,13 @@ def turning(
 ) -> dict[str, float]:
     """Turn left and right from the same frames, and measure how the picture moves."""
     assert world.vocabulary is not None
-    grid = TokenGrid(TURN_FRAMES, world.height, world.width)
-    schedule = DiagonalSchedule.spatial(grid, 1)
     last = videos[:, options.context_frames - 1]
     dreams, shifts = {}, {}
     for name in ("left", "right"):
         ordered = actions.clone()
         ordered[:, options.context_frames :] = world.vocabulary.tokens_of(name)[0]
-        dreams[name] = decode(world, dream(world, tokens, ordered, schedule, options, name))
+        turned = dream(world, tokens, ordered, "k=1", TURN_FRAMES, options)
+        dreams[name] = decode(world, turned)
         shifts[name] = torch.tensor(
             [
                 shift_px(before, after)

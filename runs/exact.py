@@ -1,6 +1,6 @@
-"""Where the passes of exact decoding and its rivals go, on recorded clips with evaluate's seeds.
+"""Where the steps of exact decoding and its rivals go, on recorded clips with evaluate's seeds.
 
-Writes exact.json (passes, tokens fed, ms, frames/s, tokens equal to raster's, runs of tokens
+Writes exact.json (steps, tokens fed, ms, frames/s, tokens equal to raster's, runs of tokens
 accepted) and exact_runs.png (runs by row and by entropy). It is written after every clip; a killed
 run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install
 'diagd[metrics]'`) and a machine that does nothing else.
@@ -14,52 +14,52 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import torch
 import tyro
-from diagd.decoding.exact import ExactEngine
-from diagd.decoding.ways import Way, parse_ways
-from diagd.notes import without_context_warnings
 from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import TokenGrid
-from diagd.evaluation.clips import choose_clips, read_clip
+from diagd.decoding.strategies.exact.exact import Exact
+from diagd.decoding.strategies.exact.verification import step_costs
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategies
+from diagd.evaluation.named_clips import choose_clips, read_clip
 from diagd.evaluation.protocol import seed_of
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.provenance import cpu_name
 
-SHOWN = "exact"  # the way in the picture
-SPEED = (
-    "passes",
-    "fed",
-    "seconds",
-    "frames",
-    "equal",
-    "clips_equal",
-)  # what is added up over clips
+SHOWN = "exact"  # the strategy in the picture
+
+
+class Measured(NamedTuple):
+    """A clip continued: the engine that did, its (T, height, width) tokens, and the seconds."""
+
+    engine: DecodingEngine
+    tokens: Tensor
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Options:
-    """Run every way to decode on the same clips with the same seeds."""
+    """Run every strategy on the same clips with the same seeds."""
 
     clips: Path  # folder of videos with actions, as diagd record writes them
     out: Path  # folder for exact.json and the picture
     model: str = "doom"
-    ways: tuple[str, ...] = (  # besides raster, named as in diagd evaluate
+    strategy: tuple[str, ...] = (  # besides raster, named as in diagd evaluate
         "k=1 k=2 k=4 exact exact,lanes=16 exact,lanes=32 exact,lanes=64 exact,lanes=96",
         "jacobi,lanes=32 jacobi,lanes=96 tolerance=1.5 tolerance=3 tolerance=10",
         "sjd,lanes=96 mc-sjd,lanes=96 zipar=2 zipar=4 zipar=8 zipar-adaptive=2 zipar-adaptive=4",
     )
-    interactive: tuple[str, ...] = ("exact",)  # ways that get the actions frame by frame as well
+    interactive: tuple[str, ...] = ("exact",)  # get actions frame by frame as well
     num_clips: int = 64
     frames: int = 16
     context_frames: int = 4
@@ -69,12 +69,16 @@ class Options:
     device: str = "cpu"
     seed: int = 0
 
-    def todo(self) -> dict[str, tuple[Way, bool]]:
-        """Return each way by its name in the report, and whether it gets frame by frame."""
-        ways = parse_ways(("raster", *self.ways), self.temperature)
-        stepped = parse_ways(self.interactive, self.temperature)
-        whole = {way.name: (way, False) for way in ways}
-        return whole | {f"{way.name}, frame by frame": (way, True) for way in stepped}
+    def todo(self) -> dict[str, tuple[Strategy, bool]]:
+        """Return each strategy by its name in the report, and whether it gets frame by frame."""
+        whole = {one.name: (one, False) for one in parse_strategies(("raster", *self.strategy))}
+        stepped = parse_strategies(self.interactive)
+        return whole | {f"{one.name}, frame by frame": (one, True) for one in stepped}
+
+    def sampling(self) -> SamplingOptions:
+        """Return how tokens are drawn."""
+        top_p = GenerationDefaults.top_p if self.temperature else None
+        return SamplingOptions(self.temperature, top_p=top_p)
 
     def settings(self) -> dict[str, Any]:
         """Return what the numbers of a clip depend on."""
@@ -94,17 +98,15 @@ def main(options: Options) -> None:
     world = VideoGenerator.from_pretrained(
         options.model, options.device, dtype, int8=options.dtype == "int8"
     )
-    for way, _ in todo.values():
-        way.schedule(TokenGrid(options.frames, world.height, world.width))
-        way.check(options.temperature, world.runner)
+    for strategy, _ in todo.values():
+        world.check(strategy, options.sampling())
     for name in track([name for name in names if name not in report["clips"]]):
-        with without_context_warnings():
-            add_clip(report, measure(world, options, todo, name, report), name, world)
+        add_clip(report, measure(world, options, todo, name, report), name, world)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report, indent=1)
     if SHOWN in report["runs"]:
         draw_runs(report, path.with_name(f"{path.stem}_runs.png"))
-    for name, row in report["ways"].items():
+    for name, row in report["strategies"].items():
         print(f"{name:22s}", *(f"{key} {value:.4g}" for key, value in row.items()), sep="  ")
 
 
@@ -113,14 +115,8 @@ def start_report(path: Path, options: Options) -> dict[str, Any]:
     device = cpu_name() if options.device == "cpu" else torch.cuda.get_device_name()
     new = {"settings": options.settings(), "threads": torch.get_num_threads(), "device": device}
     if not path.is_file():
-        return {
-            **new,
-            "clips": [],
-            "milliseconds_by_lanes": {},
-            "ways": {},
-            "totals": {},
-            "runs": {},
-        }
+        parts = ("milliseconds_by_lanes", "strategies", "totals", "runs")
+        return {**new, "clips": [], **{part: {} for part in parts}}
     report = json.loads(path.read_text())
     for key, value in new.items():
         if report.get(key) != value:
@@ -133,75 +129,79 @@ def start_report(path: Path, options: Options) -> dict[str, Any]:
 def measure(
     world: VideoGenerator,
     options: Options,
-    todo: dict[str, tuple[Way, bool]],
+    todo: dict[str, tuple[Strategy, bool]],
     name: str,
     report: dict[str, Any],
-) -> dict[str, tuple[DecodingEngine, Tensor, float]]:
-    """Continue a clip in every way: the engine, the (T, height, width) tokens and the seconds."""
+) -> dict[str, Measured]:
+    """Continue a clip by every strategy."""
     given, length = options.context_frames, options.context_frames + options.frames
-    where = options.clips, name, world.vocabulary, options.start, length, None
-    clip = read_clip(*where, world.frame_size_px)
-    sampling = SamplingOptions(
-        options.temperature, top_p=GenerationDefaults.top_p if options.temperature else None
+    clip = read_clip(
+        options.clips,
+        name,
+        world.vocabulary,
+        options.start,
+        length,
+        fps=None,
+        size_px=world.frame_size_px,
     )
     ids = world.action_ids(clip.actions, length, "frame")
-    measured: dict[str, tuple[DecodingEngine, Tensor, float]] = {}
-    for label, (way, frame_by_frame) in todo.items():
+    measured = {}
+    for label, (strategy, frame_by_frame) in todo.items():
         engine = world.start(
             clip.frames[:given],
             context_actions=clip.actions[1:given] if clip.actions else None,
-            row_start=way.row_start,
-            sampling=sampling,
+            sampling=options.sampling(),
             seed=seed_of(name, options.seed),
-            exact=way.exact,
         )
-        if isinstance(engine, ExactEngine) and not report["milliseconds_by_lanes"]:
-            costs = engine.measure_costs()
+        if isinstance(strategy, Exact) and not report["milliseconds_by_lanes"]:
+            costs = step_costs(engine, strategy.statistics)
             report["milliseconds_by_lanes"] = {str(n): 1000 * s for n, s in costs.items()}
         stretch = 1 if frame_by_frame else options.frames
-        schedule = way.schedule(TokenGrid(stretch, world.height, world.width))
         started = time.perf_counter()
         frames: list[Tensor] = []
         for first in range(given, length, stretch):
             actions = None if ids is None else ids[:, first : first + stretch]
-            frames += [frame[0].cpu() for frame in engine.decode(schedule, actions)]
-        measured[label] = engine, torch.stack(frames), time.perf_counter() - started
+            frames += [frame[0].cpu() for frame in engine.decode(strategy, actions, stretch)]
+        measured[label] = Measured(engine, torch.stack(frames), time.perf_counter() - started)
     return measured
 
 
 def add_clip(
-    report: dict[str, Any],
-    measured: dict[str, tuple[DecodingEngine, Tensor, float]],
-    name: str,
-    world: VideoGenerator,
+    report: dict[str, Any], measured: dict[str, Measured], name: str, world: VideoGenerator
 ) -> None:
-    """Add a clip to the report's totals, and put each way into numbers."""
+    """Add a clip to the report's totals, and put each strategy into numbers."""
     report["clips"].append(name)
-    raster = measured["raster"][1]
+    raster = measured["raster"].tokens
     for label, (engine, tokens, seconds) in measured.items():
         same = tokens == raster
-        numbers = (engine.num_steps, engine.num_fed, seconds, len(tokens))
-        numbers = *numbers, same.float().mean().item(), int(same.all())
-        totals = report["totals"].setdefault(label, dict.fromkeys(SPEED, 0))
-        for key, number in zip(SPEED, numbers, strict=True):
+        numbers = {
+            "steps": engine.num_steps,
+            "fed": engine.num_fed,
+            "seconds": seconds,
+            "frames": len(tokens),
+            "equal": same.float().mean().item(),
+            "clips_equal": int(same.all()),
+        }
+        totals = report["totals"].setdefault(label, dict.fromkeys(numbers, 0))
+        for key, number in numbers.items():
             totals[key] += number
-        if isinstance(engine, ExactEngine):
+        if engine.verified:
             runs = report["runs"].setdefault(label, {"runs": {}, "by_row": {}, "by_entropy": {}})
-            gained = Counter(one.num_accepted for one in engine.passes)
+            gained = Counter(one.num_accepted for one in engine.verified)
             for gain, count in gained.items():
                 runs["runs"][str(gain)] = runs["runs"].get(str(gain), 0) + count
-            add_up(runs["by_row"], [(str(one.row), one.num_accepted) for one in engine.passes])
+            add_up(runs["by_row"], [(str(one.row), one.num_accepted) for one in engine.verified])
             nats = entropies(engine, world) if label == SHOWN else torch.empty(0)
-            waited = [one for one in engine.passes if one.frame < len(nats)]
+            waited = [one for one in engine.verified if one.frame < len(nats)]
             bins = [str(int(nats[one.frame, one.row, one.column] * 2) / 2) for one in waited]
             add_up(runs["by_entropy"], zip(bins, (one.num_accepted for one in waited), strict=True))
     first, count = report["totals"]["raster"], len(report["clips"])
     for label, totals in report["totals"].items():
-        report["ways"][label] = {
-            "passes_a_frame": totals["passes"] / totals["frames"],
-            "fewer_passes": first["passes"] / totals["passes"],
+        report["strategies"][label] = {
+            "steps_a_frame": totals["steps"] / totals["frames"],
+            "fewer_steps": first["steps"] / totals["steps"],
             "fed_per_token": totals["fed"] / (totals["frames"] * raster[0].numel()),
-            "ms_a_pass": 1000 * totals["seconds"] / totals["passes"],
+            "ms_a_step": 1000 * totals["seconds"] / totals["steps"],
             "frames_per_second": totals["frames"] / totals["seconds"],
             "over_raster": first["seconds"] / totals["seconds"],
             "tokens_equal_to_raster": totals["equal"] / count,
@@ -210,10 +210,10 @@ def add_clip(
 
 
 def add_up(bins: dict[str, list[int]], gains: Iterable[tuple[str, int]]) -> None:
-    """Count passes and the tokens they gained, bin by bin."""
+    """Count steps and the tokens they gained, bin by bin."""
     for name, gain in gains:
-        passes, gained = bins.get(name, (0, 0))
-        bins[name] = [passes + 1, gained + gain]
+        steps, gained = bins.get(name, (0, 0))
+        bins[name] = [steps + 1, gained + gain]
 
 
 @torch.inference_mode()
@@ -236,16 +236,16 @@ def entropies(engine: DecodingEngine, world: VideoGenerator) -> Tensor:
 
 
 def draw_runs(report: dict[str, Any], path: Path) -> None:
-    """Draw how many tokens a pass gains: overall, by row and by entropy."""
+    """Draw how many tokens a step gains: overall, by row and by entropy."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     shown = report["runs"][SHOWN]
     by_bin = [
-        {float(name): gained / passes for name, (passes, gained) in shown[key].items()}
+        {float(name): gained / steps for name, (steps, gained) in shown[key].items()}
         for key in ("by_row", "by_entropy")
     ]
     runs = {float(gain): count for gain, count in shown["runs"].items()}
-    labels = ("tokens gained in a pass", "row waited for", "nats of the token waited for")
-    whats = ("passes", "tokens gained", "tokens gained")
+    labels = ("tokens gained in a step", "row waited for", "nats of the token waited for")
+    whats = ("steps", "tokens gained", "tokens gained")
     for axis, label, what, bars in zip(axes, labels, whats, (runs, *by_bin), strict=True):
         axis.bar(list(bars), list(bars.values()), width=0.4 if label == labels[-1] else 0.8)
         axis.set(xlabel=label, ylabel=what)

@@ -9,11 +9,11 @@ results=docs/results/exact
 lanes="exact exact,lanes=8 exact,lanes=16 exact,lanes=24 exact,lanes=32 exact,lanes=40 exact,lanes=96"
 for dtype in float32 bfloat16; do
   python runs/exact.py --clips "$clips" --out "$results" --num-clips 4 --frames 8 --dtype "$dtype" \
-    --ways "k=1 k=2 $lanes"
+    --strategy "k=1 k=2 $lanes"
 done
-python runs/exact.py --clips "$clips" --out "$results/clips64" --interactive --ways exact,lanes=32
+python runs/exact.py --clips "$clips" --out "$results/clips64" --interactive --strategy exact,lanes=32
 python runs/exact.py --clips "$clips" --out "$results/rivals" --num-clips 4 --frames 4
-diagd evaluate --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out work/exact --schedules \
+diagd evaluate --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out work/exact --strategy \
   "k=1 k=2 exact exact,lanes=32 jacobi,lanes=96 tolerance=3 sjd,lanes=96 mc-sjd,lanes=96 zipar=4"
 diagd report --results work/exact --out "$results/quality" --examples 0 \
   --title "Exact decoding and its rivals: speed and quality"

@@ -19,16 +19,20 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Write finetune.md: nats above the first model's raster, and the share that is closed."""
+    """Write finetune.md: nats above the first model's raster, and the share that is closed.
+
+    Folders without one of the first model's strategies are of other studies, and left out.
+    """
     found = {}
     for path in sorted(options.results.glob("*/tune.json")):
         rows = json.loads(path.read_text())["rows"]
         found[path.parent.name] = {row["name"]: row for row in rows}
     before = found[options.before]
+    found = {model: rows for model, rows in found.items() if before.keys() <= rows.keys()}
     lines = [
         f"Nats a token above {options.before} in raster order, and the share of the gap closed.",
         "",
-        "| schedule | steps | " + " | ".join(found) + " |",
+        "| strategy | steps | " + " | ".join(found) + " |",
         "|---|---|" + "---|" * len(found),
     ]
     for name, row in before.items():

@@ -9,7 +9,6 @@ always reach the cache. Each claim is broken here, and here only; the product ha
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import tyro
@@ -17,9 +16,10 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import Sees, view_nll
-from diagd.decoding.plan import RowStart
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.likelihood import Sees, gap_to_raster, view_nll
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import load_model
 from diagd.tokenizers.shards import read_shards
@@ -29,13 +29,15 @@ from diagd.training.setup import check_fit
 
 @dataclass(frozen=True)
 class Options:
-    """Measure on token shards of held-out clips, one context frame, spatial schedules."""
+    """Measure on token shards of held-out clips, one context frame."""
 
     tokens: Path  # folder of token shards
     out: Path  # folder for gap_study.json and gap_study.md
     model: str = "doom"
-    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = (1, 2, 4)
-    row_start: tuple[RowStart, ...] = ("temporal", "predecessor", "spatial")
+    strategy: tuple[str, ...] = (  # besides raster; those with a schedule
+        "k=1 k=1/predecessor k=1/spatial k=2 k=2/predecessor k=2/spatial",
+        "k=4 k=4/predecessor k=4/spatial",
+    )
     clips: int = 16
     frames: int = 8
 
@@ -79,31 +81,26 @@ def main(options: Options) -> None:
     sequences = torch.cat([actions, tokens.flatten(2)], dim=2).flatten(1)[:, 1:]
     grid = TokenGrid(options.frames - 1, *tokens.shape[2:])
     layout = SequenceLayout(grid, 1, 1)
-    raster = DiagonalSchedule.raster(grid)
-    views = {("raster", ""): teacher_view(raster, layout)}
-    for row_lag in options.row_lag:
-        schedule = DiagonalSchedule.spatial(grid, row_lag)
-        for row_start in options.row_start:
-            views[f"k={row_lag}", row_start] = teacher_view(schedule, layout, row_start)
-    variants = list(rules(views["raster", ""], layout))
-    nll: dict[tuple[str, str, str], Tensor] = {}
+    views: dict[str, TeacherView] = {}
+    for strategy in parse_strategies(("raster", *options.strategy)):
+        if not isinstance(strategy, Scheduled):
+            raise ValueError(f"the study compares schedules: leave {strategy} out")
+        views[strategy.name] = teacher_view(strategy.schedule(grid), layout, strategy.row_start)
+    variants = list(rules(views["raster"], layout))
+    nll: dict[tuple[str, str], Tensor] = {}
     with Progress() as progress:
         task = progress.add_task("judging", total=len(views) * len(variants) * len(sequences))
-        for (name, row_start), view in views.items():
+        for name, view in views.items():
             for variant, sees in rules(view, layout).items():
                 costs = []
                 for sequence in sequences.split(1):
                     costs.append(view_nll(model, sequence, view, sees).double().mean())
                     progress.advance(task)
-                nll[name, row_start, variant] = torch.stack(costs)
-    base = nll["raster", "", "the design"]
+                nll[name, variant] = torch.stack(costs)
+    base = nll["raster", "the design"]
     rows = [
-        {
-            **{"schedule": name, "row_start": row_start, "rule": variant},
-            **{"nll": cost.mean().item(), "gap": (cost - base).mean().item()},
-            "gap_error": (cost - base).std().item() / len(cost) ** 0.5,
-        }
-        for (name, row_start, variant), cost in nll.items()
+        {"strategy": name, "rule": variant, **gap_to_raster(cost, base)}
+        for (name, variant), cost in nll.items()
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     document = {"options": {k: str(v) for k, v in asdict(options).items()}, "rows": rows}
@@ -111,13 +108,13 @@ def main(options: Options) -> None:
     table = [
         f"Nats a token above raster ({base.mean():.4f}), {options.clips} clips of "
         f"{options.frames} frames, {options.model}; ± standard error over clips.\n",
-        "| schedule | row start | " + " | ".join(variants) + " |",
-        "|---|---|" + "---|" * len(variants),
+        "| strategy | " + " | ".join(variants) + " |",
+        "|---|" + "---|" * len(variants),
     ]
-    for name, row_start in views:
-        gaps = [row for row in rows if (row["schedule"], row["row_start"]) == (name, row_start)]
+    for name in views:
+        gaps = [row for row in rows if row["strategy"] == name]
         cells = [f"{row['gap']:+.4f} ± {row['gap_error']:.4f}" for row in gaps]
-        table.append(f"| {name} | {row_start} | " + " | ".join(cells) + " |")
+        table.append(f"| {name} | " + " | ".join(cells) + " |")
     (options.out / "gap_study.md").write_text("\n".join(table) + "\n")
     print("\n".join(table))
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.families.checkpoints import load_model
 
 FIXTURE = Path(__file__).parent.parent / "tests" / "fixtures" / "mineworld_tiny"
@@ -39,11 +40,10 @@ def main(options: Options) -> None:
                 GRID.height,
                 GRID.width,
                 num_action_tokens=actions.shape[2],
-                row_start=row_start,
                 sampling=SamplingOptions(valid_range=(0, model.config.image_vocab_size)),
             )
             engine.prefill(data["small.prompt_ids"], 1)
-            frames = list(engine.decode(DiagonalSchedule.spatial(GRID, k), actions))
+            frames = list(engine.decode(Diagonal(k, row_start=row_start), actions))
             theirs = data[f"small.image_k{k}{suffix}.tokens"].view(GRID.num_frames, -1)
             equal = [ours.flatten() == their for ours, their in zip(frames, theirs, strict=True)]
             first = int((~equal[0]).nonzero()[0])

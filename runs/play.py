@@ -1,8 +1,9 @@
 """Measure `diagd play` from a scripted browser, and film it for the README.
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
-from the key event to the screen refresh after the frame that used it was drawn. Every order plays
-on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and Chromium.
+from the key event to the screen refresh after the frame that used it was drawn. Every strategy
+plays on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and
+Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md
     python runs/play.py --out docs/results --film docs/play.webp
@@ -32,12 +33,12 @@ from diagd.files import replacing, write_json, write_text
 from diagd.provenance import cpu_name
 from diagd.web.address import listen, url_of
 
-ORDERS = {"k = 1": 1, "k = 2": 2, "k = 4": 4, "raster": "raster"}
+STRATEGIES = ("k=1", "k=2", "k=4", "raster")
 WARM_UP_FRAMES = 5
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
 # what is held, and for how many seconds, in the film; a list clicks a button
-FILM = (("KeyA", 1.4), ("KeyW", 1.2), ("KeyD", 1.6), ["raster"], ("KeyA", 3.0), ["k = 1"])
+FILM = (("KeyA", 1.4), ("KeyW", 1.2), ("KeyD", 1.6), ["raster"], ("KeyA", 3.0), ["k=1"])
 FILM += (("KeyA", 1.2), ("KeyW", 1.0), ("KeyD", 1.4))
 
 
@@ -47,8 +48,8 @@ class Options:
 
     out: Path  # folder for play.json and play.md
     film: Path | None = None  # animated picture (webp or gif) of the page being played
-    frames: int = 500  # measured in each diagonal order
-    raster_frames: int = 100  # measured in raster order, which is slow
+    frames: int = 500  # measured with each diagonal
+    raster_frames: int = 100  # measured with raster, which is slow
     model: str = "doom"
     device: str = "cpu"
     dtype: str = "float32"
@@ -72,10 +73,7 @@ def main(options: Options) -> None:
         browser = driver.chromium.launch(executable_path=options.chromium)
         try:
             url = url_of(*listening.getsockname()[:2])
-            rows = [
-                measure(browser.new_page(), url, name, order, options)
-                for name, order in ORDERS.items()
-            ]
+            rows = [measure(browser.new_page(), url, name, options) for name in STRATEGIES]
             if options.film is not None:
                 context = browser.new_context(
                     viewport={"width": 1120, "height": 640}, color_scheme="dark"
@@ -93,26 +91,27 @@ def main(options: Options) -> None:
         "device": cpu_name() if options.device == "cpu" else torch.cuda.get_device_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "orders": rows,
+        "strategies": rows,
     }
     write_json(options.out / "play.json", document, indent=1)
     write_text(options.out / "play.md", report(document))
     print(json.dumps(document))
 
 
-def measure(page: Page, url: str, name: str, order: int | str, options: Options) -> dict[str, Any]:
-    """Play one order by script; returns times in milliseconds, and shares."""
+def measure(page: Page, url: str, strategy: str, options: Options) -> dict[str, Any]:
+    """Play with one strategy by script; returns times in milliseconds, and shares."""
     headers: list[dict[str, Any]] = []
     page.on("websocket", lambda socket: socket.on("framereceived", _collector(headers)))
     page.goto(url)
     page.locator("#hud-fps").wait_for()
-    page.get_by_role("button", name=name).click()
+    click_strategy(page, strategy)
     _until(
-        page, lambda: [h["order"] for h in headers[-WARM_UP_FRAMES:]] == WARM_UP_FRAMES * [order]
+        page,
+        lambda: [h["strategy"] for h in headers[-WARM_UP_FRAMES:]] == WARM_UP_FRAMES * [strategy],
     )
     page.evaluate("() => { diagd.readings.latencies.length = 0; }")
     first = len(headers)
-    wanted = options.raster_frames if order == "raster" else options.frames
+    wanted = options.raster_frames if strategy == "raster" else options.frames
     started, keys, turn = time.perf_counter(), ("KeyW", "KeyA", "KeyD"), 0
     while len(headers) - first < wanted:
         page.keyboard.down(keys[turn % 3])
@@ -130,9 +129,9 @@ def measure(page: Page, url: str, name: str, order: int | str, options: Options)
     }
     in_turn = ("decode_ms", "picture_ms", "encode_ms")
     whole = sorted(sum(frame[part] for part in in_turn) for frame in frames)
-    print(f"{name}: {len(frames)} frames, {seconds:.0f} s", file=sys.stderr)
+    print(f"{strategy}: {len(frames)} frames, {seconds:.0f} s", file=sys.stderr)
     return {
-        "order": order,
+        "strategy": strategy,
         "steps": frames[-1]["steps"],
         "frames": len(frames),
         "presses": len(latencies),
@@ -147,6 +146,11 @@ def measure(page: Page, url: str, name: str, order: int | str, options: Options)
     }
 
 
+def click_strategy(page: Page, name: str) -> None:
+    """Choose a strategy on the page."""
+    page.locator(f'#strategies button[data-strategy="{name}"]').click()
+
+
 def film(page: Page, url: str, path: Path, scene: int) -> None:
     """Play for a while and keep screenshots as an animated picture of less than 3 MB."""
     page.goto(url)
@@ -157,7 +161,7 @@ def film(page: Page, url: str, path: Path, scene: int) -> None:
     shots: list[Image.Image] = []
     for act in FILM:
         if isinstance(act, list):
-            page.get_by_role("button", name=act[0]).click()
+            click_strategy(page, act[0])
             page.evaluate("scrollTo(0, 0)")
             continue
         key, seconds = act
@@ -200,14 +204,14 @@ def report(document: dict[str, Any]) -> str:
         "Key to picture is from the key event to the screen refresh after the frame that used it "
         "was drawn; a frame takes decoding, painting and encoding.",
         "",
-        "| order | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 "
+        "| strategy | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 "
         "| p99 | presses | encode + send |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in document["orders"]:
-        name = row["order"] if row["order"] == "raster" else f"row_lag {row['order']}"
+    for row in document["strategies"]:
         lines.append(
-            f"| {name} | {row['steps']} | {row['frames']} | {row['frames_per_second']:.1f} "
+            f"| {row['strategy']} | {row['steps']} | {row['frames']} "
+            f"| {row['frames_per_second']:.1f} "
             f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
             f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
             f"| {row['presses']} | {row['encode_and_send_share']:.1%} |"

@@ -22,5 +22,5 @@ for model in doom "$work/small"; do
 done
 cp "$work/small2/log.jsonl" "$results/small/"
 diagd evaluate --protocol mc-ar --clips "$work/heldout" --num-clips 64 --out "$work/sizes" \
-  --models small="$work/small" --schedules "k=4 k=2 k=1"
+  --models small="$work/small" --strategy "k=4 k=2 k=1"
 diagd report --results "$work/sizes" --out "$results" --title "A model of a quarter of the size"

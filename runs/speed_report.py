@@ -11,6 +11,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
+from diagd.benchmark.disturbance import MARK, disturbed_note, is_disturbed
+from diagd.benchmark.print_rows import cell
+
 SPEED = {
     "steps": "{steps}",
     "seconds [min-max]": "{seconds:.2f} [{seconds_min:.2f}-{seconds_max:.2f}]",
@@ -93,21 +96,18 @@ def describe(document: dict[str, Any]) -> list[str]:
         lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
             cells = [cell(text, row) for text in columns.values()]
-            lines.append(f"| {name_of(row)} | " + " | ".join(cells) + " |")
+            name = f"{name_of(row)} {MARK}" if is_disturbed(row) else name_of(row)
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    disturbed = [name_of(row) for row in document["rows"] if is_disturbed(row)]
+    if disturbed:
+        lines += ["", disturbed_note(disturbed)]
     return [*lines, ""]
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """Name a row of the tables."""
-    return " ".join(filter(None, (row["dtype"], row["backend"], row["schedule"])))
-
-
-def cell(text: str, row: dict[str, Any]) -> str:
-    """Fill in a number, or a dash where there is none."""
-    try:
-        return text.format(**row)
-    except (KeyError, TypeError):
-        return "-"
+    """Name a row of the tables; older files say `row_lag 1` for k=1."""
+    strategy = row["schedule"].replace("row_lag ", "k=")
+    return " ".join(filter(None, (row["dtype"], row["backend"], strategy)))
 
 
 def draw(documents: list[dict[str, Any]], path: Path) -> None:

@@ -8,7 +8,7 @@ clips=${1:?folder of held-out clips, as runs/doom.sh records them}
 shift
 work=${STUDY_WORK:-work/study}
 diagd evaluate --protocol mc-ar --clips "$clips" --num-clips 64 --out "$work" --save-videos \
-  --models doom "$@" --schedules "raster k=4 k=2 k=1"
+  --models doom "$@" --strategy "raster k=4 k=2 k=1"
 diagd report --results "$work" --out docs/results/study \
   --title "MC-AR on ViZDoom: raster and diagonal decoding"
 cp "$work/results.jsonl" docs/results/study/results.jsonl

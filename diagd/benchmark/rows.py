@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
+from diagd.benchmark.disturbance import is_disturbed
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.generate_tokens import synchronized_time
@@ -211,7 +212,7 @@ def report_rows(
         }
         if row.stopwatch:
             line |= _limits(row, config, ceilings[row.dtype])
-        report.append(line)
+        report.append(line | {"disturbed": is_disturbed(line)})
     return report
 
 

@@ -14,13 +14,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
+from diagd.benchmark.print_rows import print_rows
 from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
 from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.sampling import SamplingOptions
@@ -37,31 +35,6 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.provenance import cpu_name
 from diagd.tokenizers.text import NUM_PLACES
-
-SPEED = {
-    "steps": "{steps}",
-    "ms/step": "{ms_per_step:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-    "frames/s": "{frames_per_second:.2f}",
-    "over HF": "{over_hugging_face:.1f}x",
-    "speedup": "{speedup:.1f}x",
-    "fed/token": "{fed_per_token:.2f}",
-    "= raster": "{tokens_equal_to_raster:.0%}",
-    "efficiency": "{efficiency:.2f}",
-    "first s": "{warm_up_seconds:.1f}",
-}
-LIMITS = {
-    "p99": "{step_ms[p99]:.2f}",
-    "MB/step": "{megabytes_per_step:.0f}",
-    "of peak": "{bandwidth_share:.0%}",
-    "MFLOP/step": "{megaflops_per_step:.0f}",
-    "of peak ": "{flops_share:.0%}",
-    "forward": "{parts_ms[forward]:.2f}",
-    "linears": "{parts_ms[linears]:.2f}",
-    "attention": "{parts_ms[attention]:.2f}",
-    "sampling": "{parts_ms[sampling]:.2f}",
-    "other": "{parts_ms[bookkeeping]:.2f}",
-}
 
 
 @dataclass(frozen=True)
@@ -151,7 +124,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(device),
         "rows": report_rows(rows, config, grid, ceilings),
     }
-    _print(document)
+    print_rows(document)
     return document
 
 
@@ -196,40 +169,3 @@ def _model(
     if options.model in PRESETS or options.random_weights:
         return Transformer.random(config, options.seed, device, dtype_of(dtype))
     return load_model(options.model, device=device, dtype=dtype_of(dtype))
-
-
-def _print(document: dict[str, Any]) -> None:
-    options, console = document["options"], Console()
-    console.print(
-        f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
-        f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
-        f"medians of {options['repeats']}"
-    )
-    for dtype, ceiling in document["ceilings"].items():
-        rate, flops = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e9
-        console.print(
-            f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {flops:.0f} GFLOP/s"
-        )
-    rows = document["rows"]
-    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
-    common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
-    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
-    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
-        shown = [row for row in rows if texts is SPEED or "step_ms" in row]
-        columns = {h: t for h, t in texts.items() if any(_cell(t, row) != "-" for row in shown)}
-        table = Table(title=f"{title} {common and f'({common})'}", box=SIMPLE, padding=(0, 1, 0, 0))
-        table.add_column("", no_wrap=True)
-        for header in columns:
-            table.add_column(header.strip(), justify="right", no_wrap=True)
-        for row in shown:
-            name = " ".join(filter(None, (row[key] for key in told_apart)))
-            table.add_row(name, *(_cell(text, row) for text in columns.values()))
-        console.print(table)
-
-
-def _cell(text: str, row: dict[str, Any]) -> str:
-    """Fill in a number, or a dash where this row has none."""
-    try:
-        return text.format(**row)
-    except (KeyError, TypeError):
-        return "-"

@@ -25,10 +25,16 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
-from diagd.evaluation import likelihood
 from diagd.evaluation.captions import metric_notes
-from diagd.evaluation.clips import choose_clips
+from diagd.evaluation.likelihood_gap import (
+    LIKELIHOOD_FILE,
+    measure_likelihood,
+    print_likelihood,
+    summarize_likelihood,
+)
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
+from diagd.evaluation.named_clips import choose_clips
+from diagd.evaluation.print_summary import print_summary
 from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.ray_workers import Pool, measure_on_workers
 from diagd.evaluation.results import (
@@ -41,8 +47,7 @@ from diagd.evaluation.results import (
     read_results,
     video_path,
 )
-from diagd.evaluation.statistics import summarize
-from diagd.evaluation.table import print_summary
+from diagd.evaluation.summary import summarize
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
@@ -175,11 +180,9 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     if options.teacher_forced:
         options.out.mkdir(parents=True, exist_ok=True)
         forced = [task for task in tasks if task.method not in BASELINES]
-        gaps = likelihood.summarize_likelihood(
-            likelihood.measure_likelihood(meter, forced, options.out)
-        )
-        likelihood.print_likelihood(gaps, console)
-        return {"results": str(options.out / likelihood.FILE), "rows": gaps}
+        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out))
+        print_likelihood(gaps, console)
+        return {"results": str(options.out / LIKELIHOOD_FILE), "rows": gaps}
     if not options.workers:  # they load the models
         _check_strategies(options, meter)
     run = {

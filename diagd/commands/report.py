@@ -15,7 +15,7 @@ from rich.console import Console
 
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
-from diagd.evaluation.statistics import grouped, summarize
+from diagd.evaluation.summary import grouped, summarize
 from diagd.files import write_text
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
@@ -86,7 +86,7 @@ _PAIRED = (
 
 
 _FRONTIER = (
-    "A point is a way to decode; bars are 95% intervals of the paired difference to raster; a line "
+    "A point is a strategy; bars are 95% intervals of the paired difference to raster; a line "
     "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
     "other tokens, drawn from the same distribution; crosses write neither."
 )

@@ -1,10 +1,11 @@
-"""What a schedule costs a model without generating anything: the likelihood of true videos.
+"""What a strategy costs a model without generating anything: the likelihood of true videos.
 
 The negative log-likelihood of a clip under the lanes and the visibility of a schedule, minus that
 under raster order, is the teacher-forced gap: the price of seeing less, by frame, row and column.
-It takes one pass over a clip and tells schedules apart that no eye could.
+A clip is read once for it, and it tells strategies apart that no eye could.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,33 +13,32 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import RowStart
 from diagd.decoding.runner import CausalModel
-from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 
 LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
 Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
 
 
-def schedule_nll(
+def strategy_nll(
     model: CausalModel,
     tokens: Tensor,
     actions: Tensor | None,
-    schedule: DiagonalSchedule,
-    row_start: RowStart = "temporal",
+    strategy: Scheduled,
     context_frames: int = 1,
     *,
     prefix: Tensor | None = None,
     context: Tensor | None = None,
 ) -> Tensor:
-    """Return what each token of a clip costs while it is decoded along a schedule.
+    """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
     Args:
-        tokens: (B, context_frames + T, height, width) int64 true frames; T is the schedule's.
+        tokens: (B, context_frames + T, height, width) int64 true frames.
         actions: (B, context_frames + T, n) int64 ids of the model, actions[:, t] standing before
             frame t; those of the first frame of all are not used. None where there are none.
-        context_frames: frames that are given; only the later ones are counted.
+        context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
 
@@ -46,19 +46,20 @@ def schedule_nll(
         (B, T, height, width) float32, nats.
 
     Raises:
-        ValueError: shapes that do not fit the schedule or each other, or a clip too long.
+        ValueError: shapes that do not fit the strategy or each other, or a clip too long.
     """
-    grid, batch_size = schedule.grid, tokens.shape[0]
-    expected = (batch_size, context_frames + grid.num_frames, grid.height, grid.width)
-    if tuple(tokens.shape) != expected:
+    if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
         raise ValueError(
-            f"tokens must be of shape {expected}, context and schedule, got {tuple(tokens.shape)}"
+            "tokens must be of shape (batch, frames, height, width) with more than "
+            f"context_frames={context_frames} frames, got {tuple(tokens.shape)}"
         )
+    batch_size, num_frames, height, width = tokens.shape
+    grid = TokenGrid(num_frames - context_frames, height, width)
     if actions is None:
-        actions = tokens.new_empty(*expected[:2], 0)
+        actions = tokens.new_empty(batch_size, num_frames, 0)
     if actions.ndim != 3 or actions.shape[:2] != tokens.shape[:2]:
         raise ValueError(
-            f"actions must be of shape {(*expected[:2], 'n')}, got {tuple(actions.shape)}"
+            f"actions must be of shape {(batch_size, num_frames, 'n')}, got {tuple(actions.shape)}"
         )
     num_actions = actions.shape[2]
     sequence = torch.cat([actions, tokens.flatten(2)], dim=2).flatten(1)
@@ -67,9 +68,23 @@ def schedule_nll(
     prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
-    view = teacher_view(schedule, layout, row_start, prefix.shape[1])
+    view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, prefix.shape[1])
     nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
-    return nll.view(batch_size, grid.num_frames, grid.height, grid.width)
+    return nll.view(batch_size, grid.num_frames, height, width)
+
+
+def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float]:
+    """Return the mean cost of clips, how far it is above raster's, and how sure that is.
+
+    Args:
+        nll, raster: (clips, ...) nats a token of the same clips.
+
+    Returns:
+        `nll` and `gap`, both means, and `gap_error`, the standard error of the gap over clips.
+    """
+    by_clip = (nll - raster).reshape(len(nll), -1).mean(1)
+    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else 0.0
+    return {"nll": nll.mean().item(), "gap": by_clip.mean().item(), "gap_error": error}
 
 
 @torch.inference_mode()

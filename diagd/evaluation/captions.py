@@ -3,7 +3,7 @@
 from typing import Any
 
 from diagd.evaluation.results import Results
-from diagd.evaluation.statistics import DISTANCES
+from diagd.evaluation.summary import DISTANCES
 
 
 def metric_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from diagd.backends.prepare import Backend
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.evaluation.clips import Clip, read_clip
+from diagd.evaluation.named_clips import Clip, read_clip
 from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import Record, pack
 from diagd.metrics.fvd import Preprocessing, VideoFeatures

@@ -22,5 +22,5 @@ PROTOCOLS = {
 
 
 def seed_of(clip: str, seed: int) -> int:
-    """Return a clip's seed: the same under every way and whatever other clips there are."""
+    """Return a clip's seed: the same under every strategy and whatever other clips there are."""
     return (zlib.crc32(clip.encode()) + seed) % 2**31

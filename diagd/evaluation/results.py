@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diagd.files import read_json_lines
+
 RESULTS_FILE = "results.jsonl"
 BASELINES = ("truth", "reconstruction", "copy")
 RASTER = "raster"
@@ -69,18 +71,15 @@ def read_results(path: Path) -> Results:
     """
     if not path.is_file():
         raise FileNotFoundError(f"results not found: {path}")
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
     results = Results([], [])
     seen: set[tuple[str, str, str]] = set()
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, record in enumerate(read_json_lines(path), start=1):
         try:
-            record = json.loads(line)
             if record["kind"] == "run":
                 results.runs.append(record)
                 continue
             key = key_of(record)
-        except (ValueError, KeyError, TypeError):
+        except KeyError:
             raise ValueError(f"{path}:{number}: expected a line of diagd evaluate") from None
         if key in seen:
             raise ValueError(f"{path}:{number}: {' '.join(key)} is there twice")
@@ -109,7 +108,7 @@ def check_same(path: Path, before: Results, run: Record) -> None:
 
 
 class ResultsWriter:
-    """Append lines to results.jsonl, one process at a time; a line is there whole or not at all.
+    """Append lines to a file of results, one process at a time, each whole or not at all.
 
     Opening cuts off a line that a killed run left unfinished.
     """

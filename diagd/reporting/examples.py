@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from diagd.evaluation.results import Record, file_name
-from diagd.evaluation.statistics import Groups
+from diagd.evaluation.summary import Groups
 from diagd.reporting.page import Section
 from diagd.reporting.pictures import read_frames, write_side_by_side, write_strip
 
@@ -29,7 +29,7 @@ def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> lis
 
 
 def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Section:
-    """Draw one clip: ground truth, raster, each schedule; a video for each model."""
+    """Draw one clip: ground truth, raster, each strategy; a video for each model."""
     models = list(dict.fromkeys(record["model"] for record in records))
     records = sorted(records, key=lambda r: (r["method"] != "truth", models.index(r["model"])))
     strip, videos = {}, {}

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from diagd.evaluation.results import BASELINES, RASTER
-from diagd.evaluation.statistics import DISTANCES, QUALITY, Groups, per_horizon
+from diagd.evaluation.summary import DISTANCES, QUALITY, Groups, per_horizon
 from diagd.reporting.pictures import save_figure
 from diagd.reporting.tables import algorithm
 
@@ -19,7 +19,7 @@ AXES = {
     "fvd": "FVD (lower is better)",
     "tfd": "TFD (lower is better)",
 }
-MARKERS = {  # of a way that is lossless so: marker, words
+MARKERS = {  # of a strategy that is lossless so: marker, words
     "tokens": ("o", "raster's tokens"),
     "distribution": ("D", "raster's distribution, other tokens"),
     "no": ("x", "neither"),
@@ -29,9 +29,9 @@ SHADES = {"reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw what speed costs: a colour for each model, a point for each way, lossless ones marked.
+    """Draw what speed costs: a colour for each model, a point for each strategy.
 
-    A line joins raster and the diagonals.
+    Lossless strategies are marked; a line joins raster and the diagonals.
     """
     shown = [name for name in AXES if any(row[name] for row in rows)]
     figure, axes = plt.subplots(

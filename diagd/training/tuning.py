@@ -1,44 +1,50 @@
-"""Choose a schedule by what it costs: steps against the likelihood of true videos.
+"""Choose a strategy by what it costs: steps against the likelihood of true videos.
 
 Every candidate is judged by its teacher-forced gap (`diagd.decoding.likelihood`): how much
 likelier, in nats a token, held-out clips are in raster order. Nothing is generated, so the whole
 frontier takes as many readings of the clips as there are candidates.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
-import tyro
 from rich.progress import Progress
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.decoding.likelihood import schedule_nll
+from diagd.decoding.likelihood import gap_to_raster, strategy_nll
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.checkpoints import load_model
+from diagd.flags import RowLags
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.sequences import windows
 from diagd.training.setup import check_fit, frames_held
 
 Axis = Literal["frame", "row", "column"]
+ROW_STARTS: tuple[RowStart, ...] = get_args(RowStart)
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """Measure what schedules cost a model on held-out clips; name the fastest within tolerance."""
+    """Measure what strategies cost a model on held-out clips; name the fastest within tolerance.
+
+    Candidates are those with a schedule: k=1, k=2,d=28/predecessor, zipar=4. Raster is always in.
+    """
 
     tokens: Path  # folder of held-out token shards, from diagd tokenize
     model: str = "doom"  # bundled model or checkpoint folder
     baseline: str | None = None  # model whose raster order is the yardstick; default: the model's
-    tolerance: float = 0.02  # nats a token above raster that a schedule may cost
-    row_lag: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])] = ()  # default 1, 2, 4, 8
+    tolerance: float = 0.02  # nats a token above raster that a strategy may cost
+    strategy: tuple[str, ...] = ()  # candidates by name; none: the diagonals of the next three
+    row_lag: RowLags = ()  # default 1, 2, 4, 8
     overlap: bool = False  # actions are known ahead, so frames may overlap
-    row_start: tuple[RowStart, ...] = get_args(RowStart)  # stand-ins to try
+    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try
     by: tuple[Axis, ...] = ()  # show the gap by frame, row or column, too
     clips: int = 16  # held-out clips to judge by
     frames: int | None = None  # frames of a clip; default: as many as the model holds
@@ -57,6 +63,22 @@ class TuneOptions:
             raise ValueError("row_start must name at least one policy")
         for row_start in self.row_start:
             check_row_start(row_start)
+        if self.strategy and (self.row_lag or self.overlap or self.row_start != ROW_STARTS):
+            raise ValueError("strategy names the candidates: leave row_lag, overlap, row_start out")
+        self.named()
+
+    def named(self) -> list[Scheduled]:
+        """Return the candidates that `strategy` names.
+
+        Raises:
+            ValueError: no such strategy, or one without a schedule.
+        """
+        named: list[Scheduled] = []
+        for strategy in parse_strategies(self.strategy):
+            if not isinstance(strategy, Scheduled):
+                raise ValueError(f"tune compares schedules: leave {strategy} out")
+            named.append(strategy)
+        return named
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:
@@ -88,7 +110,9 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     raster = nll[0]
     if yardstick is not None:
         (raster,) = _measure(yardstick, candidates[:1], single, options.context_frames)
-    rows = [_row(*measured, raster) for measured in zip(candidates, nll, strict=True)]
+    rows = [
+        _row(strategy, grid, cost, raster) for strategy, cost in zip(candidates, nll, strict=True)
+    ]
     for row in rows:
         row["frontier"] = not any(_beats(other, row) for other in rows)
     affordable = [row for row in rows if row["gap"] <= options.tolerance]
@@ -106,48 +130,29 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A strategy to judge; `row_start` is empty for raster, which has no stand-ins."""
-
-    schedule: DiagonalSchedule
-    row_start: RowStart | Literal[""] = ""
-
-    @property
-    def name(self) -> str:
-        """Name the lags, the frame lag only where frames overlap."""
-        schedule = self.schedule
-        if not self.row_start:
-            return "raster"
-        overlap = schedule.frame_lag < schedule.steps_per_frame
-        return f"k={schedule.row_lag}" + f" d={schedule.frame_lag}" * overlap
-
-
-def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Candidate]:
-    """List raster, then the schedules to try, each with each row start.
+def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Scheduled]:
+    """List raster, then the strategies named, or else diagonals with each row start.
 
     Raises:
-        ValueError: a row lag that the grid does not allow.
+        ValueError: lags that the grid does not allow.
     """
-    row_lags = options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]
-    raster = DiagonalSchedule.raster(grid)
-    found = [Candidate(raster)]
-    for row_lag in row_lags:
+    if options.strategy:
+        named = [Raster(), *options.named()]
+        for strategy in named:
+            strategy.schedule(grid)
+        return list(dict.fromkeys(named))
+    found: list[Scheduled] = [Raster()]
+    for row_lag in options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]:
         spatial = DiagonalSchedule.spatial(grid, row_lag)
-        whole = row_lag * grid.height
-        frame_lags = [spatial.frame_lag]
+        frame_lags: list[int | None] = [None] if row_lag < grid.width else []  # else it is raster
         if options.overlap:
-            frame_lags += [lag for lag in (whole, whole // 2, whole // 4) if lag >= 1]
-        schedules = [
-            DiagonalSchedule(grid, row_lag, lag)
-            for lag in dict.fromkeys(frame_lags)
-            if lag <= spatial.frame_lag
-        ]
+            whole = row_lag * grid.height
+            shorter = dict.fromkeys((whole, whole // 2, whole // 4))
+            frame_lags += [lag for lag in shorter if 1 <= lag < spatial.frame_lag]
         found += [
-            Candidate(schedule, row_start)
-            for schedule in schedules
+            Diagonal(row_lag, frame_lag, row_start)
+            for frame_lag in frame_lags
             for row_start in options.row_start
-            if schedule != raster
         ]
     return found
 
@@ -159,36 +164,33 @@ def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
 
 
 def _measure(
-    model: Transformer, candidates: list[Candidate], clips: list[tuple[Tensor, Tensor]], given: int
+    model: Transformer,
+    candidates: list[Scheduled],
+    clips: list[tuple[Tensor, Tensor]],
+    context_frames: int,
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
     costs: list[Tensor] = []
     with Progress() as progress:
         task = progress.add_task("judging", total=len(candidates) * len(clips))
-        for candidate in candidates:
-            schedule, row_start = candidate.schedule, candidate.row_start or "temporal"
-            for clip in clips:
-                costs.append(schedule_nll(model, *clip, schedule, row_start, given))
+        for strategy in candidates:
+            for tokens, actions in clips:
+                costs.append(strategy_nll(model, tokens, actions, strategy, context_frames))
                 progress.advance(task)
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 
-def _row(candidate: Candidate, cost: Tensor, raster: Tensor) -> dict[str, Any]:
+def _row(strategy: Scheduled, grid: TokenGrid, cost: Tensor, raster: Tensor) -> dict[str, Any]:
     """Report a candidate from its cost and raster's, both (clips, T, H, W)."""
-    gap = cost - raster
-    by_clip = gap.mean((1, 2, 3))
-    error = by_clip.std().item() / math.sqrt(len(gap)) if len(gap) > 1 else 0.0
-    schedule = candidate.schedule
+    gap, schedule = cost - raster, strategy.schedule(grid)
     return {
-        "name": candidate.name,
+        "name": strategy.name,
         "row_lag": schedule.row_lag,
         "frame_lag": schedule.frame_lag,
-        "row_start": candidate.row_start,
+        "row_start": "" if isinstance(strategy, Raster) else strategy.row_start,
         "num_steps": schedule.num_steps,
         "speedup": schedule.speedup,
-        "nll": cost.mean().item(),
-        "gap": gap.mean().item(),
-        "gap_error": error,  # standard error over clips
+        **gap_to_raster(cost, raster),
         "gap_by_frame": gap.mean((0, 2, 3)).tolist(),
         "gap_by_row": gap.mean((0, 1, 3)).tolist(),
         "gap_by_column": gap.mean((0, 1, 2)).tolist(),

@@ -17,13 +17,12 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     console, rows = Console(), document["rows"]
     title = f"{options.model}: steps against likelihood ({options.clips} clips)"
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title)
-    for header in ("schedule", "row start", "steps", "speedup", "nats", "gap", "error", "best"):
-        left = header in ("schedule", "row start")
-        table.add_column(header, justify="left" if left else "right", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
+    for header in ("steps", "speedup", "nats", "gap", "error", "best"):
+        table.add_column(header, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
             row["name"],
-            row["row_start"],
             str(row["num_steps"]),
             f"{row['speedup']:.1f}x",
             f"{row['nll']:.4f}",
@@ -34,7 +33,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     console.print(table)
     for axis in options.by:
         table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=f"gap by {axis}")
-        table.add_column("schedule", no_wrap=True)
+        table.add_column("strategy", no_wrap=True)
         table.add_column(f"nats above raster, {axis} 0, 1, ...")
         for name, values in _profiles(rows, axis).items():
             table.add_row(name, " ".join(f"{value:+.3f}" for value in values))
@@ -42,7 +41,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     choice = document["choice"]
     console.print(
         f"within {options.tolerance} nats of raster: "
-        + (" ".join((choice["name"], choice["row_start"])) if choice else "no schedule")
+        + (choice["name"] if choice else "no strategy")
     )
 
 
@@ -57,6 +56,9 @@ def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -
 
 def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
     """Pick, for each pair of lags, the row start that costs least."""
-    ordered = sorted(rows, key=lambda row: row["gap"], reverse=True)
-    best = {row["name"]: row for row in ordered}
-    return {name: best[name][f"gap_by_{axis}"] for name in dict.fromkeys(r["name"] for r in rows)}
+    best: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in rows:
+        lags = row["row_lag"], row["frame_lag"]
+        if lags not in best or row["gap"] < best[lags]["gap"]:
+            best[lags] = row
+    return {row["name"]: row[f"gap_by_{axis}"] for row in best.values()}

@@ -10,6 +10,7 @@ KEYS = {
     *("dtype", "backend", "schedule", "steps", "seconds", "seconds_min", "seconds_max"),
     *("ms_per_step", "tokens_per_second", "frames_per_second", "over_hugging_face", "speedup"),
     *("fed_per_token", "step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
+    "disturbed",
 }
 LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
@@ -251,12 +252,12 @@ def test_a_sample_of_the_steps_stands_for_all(command, monkeypatch):
     assert step_ms["min"] * 30 <= raster["seconds"] * 1000 <= step_ms["max"] * 30
 
 
-def test_other_ways_stand_in_the_same_table(bench):
-    """The parts of a step stay its parts, with an engine for each way."""
-    ways = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar-adaptive=2", "exact,lanes=8"
-    outcome = bench("-k", 2, "--baseline", "none", "--backend", "native", "--ways", *ways)
+def test_other_strategies_stand_in_the_same_table(bench):
+    """The parts of a step stay its parts, with an engine for each strategy."""
+    names = "exact,lanes=8", "jacobi", "k=1/spatial", "zipar-adaptive=2", "exact,lanes=8"
+    outcome = bench("-k", 2, "--baseline", "none", "--backend", "native", "--strategy", *names)
     rows = rows_of(outcome)
-    assert [*rows] == ["raster", "k=2", *ways[:4]]
+    assert [*rows] == ["raster", "k=2", *names[:4]]
     for name in ("raster", "exact,lanes=8", "jacobi"):
         assert rows[name]["tokens_equal_to_raster"] == 1
     assert rows["exact,lanes=8"]["steps"] < rows["raster"]["steps"] == 30
@@ -272,7 +273,7 @@ def test_other_ways_stand_in_the_same_table(bench):
         assert word in outcome.out
 
 
-def test_ways_can_be_sampled(bench):
+def test_strategies_can_be_sampled(bench):
     flags = "--baseline", "none", "-k", 2, "--temperature", 1
     rows = rows_of(bench(*flags, "--ways", "exact,lanes=8", "sjd,lanes=8", "mc-sjd"))
     equal = {name: row["tokens_equal_to_raster"] for name, row in rows.items()}

@@ -7,18 +7,16 @@ import torch
 
 import diagd
 from diagd.data.video import read_video
-from diagd.decoding.likelihood import schedule_nll
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.evaluation.clips import read_clip
 from diagd.evaluation.measure import ClipMeter
+from diagd.evaluation.named_clips import read_clip
 from diagd.evaluation.results import BASELINES, read_results
 from diagd.metrics.weights import short_sha256
 from diagd.pipeline.generator import VideoGenerator
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
-from tests.worlds import HEIGHT, WIDTH
 
 SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
 SCHEDULES = ("--schedules", "raster k=2", "k=1")
@@ -230,23 +228,23 @@ def test_other_metric_weights_are_refused(evaluate, tmp_path):
     evaluate("--lpips-backbone", tmp_path / "alexnet.pth").assert_refused("with other metric weigh")
 
 
-ALL_WAYS = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 zipar-adaptive=2"
+STRATEGIES = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 zipar-adaptive=2"
 
 
-def test_every_way_to_decode_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
+def test_every_strategy_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
-    outcome = evaluate("--schedules", "k=1", ALL_WAYS)
+    outcome = evaluate("--schedules", "k=1", STRATEGIES)
     assert (outcome.code, outcome.err) == (0, "")
     lines = lines_of(tmp_path / "out")
     rows = {row["method"]: row for row in outcome.document["rows"]}
-    assert set(rows) == {"raster", "k=1", *ALL_WAYS.split(), "copy", "reconstruction"}
-    for way in ("exact", "exact,lanes=8", "jacobi"):
+    assert set(rows) == {"raster", "k=1", *STRATEGIES.split(), "copy", "reconstruction"}
+    for name in ("exact", "exact,lanes=8", "jacobi"):
         for clip in {clip for _, clip in lines}:
-            assert lines[way, clip]["quality"] == lines["raster", clip]["quality"]
-        assert rows[way]["equal_to_raster"] == 1
-        assert rows[way]["num_steps"] < 45
-        assert rows[way]["fed_per_token"] > 1
-    assert {rows[way]["lossless"] for way in ("sjd", "mc-sjd,lanes=8")} == {"distribution"}
+            assert lines[name, clip]["quality"] == lines["raster", clip]["quality"]
+        assert rows[name]["equal_to_raster"] == 1
+        assert rows[name]["num_steps"] < 45
+        assert rows[name]["fed_per_token"] > 1
+    assert {rows[name]["lossless"] for name in ("sjd", "mc-sjd,lanes=8")} == {"distribution"}
     assert 0 < rows["k=1"]["equal_to_raster"] < 1
     assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
     for word in ("fed/token", "= raster", "100.0%"):
@@ -275,7 +273,7 @@ def test_results_from_before_tokens_were_kept_are_added_to(evaluate, tmp_path):
 
 
 def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_path, world, clips):
-    """Every schedule against one forward pass with its own mask; a second run measures nothing."""
+    """Every strategy against one forward pass with its own mask; a second run measures nothing."""
     outcome = evaluate("--teacher-forced")
     assert outcome.code == 0, outcome.err
     path = tmp_path / "out" / "teacher_forced.jsonl"
@@ -289,14 +287,16 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
         actions = generator.action_ids(clip.actions, 5, "frame")
         strategy = diagd.parse_strategy(line["method"])
         assert isinstance(strategy, Scheduled)
-        schedule = strategy.schedule(TokenGrid(3, HEIGHT, WIDTH))
-        nll = schedule_nll(generator.model, tokens, actions, schedule, context_frames=2)
+        nll = strategy_nll(generator.model, tokens, actions, strategy, context_frames=2)
         assert line["nll"] == pytest.approx(nll.mean().item(), rel=1e-4)
         assert line["nll_by_column"] == pytest.approx(nll.mean((0, 1, 2)).tolist(), rel=1e-4)
     rows = {row["method"]: row for row in outcome.document["rows"]}
     assert rows["raster"]["gap"] == 0
     assert rows["k=1"]["gap"] == pytest.approx(rows["k=1"]["nll"] - rows["raster"]["nll"])
     assert evaluate("--teacher-forced").code == 0
+    assert path.read_text() == text
+    path.write_text(text[:-40])  # killed while it wrote the last line
+    assert evaluate("--teacher-forced").document["rows"] == outcome.document["rows"]
     assert path.read_text() == text
     evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
     evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")

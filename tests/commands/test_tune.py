@@ -34,3 +34,7 @@ def test_the_command_prints_its_document(options, command):
     outcome = command("tune", "--tokens", run.tokens, "--model", run.model, *flags, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert [row["name"] for row in outcome.document["rows"]] == ["raster", "k=1"]
+    flags = ("--clips", 2, "--frames", 3, "--strategy", "k=1", "k=2,d=2/spatial")
+    named = command("tune", "--tokens", run.tokens, "--model", run.model, *flags)
+    assert named.code == 0
+    assert "k=2,d=2/spatial" in named.out

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from torch.nn import functional
 
-import diagd
-from diagd.decoding import likelihood as teacher_forced
+from diagd.decoding import likelihood
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import schedule_nll, view_nll
+from diagd.decoding.likelihood import gap_to_raster, strategy_nll, view_nll
+from diagd.decoding.strategies.diagonal import Diagonal, Raster
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import MODELS, Case, cases, model_of
@@ -18,7 +18,7 @@ assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)  # floa
 
 
 def arguments_of(case: Case) -> dict:
-    """Take a case's sequence apart into what `schedule_nll` is given."""
+    """Take a case's sequence apart into what `strategy_nll` is given."""
     frames, _ = truth_of(case)
     per_frame = case.height * case.width
     given, actions = case.prompt[:, case.prefix_length :], []
@@ -37,8 +37,7 @@ def arguments_of(case: Case) -> dict:
     return {
         "tokens": tokens,
         "actions": ids,
-        "schedule": case.schedule,
-        "row_start": case.row_start,
+        "strategy": Diagonal(case.row_lag, case.frame_lag, case.row_start),
         "context_frames": case.context_frames,
         "prefix": prefix,
     }
@@ -55,14 +54,14 @@ def expected_nll(case: Case) -> torch.Tensor:
 @given(case=cases())
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_it_is_what_the_cache_free_reference_would_pay(name, case):
-    found = schedule_nll(model_of(name), **arguments_of(case))
+    found = strategy_nll(model_of(name), **arguments_of(case))
     assert_close(found, expected_nll(case))
 
 
 def test_feeding_a_few_lanes_at_a_time_changes_nothing(monkeypatch):
     case = Case(row_lag=1, frame_lag=3, num_action_tokens=1)
-    monkeypatch.setattr(teacher_forced, "LANES", 4)
-    found = schedule_nll(model_of("own"), **arguments_of(case))
+    monkeypatch.setattr(likelihood, "LANES", 4)
+    found = strategy_nll(model_of("own"), **arguments_of(case))
     assert_close(found, expected_nll(case))
 
 
@@ -88,11 +87,22 @@ def test_another_rule_can_be_asked_for():
 def test_shapes_that_do_not_fit_are_refused():
     model, case = model_of("own"), Case(num_action_tokens=2)
     arguments = arguments_of(case)
-    with pytest.raises(ValueError, match=r"tokens must be of shape \(2, 4, 3, 5\).* got \(2, 3, 3"):
-        schedule_nll(model, **{**arguments, "tokens": arguments["tokens"][:, 1:]})
+    for strange in (arguments["tokens"][0], arguments["tokens"][:, :1]):
+        with pytest.raises(
+            ValueError, match=r"more than context_frames=1 frames, got \((4|2, 1), 3"
+        ):
+            strategy_nll(model, **{**arguments, "tokens": strange})
     with pytest.raises(ValueError, match=r"actions must be of shape \(2, 4, 'n'\), got \(2, 3, 2"):
-        schedule_nll(model, **{**arguments, "actions": arguments["actions"][:, 1:]})
-    grid = diagd.TokenGrid(30, 3, 5)
+        strategy_nll(model, **{**arguments, "actions": arguments["actions"][:, 1:]})
     tokens = torch.zeros(1, 31, 3, 5, dtype=torch.int64)
     with pytest.raises(ValueError, match="the model holds 320 positions, the clip takes 464"):
-        schedule_nll(model, tokens, None, diagd.DiagonalSchedule.raster(grid))
+        strategy_nll(model, tokens, None, Raster())
+
+
+def test_the_gap_is_told_with_its_standard_error_over_clips():
+    raster = torch.tensor([[2.0, 4.0], [3.0, 5.0], [4.0, 6.0]])
+    above = torch.tensor([[0.5], [1.0], [1.5]])
+    found = gap_to_raster(raster + above, raster)
+    assert found == pytest.approx({"nll": 5.0, "gap": 1.0, "gap_error": 0.5 / 3**0.5})
+    assert gap_to_raster((raster + above).mean(1), raster.mean(1)) == pytest.approx(found)
+    assert gap_to_raster(raster[:1], raster[:1]) == {"nll": 3.0, "gap": 0.0, "gap_error": 0.0}

@@ -2,7 +2,7 @@ import numpy as np
 
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import Results
-from diagd.evaluation.statistics import summarize
+from diagd.evaluation.summary import summarize
 from tests.evaluation.lines import clip_line, run_line
 
 

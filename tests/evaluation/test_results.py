@@ -55,11 +55,19 @@ def test_no_number_that_json_does_not_know_is_written(tmp_path):
     assert (tmp_path / "results.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "3", "no JSON", '{"kind": "clip", "model": "tiny"}'])
-def test_a_strange_line_is_named(line, tmp_path):
+OTHER_LINES = {
+    "expected a line of diagd evaluate": ("{}", '{"kind": "clip", "model": "tiny"}'),
+    "expected a JSON object": ("[]", "3", "no JSON"),
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [(line, words) for words, lines in OTHER_LINES.items() for line in lines]
+)
+def test_a_strange_line_is_named(line, message, tmp_path):
     path = write_lines(tmp_path / "results.jsonl", run_line())
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl:2: expected a line of diagd evaluate"):
+    with pytest.raises(ValueError, match=rf"results\.jsonl:2: {message}"):
         read_results(path)
 
 

@@ -2,7 +2,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from diagd.evaluation.results import Results
-from diagd.evaluation.statistics import grouped, summarize
+from diagd.evaluation.summary import grouped, summarize
 from diagd.reporting import plots
 from diagd.reporting.plots import plot_frontier, plot_horizons
 from diagd.reporting.tables import TextTable, as_html, difference_table, main_table, markdown
@@ -64,7 +64,7 @@ def test_tokens_fed_and_agreement_are_shown_where_tokens_were_kept(tmp_path):
     plot_frontier(rows, tmp_path / "frontier.png")
 
 
-def test_lossless_ways_are_told_apart_in_the_legend(tmp_path, monkeypatch):
+def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch):
     rows = summarize(results_with_every_metric())
     drawn = []
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diagd.decoding.likelihood import schedule_nll
+from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, read_shards
@@ -62,9 +63,9 @@ def nll_of(options, tokens, schedule):
     """Price a batch of sequences with the engine's protocol and cache."""
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
-    start, context = options.row_start, options.context_frames
+    strategy = Diagonal(schedule.row_lag, schedule.frame_lag, options.row_start)
     model = load_model(options.init)
-    return schedule_nll(model, clips, actions, schedule, start, context).mean().item()
+    return strategy_nll(model, clips, actions, strategy, options.context_frames).mean().item()
 
 
 @pytest.mark.parametrize(

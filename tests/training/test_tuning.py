@@ -1,7 +1,8 @@
 import pytest
 
-from diagd.decoding.likelihood import schedule_nll
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal, Raster
 from diagd.families.checkpoints import load_model
 from diagd.tokenizers.shards import TokenClips
 from diagd.training import tuning
@@ -24,22 +25,21 @@ def data(tmp_path_factory):
     return make
 
 
-def test_the_table_holds_the_gap_of_every_candidate(data):
+def test_the_document_holds_the_gap_of_every_candidate(data):
     options = data(row_start=("temporal", "spatial"), context_frames=2)
     document = tune(options)
-    grid = TokenGrid(2, 2, 3)
     names = [(row["name"], row["row_start"], row["num_steps"]) for row in document["rows"]]
     assert names == [
         ("raster", "", 12),
-        *[("k=1", "temporal", 8), ("k=1", "spatial", 8)],
-        *[("k=2", "temporal", 10), ("k=2", "spatial", 10)],
+        *[("k=1", "temporal", 8), ("k=1/spatial", "spatial", 8)],
+        *[("k=2", "temporal", 10), ("k=2/spatial", "spatial", 10)],
     ]
     model = load_model(options.model)
     clips = windows(clips_of(), 3, 4)
-    raster = schedule_nll(model, *clips, DiagonalSchedule.raster(grid), context_frames=2)
+    raster = strategy_nll(model, *clips, Raster(), context_frames=2)
     for row in document["rows"]:
-        schedule = DiagonalSchedule(grid, row["row_lag"], row["frame_lag"])
-        nll = schedule_nll(model, *clips, schedule, row["row_start"] or "temporal", 2)
+        strategy = Diagonal(row["row_lag"], row["frame_lag"], row["row_start"] or "temporal")
+        nll = strategy_nll(model, *clips, strategy, context_frames=2)
         gap = nll - raster
         assert row["nll"] == pytest.approx(nll.mean().item(), abs=1e-5)
         assert row["gap"] == pytest.approx(gap.mean().item(), abs=1e-5)
@@ -51,27 +51,25 @@ def test_the_table_holds_the_gap_of_every_candidate(data):
 
 
 def costs(monkeypatch, gaps):
-    """Let schedules cost what the test says, in nats a token, by row lag."""
+    """Let strategies cost what the test says, in nats a token, by row lag (3 is raster)."""
 
-    def nll(model, tokens, actions, schedule, row_start, context_frames):
-        gap = gaps[schedule.row_lag] + 0.001 * len(row_start)
+    def nll(model, tokens, actions, strategy, context_frames):
+        gap = gaps[getattr(strategy, "row_lag", 3)] + 0.001 * len(strategy.row_start)
         return tokens[:, context_frames:].float() * 0 + gap
 
-    monkeypatch.setattr(tuning, "schedule_nll", nll)
+    monkeypatch.setattr(tuning, "strategy_nll", nll)
 
 
 @pytest.mark.parametrize(
     ("tolerance", "choice"),
-    [(0.0, "raster"), (0.05, "k=2"), (0.5, "k=1")],
+    [(0.0, "raster"), (0.05, "k=2/spatial"), (0.5, "k=1/spatial")],
 )
 def test_the_fastest_within_the_tolerance_is_chosen(tolerance, choice, data, monkeypatch):
     costs(monkeypatch, {1: 0.2, 2: 0.03, 3: 0.0})
     document = tune(data(tolerance=tolerance))
-    assert document["choice"]["name"] == choice
-    if choice != "raster":
-        assert document["choice"]["row_start"] == "spatial"  # the cheapest of the three
+    assert document["choice"]["name"] == choice  # spatial is the cheapest of the three
     frontier = [(row["name"], row["row_start"]) for row in document["rows"] if row["frontier"]]
-    assert frontier == [("raster", ""), ("k=1", "spatial"), ("k=2", "spatial")]
+    assert frontier == [("raster", ""), ("k=1/spatial", "spatial"), ("k=2/spatial", "spatial")]
 
 
 def test_against_another_model_nothing_may_be_affordable(data, monkeypatch, tmp_path):
@@ -80,11 +78,11 @@ def test_against_another_model_nothing_may_be_affordable(data, monkeypatch, tmp_
     assert [row["gap"] for row in own["rows"]] == [row["gap"] for row in tune(data())["rows"]]
     seen = []
 
-    def nll(model, tokens, actions, schedule, row_start, context_frames):
+    def nll(model, tokens, actions, strategy, context_frames):
         seen.append(model)
         return tokens[:, context_frames:].float() * 0 + (model is seen[0])
 
-    monkeypatch.setattr(tuning, "schedule_nll", nll)
+    monkeypatch.setattr(tuning, "strategy_nll", nll)
     document = tune(data(baseline=baseline))
     assert document["choice"] is None
     assert {row["gap"] for row in document["rows"]} == {1.0}
@@ -93,14 +91,24 @@ def test_against_another_model_nothing_may_be_affordable(data, monkeypatch, tmp_
 def test_frames_overlap_where_actions_are_known_ahead(data):
     grid = TokenGrid(3, 4, 7)
     options = data(row_lag=(1, 7), overlap=True, row_start=("temporal",))
-    found = [(c.name, c.schedule.frame_lag) for c in list_candidates(options, grid)]
+    found = [(c.name, c.schedule(grid).frame_lag) for c in list_candidates(options, grid)]
     assert found == [
         ("raster", 28),
-        *[("k=1", 10), ("k=1 d=4", 4), ("k=1 d=2", 2), ("k=1 d=1", 1)],
-        *[("k=7 d=14", 14), ("k=7 d=7", 7)],
+        *[("k=1", 10), ("k=1,d=4", 4), ("k=1,d=2", 2), ("k=1,d=1", 1)],
+        *[("k=7,d=14", 14), ("k=7,d=7", 7)],
     ]
     default = list_candidates(data(row_lag=(), row_start=("temporal",)), grid)
     assert [candidate.name for candidate in default] == ["raster", "k=1", "k=2", "k=4"]
+
+
+def test_candidates_can_be_named(data):
+    document = tune(data(row_lag=(), strategy=("k=1,d=2/predecessor zipar=2", "raster", "k=2")))
+    found = [(row["name"], row["frame_lag"], row["row_start"]) for row in document["rows"]]
+    assert found == [
+        ("raster", 6, ""),
+        *[("k=1,d=2/predecessor", 2, "predecessor"), ("zipar=2", 5, "spatial")],
+        ("k=2", 5, "temporal"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +120,9 @@ def test_frames_overlap_where_actions_are_known_ahead(data):
         ({"clips": 0}, r"clips must be at least 1, got 0"),
         ({"row_start": ()}, r"row_start must name at least one policy"),
         ({"row_start": ("raster",)}, r"row_start must be one of .*, got 'raster'"),
+        ({"strategy": ("k=1",)}, r"strategy names the candidates: leave row_lag, overlap, row_st"),
+        ({"strategy": ("exact",), "row_lag": ()}, r"tune compares schedules: leave exact out"),
+        ({"strategy": ("k1",), "row_lag": ()}, r"a strategy looks like raster, k=2,"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, data):
@@ -126,6 +137,7 @@ def test_options_that_cannot_be_are_refused(changes, message, data):
         ({"frames": 7}, r"frames must be in \[context_frames \+ 1=2, 6\], .* got 7"),
         ({"frames": 1}, r"frames must be in \[context_frames \+ 1=2, 6\], .* got 1"),
         ({"row_lag": (4,)}, r"row_lag must be in \[1, width=3\], got 4"),
+        ({"row_lag": (), "strategy": ("k=4",)}, r"row_lag must be in \[1, width=3\], got 4"),
         ({"device": "cuda:99"}, r"device 'cuda:99' is not available"),
     ],
 )

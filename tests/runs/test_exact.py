@@ -15,38 +15,38 @@ def clips(tmp_path_factory):
 
 
 def options_of(world: Path, clips: Path, out: Path, **changes) -> exact.Options:
-    values = {"num_clips": 2, "frames": 3, "context_frames": 2, "ways": ("k=1", "exact sjd")}
+    values = {"num_clips": 2, "frames": 3, "context_frames": 2, "strategy": ("k=1", "exact sjd")}
     return exact.Options(clips, out, str(world), **values | changes)
 
 
-def test_every_way_is_put_into_numbers_and_pictures(world, clips, tmp_path):
+def test_every_strategy_is_put_into_numbers_and_pictures(world, clips, tmp_path):
     exact.main(options_of(world, clips, tmp_path))
     report = json.loads((tmp_path / "exact.json").read_text())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exact.json", "exact_runs.png"]
-    ways = report["ways"]
-    assert list(ways) == ["raster", "k=1", "exact", "sjd", "exact, frame by frame"]
+    rows = report["strategies"]
+    assert list(rows) == ["raster", "k=1", "exact", "sjd", "exact, frame by frame"]
     assert len(report["clips"]) == 2
     for name in ("raster", "exact", "exact, frame by frame"):
-        assert ways[name]["tokens_equal_to_raster"] == ways[name]["clips_equal_to_raster"] == 1
-    assert ways["raster"]["passes_a_frame"] == 15
-    assert ways["k=1"]["passes_a_frame"] == 7
-    assert ways["k=1"]["fewer_passes"] == pytest.approx(15 / 7)
-    assert ways["exact"]["passes_a_frame"] < 15
-    assert ways["raster"]["fed_per_token"] == pytest.approx(16 / 15)  # an action a frame
+        assert rows[name]["tokens_equal_to_raster"] == rows[name]["clips_equal_to_raster"] == 1
+    assert rows["raster"]["steps_a_frame"] == 15
+    assert rows["k=1"]["steps_a_frame"] == 7
+    assert rows["k=1"]["fewer_steps"] == pytest.approx(15 / 7)
+    assert rows["exact"]["steps_a_frame"] < 15
+    assert rows["raster"]["fed_per_token"] == pytest.approx(16 / 15)  # an action a frame
     assert set(report["runs"]) == {"exact", "sjd", "exact, frame by frame"}
     for name, runs in report["runs"].items():
-        passes = report["totals"][name]["passes"]
-        assert sum(runs["runs"].values()) == passes
-        assert sum(count for count, _ in runs["by_row"].values()) == passes
+        steps = report["totals"][name]["steps"]
+        assert sum(runs["runs"].values()) == steps
+        assert sum(count for count, _ in runs["by_row"].values()) == steps
         gained = sum(int(gain) * count for gain, count in runs["runs"].items())
         assert gained == sum(gain for _, gain in runs["by_row"].values()) == 2 * 3 * 16
     waited = report["runs"]["exact"]["by_entropy"]
-    assert sum(count for count, _ in waited.values()) == report["totals"]["exact"]["passes"]
+    assert sum(count for count, _ in waited.values()) == report["totals"]["exact"]["steps"]
 
 
 def test_a_killed_run_goes_on_with_the_next_clip(world, clips, tmp_path, monkeypatch):
-    ways = ("k=1", "exact,lanes=8", "mc-sjd")
-    exact.main(options_of(world, clips, tmp_path / "whole", ways=ways, interactive=()))
+    names = ("k=1", "exact,lanes=8", "mc-sjd")
+    exact.main(options_of(world, clips, tmp_path / "whole", strategy=names, interactive=()))
     measure, seen = exact.measure, []
 
     def dying(world, options, todo, name, report):
@@ -56,7 +56,7 @@ def test_a_killed_run_goes_on_with_the_next_clip(world, clips, tmp_path, monkeyp
         return measure(world, options, todo, name, report)
 
     monkeypatch.setattr(exact, "measure", dying)
-    options = options_of(world, clips, tmp_path / "killed", ways=ways, interactive=())
+    options = options_of(world, clips, tmp_path / "killed", strategy=names, interactive=())
     with pytest.raises(KeyboardInterrupt):
         exact.main(options)
     monkeypatch.setattr(exact, "measure", measure)
@@ -70,11 +70,11 @@ def test_a_killed_run_goes_on_with_the_next_clip(world, clips, tmp_path, monkeyp
         del totals["seconds"], killed["totals"][name]["seconds"]
         assert killed["totals"][name] == totals
     with pytest.raises(ValueError, match="was measured with another settings: remove it, or"):
-        exact.main(options_of(world, clips, tmp_path / "killed", ways=ways, seed=1))
+        exact.main(options_of(world, clips, tmp_path / "killed", strategy=names, seed=1))
 
 
 def test_greedy_numbers_stand_beside_sampled_ones(world, clips, tmp_path):
-    options = options_of(world, clips, tmp_path, num_clips=1, ways=("exact",), temperature=0.0)
+    options = options_of(world, clips, tmp_path, num_clips=1, strategy=("exact",), temperature=0.0)
     exact.main(options)
     assert {path.name for path in tmp_path.iterdir()} == {
         "exact_greedy.json",

@@ -1,4 +1,4 @@
-"""Print a summary as a table for the terminal."""
+"""Print what an evaluation came to as a table for the terminal."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from diagd.evaluation.statistics import DISTANCES, QUALITY
+from diagd.evaluation.summary import DISTANCES, QUALITY
 
 DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 3}
 SPEED = {  # header and form of each; shown where there is any

@@ -1,9 +1,9 @@
-"""Ways to attend from few lanes to many keys, of which only the last few frames need a mask.
+"""Attention from few lanes to many keys, of which only the last few frames need a mask.
 
 A step of diagonal decoding has 12 to 64 lanes against thousands of cached keys. All but those of
 the frames under way are seen by every lane, so they can be read by a kernel without a mask, and the
-two halves joined by their log-sum-exp. `runs/attention_gpu.py` times these ways side by side. Every
-one names the kernel it means: PyTorch raises an error rather than take another.
+two halves joined by their log-sum-exp. `runs/attention_gpu.py` times the variants side by side.
+Every one names the kernel it means: PyTorch raises an error rather than take another.
 """
 
 import math

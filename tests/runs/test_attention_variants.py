@@ -1,11 +1,18 @@
-"""The ways to attend against the attention of the models, on the CPU."""
+"""The variants of attention against the attention of the models, on the CPU."""
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from diagd.benchmark.attention_variants import flex, join, masked, merged, plain_partial
 from diagd.models.attention import attend
+from runs.attention_variants import (
+    efficient_partial,
+    flex,
+    join,
+    masked,
+    merged,
+    plain_partial,
+)
 
 LANES, KEYS, PREFIX = 7, 53, 40
 
@@ -25,7 +32,7 @@ def states(num_heads=6, num_kv_heads=2):
     "variant", [masked(SDPBackend.MATH), merged(plain_partial), flex(compiled=False)]
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_every_way_is_the_attention_of_the_models(variant, num_kv_heads):
+def test_every_variant_is_the_attention_of_the_models(variant, num_kv_heads):
     queries, keys, values, visible = states(num_kv_heads=num_kv_heads)
     found = variant(queries, keys, values, visible, PREFIX)
     torch.testing.assert_close(found, attend(queries, keys, values, visible))
@@ -51,8 +58,6 @@ def test_a_kernel_that_is_not_there_is_an_error_and_no_other_runs():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_efficient_kernel_gives_its_log_sum_exp():
-    from diagd.benchmark.attention_variants import efficient_partial
-
     queries, keys, values, visible = (state.cuda() for state in states(num_kv_heads=6))
     for mask in (None, visible):
         found = efficient_partial(queries, keys, values, mask)

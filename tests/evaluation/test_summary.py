@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import bootstrap
 
 from diagd.evaluation.results import Results, pack, unpack
-from diagd.evaluation.statistics import bootstrap_interval, grouped, summarize
+from diagd.evaluation.summary import bootstrap_interval, grouped, summarize
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
 
@@ -97,7 +97,7 @@ def test_agreement_is_with_raster_on_the_same_clips():
     assert rows["k=1"]["lossless"] is None
 
 
-def test_clips_of_a_way_are_in_order_whatever_steps_each_took():
+def test_clips_of_a_strategy_are_in_order_whatever_steps_each_took():
     lines = [clip_line("exact", clip, steps=s) for clip, s in zip("cba", (9, 4, 8), strict=True)]
     lines.append(clip_line("k=1", "a", steps=7))
     groups = grouped(Results([run_line()], lines))
