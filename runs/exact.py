@@ -23,6 +23,7 @@ from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
+from diagd.data.actions import split_actions
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact.exact import Exact
@@ -149,7 +150,7 @@ def measure(
     for label, (strategy, frame_by_frame) in todo.items():
         engine = world.start(
             clip.frames[:given],
-            context_actions=clip.actions[1:given] if clip.actions else None,
+            context_actions=split_actions(clip.actions, given)[0],
             sampling=options.sampling(),
             seed=seed_of(name, options.seed),
         )

@@ -112,6 +112,17 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
     return actions
 
 
+def split_actions(
+    actions: list[str] | None, given: int
+) -> tuple[list[str] | None, list[str] | None]:
+    """Return the actions between so many given frames, and those that lead on from them.
+
+    Args:
+        actions: one for each frame, that led to it: what led to the first one, nobody saw.
+    """
+    return (None, None) if actions is None else (actions[1:given], actions[given:])
+
+
 def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
     """Read a jsonl action file, one action a frame.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.backends.prepare import Backend
+from diagd.data.actions import split_actions
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
@@ -181,13 +182,14 @@ class ClipMeter:
     def _generate(
         self, model: str, clip: Clip, strategy: Strategy, num_frames: int, seed: int
     ) -> GeneratedVideo:
-        given, actions = self.settings.context_frames, clip.actions
+        given = self.settings.context_frames
+        between, coming = split_actions(clip.actions, given)
         return self.world(model).generate(
             clip.frames[:given],
-            actions[given : given + num_frames] if actions is not None else None,
+            coming and coming[:num_frames],
             num_frames,
             strategy=strategy,
-            context_actions=actions[1:given] if actions is not None else None,
+            context_actions=between,
             sampling=self.settings.sampling,
             seed=seed,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from diagd.data.actions import parse_actions, read_actions
+from diagd.data.actions import parse_actions, read_actions, split_actions
 from diagd.data.video import read_video
 from diagd.families.clip_files import ClipFile
 from diagd.pipeline.generator import VideoGenerator
@@ -80,9 +80,9 @@ def _read_recording(
         raise ValueError(f"{clip_file.path}: a recording has actions, and this model takes none")
     stored = clip_file.check(wanted)
     clip = clip_file.read(min(wanted + num_frames, stored))
-    assert clip.actions is not None
+    between, coming = split_actions(clip.actions, wanted)
     frames = _fitted(clip.frames[:wanted], world, console)
-    return Prompt(frames, clip.actions[1:wanted], clip.actions[wanted:], float(clip.fps))
+    return Prompt(frames, between, coming or [], float(clip.fps))
 
 
 def _fitted(frames: Tensor, world: VideoGenerator, console: Console) -> Tensor:

@@ -182,6 +182,7 @@ def test_lower_precision_is_what_the_pipeline_writes_in_it(dtype, generate, worl
     rounded = VideoGenerator.from_pretrained(
         world, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32, int8=dtype == "int8"
     )
+    assert rounded.vocabulary is not None
     actions = read_actions(world / "prompt.jsonl", rounded.vocabulary)
     walk = read_actions(world / "walk.jsonl", rounded.vocabulary)
     context = read_video(world / "prompt.mp4").frames[-CONTEXT:]

@@ -115,3 +115,10 @@ def test_names_that_are_no_list_of_strings_are_refused(names, tmp_path):
 def test_names_must_be_distinct_and_not_empty(names):
     with pytest.raises(ValueError, match="action names must be distinct and not empty, got"):
         ActionVocabulary(names)
+
+
+def test_a_recording_s_actions_stand_between_its_given_frames_and_lead_on():
+    actions = ["none", "left", "left", "forward", "right"]
+    assert split_actions(actions, 3) == (["left", "left"], ["forward", "right"])
+    assert split_actions(actions, 1) == ([], actions[1:])
+    assert split_actions(None, 3) == (None, None)

@@ -13,7 +13,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from diagd.data.actions import read_actions, write_actions
+from diagd.data.actions import read_actions, split_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
@@ -169,12 +169,12 @@ def _make_clip(
     options: MakeOptions,
     target: Path,
 ) -> None:
-    seen = len(start.frames)
+    between, coming = split_actions(start.actions, len(start.frames))
     video = world.generate(
         start.frames,
-        start.actions and start.actions[seen:],
+        coming,
         options.frames,
-        context_actions=start.actions and start.actions[1:seen],
+        context_actions=between,
         strategy=strategy,
         seed=options.seed + number,
     )
