@@ -2,7 +2,13 @@ import json
 
 import pytest
 
-from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
+from diagd.data.actions import (
+    ActionVocabulary,
+    parse_actions,
+    read_actions,
+    split_actions,
+    write_actions,
+)
 from diagd.families.mineworld.actions import MinecraftActions
 
 VOCABULARY = ActionVocabulary(("none", "forward", "left", "forward+left"))
