@@ -1,0 +1,85 @@
+"""Compare this tree's native decoding with another checkout of diagd, such as the commit before.
+
+Both run the same `diagd bench` in turns, so that a machine that slows down slows both.
+
+    git worktree add ../before COMMIT
+    python runs/side_by_side.py --before ../before --out docs/results/side_by_side.json
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from diagd.files import write_json
+from diagd.provenance import git_commit
+
+HERE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared."""
+
+    before: Path  # the other checkout
+    out: Path | None = None  # a JSON file
+    models: tuple[str, ...] = ("doom", "mc-ar-42m")
+    row_lag: tuple[int, ...] = (1, 4)
+    rounds: int = 3  # of both trees, one after the other
+    repeats: int = 3  # timed runs a round
+
+
+def main(options: Options) -> None:
+    """Run both in turns, and print the ratio of their medians."""
+    seconds: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    machine: dict[str, Any] = {}
+    for _ in range(options.rounds):
+        for model in options.models:
+            for label, tree in (("before", options.before), ("now", HERE)):
+                document = _bench(tree, model, options)
+                machine = {name: document[name] for name in ("device", "threads", "torch")}
+                for row in document["rows"]:
+                    strategy = row["schedule"].replace("row_lag ", "k=")  # as it was written once
+                    key = model, row["dtype"], strategy
+                    seconds.setdefault(key, {}).setdefault(label, []).append(row["seconds"])
+    rows = [
+        {"model": model, "dtype": dtype, "strategy": strategy, **of_both, "ratio": _ratio(of_both)}
+        for (model, dtype, strategy), of_both in seconds.items()
+    ]
+    table = Table("", "before, s", "now, s", "ratio", box=SIMPLE, title="medians of rounds")
+    for row in rows:
+        name = f"{row['model']} {row['dtype']} {row['strategy']}"
+        before, now = (f"{statistics.median(row[label]):.4f}" for label in ("before", "now"))
+        table.add_row(name, before, now, f"{row['ratio']:.3f}")
+    Console().print(table)
+    if options.out is not None:
+        commits = {"before": git_commit(options.before), "now": git_commit(HERE)}
+        write_json(options.out, {"commits": commits, **machine, "rows": rows}, indent=1)
+
+
+def _bench(tree: Path, model: str, options: Options) -> dict[str, Any]:
+    """Run a tree's own `diagd bench`; its document."""
+    lags = [str(lag) for lag in options.row_lag]
+    command = [sys.executable, "-m", "diagd", "bench", "--model", model, "-k", *lags]
+    command += ["--dtype", "float32", "bfloat16", "--baseline", "none"]
+    command += ["--repeats", str(options.repeats), "--json"]
+    environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+    done = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+def _ratio(of_both: dict[str, list[float]]) -> float:
+    return statistics.median(of_both["now"]) / statistics.median(of_both["before"])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
