@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "barrier.h"
 #include "kernels.h"
+#include "team.h"
 
 extern "C" {
 struct LayerWeights {
@@ -321,7 +321,6 @@ template <class W, class C>
 int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
-  static thread_local Barrier waiting;  // of the team that this thread leads
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + 2 * d.head);
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
@@ -333,13 +332,15 @@ int decode(const Model& m, const Step& s) {
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
-  Barrier& barrier = waiting;
-#pragma omp parallel num_threads(m.threads)
+  Team& own_team = team;  // of this caller; the others have their own
+  const int threads = own_team.size(m.threads);
+#pragma omp parallel num_threads(threads)
   {
     if (own.size() < normed + scores) own.resize(normed + scores);
     std::memset(own.data(), 0, normed * sizeof(float));
-    d.run(omp_get_thread_num(), omp_get_num_threads(), barrier, own.data(), own.data() + normed);
+    d.run(omp_get_thread_num(), omp_get_num_threads(), own_team.barrier, own.data(), own.data() + normed);
   }
+  own_team.done(threads);
   return 0;
 }
 

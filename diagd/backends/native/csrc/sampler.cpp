@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "team.h"
 
 extern "C" {
 struct Draw {
@@ -106,7 +107,7 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
 
 extern "C" void draw(const Draw* draw) {
   const Draw& d = *draw;
-#pragma omp parallel num_threads(d.threads)
+#pragma omp parallel num_threads(team.size(d.threads))
   {
     std::vector<Candidate> kept;
     std::vector<float> scores;
