@@ -334,13 +334,14 @@ int decode(const Model& m, const Step& s) {
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   Team& own_team = team;  // of this caller; the others have their own
   const int threads = own_team.size(m.threads);
+  const auto started = Clock::now();
 #pragma omp parallel num_threads(threads)
   {
     if (own.size() < normed + scores) own.resize(normed + scores);
     std::memset(own.data(), 0, normed * sizeof(float));
     d.run(omp_get_thread_num(), omp_get_num_threads(), own_team.barrier, own.data(), own.data() + normed);
   }
-  own_team.done(threads);
+  own_team.done(threads, Clock::now() - started);
   return 0;
 }
 

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstdint>
 
+using Clock = std::chrono::steady_clock;
+
 // Where threads wait for each other: they spin as long as that pays, then sleep.
 class Barrier {
  public:
@@ -24,17 +26,22 @@ class Barrier {
       if (phase.load(std::memory_order_acquire) != now) return;
       pause();
     }
-    const auto asleep = std::chrono::steady_clock::now();
+    const auto asleep = Clock::now();
     phase.wait(now, std::memory_order_acquire);
-    const auto slept = std::chrono::steady_clock::now() - asleep;
-    const bool was_long = slept >= WORTH_IT;
-    const int spins = budget.load(std::memory_order_relaxed);
-    budget.store(was_long ? std::max(LEAST, spins / 2) : MOST, std::memory_order_relaxed);
-    long_sleeps.fetch_add(was_long, std::memory_order_relaxed);
+    const Clock::duration slept = Clock::now() - asleep;
+    if (slept < WORTH_IT) {
+      budget.store(MOST, std::memory_order_relaxed);
+      return;
+    }
+    budget.store(std::max(LEAST, budget.load(std::memory_order_relaxed) / 2),
+                 std::memory_order_relaxed);
+    waited.fetch_add(slept.count(), std::memory_order_relaxed);
   }
 
-  // How often since the last call a thread waited for one that was not running.
-  int take_long_sleeps() { return long_sleeps.exchange(0, std::memory_order_relaxed); }
+  // How long, since the last call, threads slept for one that was not running.
+  Clock::duration take_waited() {
+    return Clock::duration(waited.exchange(0, std::memory_order_relaxed));
+  }
 
  private:
   // Pauses of some 50 ns: a sleep that was so short that spinning on would have paid brings back the
@@ -52,11 +59,12 @@ class Barrier {
 
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<uint32_t> phase{0};
-  alignas(64) std::atomic<int> budget{MOST}, long_sleeps{0};
+  alignas(64) std::atomic<int> budget{MOST};
+  std::atomic<Clock::rep> waited{0};
 };
 
-// The threads that one caller leads. Where some of them are kept from running, a step that waits for
-// them takes longer than one without them: the caller works alone for a while, then tries again.
+// The threads that one caller leads. Where some of them are kept from running, and half of the
+// time of two calls goes into waiting for them, the caller works alone for a while, then tries again.
 class Team {
  public:
   Barrier barrier;
@@ -65,19 +73,23 @@ class Team {
   int size(int threads) const { return alone ? 1 : threads; }
 
   // Takes in how the call went.
-  void done(int threads) {
+  void done(int threads, Clock::duration took) {
     if (threads == 1) {
       alone -= alone > 0;
-    } else if (barrier.take_long_sleeps() > 1) {
+    } else if (2 * barrier.take_waited() <= took) {
+      suspect = false;
+      penalty /= 2;
+    } else if (suspect || penalty) {
       alone = penalty = std::min(MOST_ALONE, 2 * penalty + 32);
     } else {
-      penalty /= 2;
+      suspect = true;  // once is nothing
     }
   }
 
  private:
   static constexpr int MOST_ALONE = 1024;  // calls
   int alone = 0, penalty = 0;
+  bool suspect = false;
 };
 
 inline thread_local Team team;
