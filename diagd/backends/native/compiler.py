@@ -12,7 +12,7 @@ from pathlib import Path
 from diagd.files import replacing
 
 SOURCES = Path(__file__).parent / "csrc"
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-ffp-contract=fast", "-fopenmp", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-ffp-contract=fast", "-pthread", "-shared", "-fPIC")
 
 
 def find_compiler() -> str | None:

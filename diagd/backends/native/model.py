@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.compiler import load_library
+from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.weights import NativeDType, NativeWeights, fields, whole_blocks
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
@@ -49,6 +50,8 @@ class NativeModel(CausalModel):
     Attributes:
         seconds: None, or a (3,) float64 tensor of whoever times the kernels: every step adds to it
             what its linear layers, its attention and the rest took.
+        max_threads: a step uses as many threads as PyTorch does, but no more than this: at first
+            the cores that the process may use.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class NativeModel(CausalModel):
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self.seconds: Tensor | None = None
+        self.max_threads = usable_cores()
         self._laid_out = NativeWeights(model, weights, use_up)
 
     @property
@@ -94,6 +98,10 @@ class NativeModel(CausalModel):
     def max_positions(self) -> int:
         """Longest sequence the model can hold."""
         return self.config.max_positions
+
+    @property
+    def _num_threads(self) -> int:
+        return min(torch.get_num_threads(), self.max_threads)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
@@ -151,7 +159,7 @@ class NativeModel(CausalModel):
             seconds=None if self.seconds is None else self.seconds.data_ptr(),
         )
         record = self._laid_out.record
-        record.threads = torch.get_num_threads()
+        record.threads = self._num_threads
         if self._decode(ctypes.byref(record), ctypes.byref(step)):
             raise ValueError("a token, position or slot is out of range")
         return logits[..., : self.vocab_size]
@@ -182,7 +190,7 @@ class NativeModel(CausalModel):
             batch=batch,
             lanes=lanes,
             stride=logits.stride(1),
-            threads=torch.get_num_threads(),
+            threads=self._num_threads,
             top_k=options.top_k or 0,
             exclusive_top_p=options.exclusive_top_p,
             temperature=options.temperature,

@@ -23,16 +23,6 @@ def test_sizes_that_fill_no_block_are_padded(changes):
     torch.testing.assert_close(fed, model.logits(tokens), atol=5e-6, rtol=0)
 
 
-def test_threads_change_nothing():
-    native, tokens = NativeModel(tiny_model()), random_tokens(2, 30)
-    alone = feed(native, tokens, torch.arange(30) // 5)
-    torch.set_num_threads(3)
-    try:
-        assert torch.equal(feed(native, tokens, torch.arange(30) // 5), alone)
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_a_lane_that_sees_nothing_poisons_nobody():
     native, tokens = NativeModel(tiny_model()), random_tokens(1, 2)
     cache, slots = native.make_cache(1, 4), torch.arange(2)
@@ -66,21 +56,3 @@ def test_indices_out_of_range_are_refused_before_memory_is_touched(changes, mess
 def test_arguments_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="weights must be one of float32, bfloat16, int8, got 'x'"):
         NativeModel(tiny_model(), "x")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("threads", [2, 3, 7])
-def test_the_number_of_threads_changes_no_bit(threads):
-    """A team that is kept from running works with fewer: that must not be seen."""
-    model = NativeModel(tiny_model(num_kv_heads=2))
-    tokens, slots = random_tokens(2, 15), torch.arange(15)
-    visible = slots[:, None] >= slots
-    logits = []
-    usual = torch.get_num_threads()
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            cache = model.make_cache(2, 16)
-            logits.append(model.forward(tokens, slots, slots, visible, cache))
-    finally:
-        torch.set_num_threads(usual)
-    assert torch.equal(*logits)

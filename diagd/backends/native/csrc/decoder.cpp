@@ -2,7 +2,6 @@
 //
 // Speaks of slots and masks only, like diagd/models/transformer.py, whose numbers it reproduces.
 // Activations are float32 throughout; weights and cache are float32, bfloat16 or (weights) int8.
-#include <omp.h>
 
 #include <utility>
 #include <vector>
@@ -242,11 +241,11 @@ struct Decoder {
   }
 
   void run(int thread, int threads, Barrier& barrier, float* normed, float* scores) const {
-    double since = omp_get_wtime();
+    auto since = Clock::now();
     const auto lap = [&](int part) {
       if (thread || !s.seconds) return;
-      const double now = omp_get_wtime();
-      s.seconds[part] += now - since;
+      const auto now = Clock::now();
+      s.seconds[part] += std::chrono::duration<double>(now - since).count();
       since = now;
     };
     const auto normalise = [&](const float* weight, const float* bias) {
@@ -303,7 +302,6 @@ struct Decoder {
                s.logits + (ptrdiff_t)b * s.keep * vocab, vocab, false);
     }
     lap(LINEARS);
-    barrier.wait(threads);  // politely, before OpenMP's own at the end of the team
   }
 };
 
@@ -332,16 +330,11 @@ int decode(const Model& m, const Step& s) {
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
-  Team& own_team = team;  // of this caller; the others have their own
-  const int threads = own_team.size(m.threads);
-  const auto started = Clock::now();
-#pragma omp parallel num_threads(threads)
-  {
+  team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
     if (own.size() < normed + scores) own.resize(normed + scores);
     std::memset(own.data(), 0, normed * sizeof(float));
-    d.run(omp_get_thread_num(), omp_get_num_threads(), own_team.barrier, own.data(), own.data() + normed);
-  }
-  own_team.done(threads, Clock::now() - started);
+    d.run(thread, threads, barrier, own.data(), own.data() + normed);
+  });
   return 0;
 }
 
@@ -349,18 +342,17 @@ int decode(const Model& m, const Step& s) {
 
 // Reads numbers as fast as this machine can: the ceiling that a one-lane step is measured against.
 extern "C" float stream(const float* numbers, int64_t count, int threads) {
-  float total = 0;
-#pragma omp parallel for num_threads(threads) reduction(+ : total)
-  for (int64_t part = 0; part < threads; part++) {
+  std::atomic<float> total{0};
+  team.run(threads, [&](int64_t part, int parts, Barrier&) {
     Floats sums[8] = {};
-    const float* to = numbers + count / threads * (part + 1);
-    for (const float* p = numbers + count / threads * part; p + 8 * WIDTH <= to; p += 8 * WIDTH)
+    const float* to = numbers + count / parts * (part + 1);
+    for (const float* p = numbers + count / parts * part; p + 8 * WIDTH <= to; p += 8 * WIDTH)
       for (int i = 0; i < 8; i++) {
         __builtin_prefetch(p + i * WIDTH + 64 * WIDTH);
         sums[i] += load(p + i * WIDTH);
       }
     for (int i = 0; i < 8; i++) total += sum(sums[i]);
-  }
+  });
   return total;
 }
 

@@ -107,22 +107,19 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
 
 extern "C" void draw(const Draw* draw) {
   const Draw& d = *draw;
-#pragma omp parallel num_threads(team.size(d.threads))
-  {
+  std::atomic<int> next{0};
+  team.run(d.threads, [&](int, int, Barrier&) {
     std::vector<Candidate> kept;
     std::vector<float> scores;
-#pragma omp for collapse(2) schedule(dynamic) nowait
-    for (int b = 0; b < d.batch; b++)
-      for (int lane = 0; lane < d.lanes; lane++) {
-        const float* logits = d.logits + ((int64_t)b * d.lanes + lane) * d.stride;
-        const int low = d.low[lane], high = d.high[lane];
-        const uint64_t seed = d.seeds[b];
-        uint32_t key = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32) ^ 0x9E3779B9u));
-        for (const int64_t place : {d.frames[lane], d.rows[lane], d.columns[lane]})
-          key = mix(key ^ mix((uint32_t)place + 0x85EBCA6Bu));
-        d.drawn[b * d.lanes + lane] =
-            d.temperature == 0 ? greedy(logits, low, high)
-                               : sample(d, logits, low, high, key, kept, scores);
-      }
-  }
+    for (int i; (i = next++) < d.batch * d.lanes;) {
+      const int lane = i % d.lanes, low = d.low[lane], high = d.high[lane];
+      const float* logits = d.logits + (int64_t)i * d.stride;
+      const uint64_t seed = d.seeds[i / d.lanes];
+      uint32_t key = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32) ^ 0x9E3779B9u));
+      for (const int64_t place : {d.frames[lane], d.rows[lane], d.columns[lane]})
+        key = mix(key ^ mix((uint32_t)place + 0x85EBCA6Bu));
+      d.drawn[i] = d.temperature == 0 ? greedy(logits, low, high)
+                                      : sample(d, logits, low, high, key, kept, scores);
+    }
+  });
 }

@@ -1,12 +1,18 @@
 // How threads work together on a machine that may be busy with other things.
 //
-// OpenMP's own barrier spins for milliseconds. With other processes on the cores, the thread that is
+// OpenMP's own barriers spin for milliseconds. With other processes on the cores, the thread that is
 // waited for may not be running at all, and every spin takes from the time that it could run in.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 using Clock = std::chrono::steady_clock;
 
@@ -15,6 +21,7 @@ class Barrier {
  public:
   // Returns when all `threads` threads have come here.
   void wait(int threads) {
+    if (threads == 1) return;
     const uint32_t now = phase.load(std::memory_order_acquire);
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
       arrived.store(0, std::memory_order_relaxed);
@@ -63,20 +70,85 @@ class Barrier {
   std::atomic<Clock::rep> waited{0};
 };
 
-// The threads that one caller leads. Where some of them are kept from running, and half of the
-// time of two calls goes into waiting for them, the caller works alone for a while, then tries again.
-class Team {
+// Forks of this process so far: threads do not come along.
+inline std::atomic<int> forks{0};
+#ifndef _WIN32
+inline const int watches_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
+#endif
+
+// Threads that wait for a caller's work.
+class Crew {
  public:
+  explicit Crew(int threads) : threads(threads), born(forks) {
+    for (int i = 1; i < threads; i++) others.emplace_back([this, i] { serve(i); });
+  }
+  ~Crew() {
+    call = nullptr;
+    dock.wait(threads);
+    for (std::thread& other : others) other.join();
+  }
+
+  template <class Work>
+  void run(const Work& todo) {
+    work = &todo;
+    call = [](const void* work, int thread, int threads, Barrier& barrier) {
+      (*(const Work*)work)(thread, threads, barrier);
+    };
+    dock.wait(threads);
+    todo(0, threads, barrier);
+    barrier.wait(threads);
+  }
+
+  bool alive() const { return born == forks; }
+
+  const int threads;
   Barrier barrier;
 
-  // How many of `threads` should take the next call.
-  int size(int threads) const { return alone ? 1 : threads; }
+ private:
+  void serve(int thread) {
+    for (;;) {
+      dock.wait(threads);
+      if (!call) return;
+      call(work, thread, threads, barrier);
+      barrier.wait(threads);
+    }
+  }
 
-  // Takes in how the call went.
-  void done(int threads, Clock::duration took) {
-    if (threads == 1) {
+  const int born;
+  Barrier dock;
+  const void* work = nullptr;
+  void (*call)(const void*, int, int, Barrier&) = nullptr;
+  std::vector<std::thread> others;
+};
+
+// The crew of one calling thread. Where some of it are kept from running, and half of the time of
+// two calls goes into waiting for them, the caller works alone for a while, then tries again.
+class Team {
+ public:
+  ~Team() { dismiss(); }
+
+  // Calls work(thread, threads, barrier) on `most` threads at once, or on fewer.
+  template <class Work>
+  void run(int most, const Work& work) {
+    if (most == 1 || alone) {
+      Barrier nobody;
+      work(0, 1, nobody);
       alone -= alone > 0;
-    } else if (2 * barrier.take_waited() <= took) {
+      return;
+    }
+    if (!crew || crew->threads != most || !crew->alive()) {
+      dismiss();
+      crew = std::make_unique<Crew>(most);
+    }
+    const auto started = Clock::now();
+    crew->run(work);
+    judge(Clock::now() - started);
+  }
+
+ private:
+  // Takes in how a call went.
+  void judge(Clock::duration took) {
+    if (2 * crew->barrier.take_waited() <= took) {
       suspect = false;
       penalty /= 2;
     } else if (suspect || penalty) {
@@ -86,8 +158,13 @@ class Team {
     }
   }
 
- private:
+  void dismiss() {
+    if (crew && !crew->alive()) crew.release();
+    crew.reset();
+  }
+
   static constexpr int MOST_ALONE = 1024;  // calls
+  std::unique_ptr<Crew> crew;
   int alone = 0, penalty = 0;
   bool suspect = false;
 };

@@ -1,0 +1,81 @@
+"""Threads of the kernels: how many, who leads them, and that they change no bit."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from diagd.backends.native.cores import usable_cores
+from diagd.backends.native.model import NativeModel
+from tests.models.feeding import feed
+from tests.models.tiny import random_tokens, tiny_model
+
+FORK = """
+import os, torch
+from tests.backends.native.test_threads import fed, some_threads, tiny_model, NativeModel
+model = NativeModel(tiny_model())
+with some_threads(model, 3):
+    before = fed(model)
+    child = os.fork()
+    same = torch.equal(fed(model), before)
+    if child == 0:
+        os._exit(0 if same else 3)
+    assert os.waitpid(child, 0)[1] == 0 and same
+"""
+
+
+@contextmanager
+def some_threads(model: NativeModel, count: int) -> Iterator[None]:
+    """Have the kernels use so many threads, more than there are cores if need be."""
+    usual, model.max_threads = torch.get_num_threads(), count
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(usual)
+
+
+def fed(model: NativeModel) -> torch.Tensor:
+    """Feed the same tokens as every time."""
+    return feed(model, random_tokens(2, 30), torch.arange(30) // 5)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7, 32])
+def test_the_number_of_threads_changes_no_bit(threads):
+    """A team that is kept from running works with fewer: that must not be seen."""
+    model = NativeModel(tiny_model(num_kv_heads=2))
+    with some_threads(model, 1):
+        alone = fed(model)
+    with some_threads(model, threads):
+        for _ in range(20):
+            assert torch.equal(fed(model), alone)
+
+
+def test_callers_on_many_threads_have_a_team_each():
+    model = NativeModel(tiny_model())
+    with some_threads(model, 3), ThreadPoolExecutor(5) as callers:
+        first, *others = callers.map(lambda _: fed(model), range(20))
+    assert all(torch.equal(other, first) for other in others)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork on Windows")
+def test_a_forked_process_makes_threads_of_its_own():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
+
+
+def test_no_more_threads_than_the_process_may_use(tmp_path):
+    free = usable_cores(tmp_path)
+    assert free >= 1
+    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
+    assert usable_cores(tmp_path) == free
+    (tmp_path / "cpu.max").write_text("50000 100000\n", encoding="ascii")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n", encoding="ascii")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n", encoding="ascii")
+    assert usable_cores(tmp_path) == free
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n", encoding="ascii")
+    assert usable_cores(tmp_path) == 1
