@@ -2,30 +2,45 @@
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
 
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
+def usable_cores(root: Path = Path("/")) -> int:
     """Return how many threads of this process can run at once, at least 1.
 
     Args:
-        cgroup: Where Linux mounts control groups (version 1 or 2); elsewhere there is none.
+        root: Of the file system in which Linux tells of control groups (version 1 or 2).
     """
     bound = getattr(os, "sched_getaffinity", None)
     cores = len(bound(0)) if bound else os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(cgroup))))
+    return max(1, math.ceil(min([cores, *_quotas(root)])))
 
 
-def _quota(cgroup: Path) -> float:
-    """Return the processor time that the container may use, in cores."""
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield every limit on this process's time, in cores: of its group, and of those above."""
     try:
-        if (cgroup / "cpu.max").is_file():
-            quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            names = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
-            quota, period = ((cgroup / name).read_text(encoding="ascii") for name in names)
-        return float(quota) / float(period) if float(quota) > 0 else float("inf")
-    except (OSError, ValueError):  # no such limit: "max", -1, or no control groups
-        return float("inf")
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield from _quota(folder)
+            if folder == top:
+                break
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        try:
+            text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+            quota, period = map(float, text.split())
+        except (OSError, ValueError):  # another version's files, or "max": no limit
+            continue
+        if quota > 0:
+            yield quota / period

@@ -65,17 +65,28 @@ def test_a_forked_process_makes_threads_of_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
 
 
-def test_no_more_threads_than_the_process_may_use(tmp_path):
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "100000 100000\n"}, 1),  # as a container sees itself
+        (
+            "3:cpu,cpuacct:/a\n0::/x\n",
+            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        (
+            "3:cpu,cpuacct:/gone\n",
+            {"cpu/cpu.cfs_quota_us": "60000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            1,
+        ),
+    ],
+)
+def test_no_more_threads_than_a_container_may_use(tmp_path, groups, files, cores):
     free = usable_cores(tmp_path)
-    assert free >= 1
-    (tmp_path / "cpu.max").write_text("max 100000\n", encoding="ascii")
-    assert usable_cores(tmp_path) == free
-    (tmp_path / "cpu.max").write_text("50000 100000\n", encoding="ascii")
-    assert usable_cores(tmp_path) == 1
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n", encoding="ascii")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n", encoding="ascii")
-    assert usable_cores(tmp_path) == free
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n", encoding="ascii")
-    assert usable_cores(tmp_path) == 1
+    told = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": groups, **told}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    assert usable_cores(tmp_path) == (cores or free)
