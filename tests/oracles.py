@@ -5,6 +5,7 @@ decoding step is one full forward over everything fed so far, under a dense mask
 words of the visibility rule.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -146,6 +147,7 @@ class ReferenceStream:
     row_start: str = "temporal"
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
+    window: int | None = None  # frames that may be seen, the one under way included
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
@@ -155,6 +157,9 @@ class ReferenceStream:
     slot_of: dict[tuple[int, int, int], int] = field(
         init=False, default_factory=dict
     )  # (frame, row, column) -> slot
+    left_at: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # slot of a frame that left the window -> first step whose lanes do not see it
     num_frames: int = field(init=False, default=0)  # generated so far
     now: int = field(init=False, default=0)  # steps so far
 
@@ -175,7 +180,7 @@ class ReferenceStream:
     def decode(
         self, num_frames: int, row_lag: int, frame_lag: int, actions: Tensor | None = None
     ) -> Tensor:
-        """Write the next frames of the stream, a chunk.
+        """Write the next frames of the stream, a chunk; in a full window, frame by frame.
 
         Args:
             actions: (B, num_frames, n) int64, or None where n is 0.
@@ -183,7 +188,17 @@ class ReferenceStream:
         Returns:
             (B, num_frames, height, width) int64.
         """
+        if self.window is not None and num_frames > 1:
+            room = max(1, self.window - self.context_frames - self.num_frames)
+            if num_frames > room:
+                one, rest = (None, None) if actions is None else actions.tensor_split([room], 1)
+                frames = self.decode(room, row_lag, frame_lag, one)
+                return torch.cat(
+                    [frames, self.decode(num_frames - room, row_lag, frame_lag, rest)], 1
+                )
         first, last_slot, action_slots = self.num_frames, self.num_slots - 1, {}
+        if self.window is not None:
+            self.leave(first + num_frames - 1 - self.window)
         for g in range(num_frames):
             for n in range(self.num_action_tokens):
                 action_slots[g, n] = self.num_slots
@@ -227,6 +242,14 @@ class ReferenceStream:
         self.num_frames += num_frames
         return torch.stack([self.frame(first + g) for g in range(num_frames)], dim=1)
 
+    def leave(self, number: int) -> None:
+        """Let a frame leave, with the actions before it, if it was there."""
+        if (number, 0, 0) in self.slot_of:
+            actions = self.num_action_tokens * (number != -self.context_frames or number == 0)
+            first = self.slot_of[number, 0, 0]
+            slots = range(first - actions, first + self.height * self.width)
+            self.left_at |= dict.fromkeys(slots, self.now)
+
     def frame(self, number: int) -> Tensor:
         """Return one frame, (B, height, width)."""
         rows = [
@@ -264,7 +287,9 @@ class ReferenceStream:
         lanes += [(slot, self.now, ids, True) for slot, ids in sorted(stand_ins.items())]
         visible = [
             [
-                q == r if is_stand_in else slot_r <= slot_q and fed_r <= fed_q
+                q == r
+                if is_stand_in
+                else slot_r <= slot_q and fed_r <= fed_q < self.left_at.get(slot_r, math.inf)
                 for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes)
             ]
             for q, (slot_q, fed_q, _, _) in enumerate(lanes)

@@ -70,6 +70,11 @@ class Stopwatch(CausalModel):
         return self.model.max_positions
 
     @property
+    def relative_positions(self) -> bool:
+        """As the model has it."""
+        return self.model.relative_positions
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.device

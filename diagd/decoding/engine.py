@@ -26,7 +26,8 @@ class DecodingEngine(Stream):
 
         The stream is advanced frame by frame: closing the generator early keeps the frames yielded
         so far and forgets the one under way; the next call of `decode` closes it, too. Where not
-        all frames fit the context, the strategy runs over as many at a time as do.
+        all frames fit the context, the strategy runs over as many at a time as do; over one at a
+        time in a context that is full, so frames do not overlap there.
 
         Args:
             strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value.
@@ -55,7 +56,7 @@ class DecodingEngine(Stream):
         check_actions(actions, layout, self.batch_size, self.model.num_embeddings)
         if actions is None:
             actions = self.tokens.new_empty(self.batch_size, num_frames, 0)
-        if self.num_used + layout.num_slots > self.max_slots:
+        if not self.is_endless and self.num_used + layout.num_slots > self.max_slots:
             check_room(self.layout(1, self.keep_frames), self.num_prefix, self.max_slots)
         if self._under_way is not None:
             self._under_way.close()
@@ -65,7 +66,7 @@ class DecodingEngine(Stream):
     def _decode(self, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
         done, num_frames = 0, actions.shape[1]
         while done < num_frames:
-            fitting = (self.max_slots - self.num_used) // self.frame.slots_per_frame
+            fitting = self.room() or int(self.is_endless)
             if not fitting:
                 self.drop_oldest()
                 continue

@@ -38,6 +38,11 @@ class CausalModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def relative_positions(self) -> bool:
+        """Whether only the distance between positions matters, so that they may grow for ever."""
+        return False
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate keys and values for `num_slots` slots, the last of them scratch.
 
@@ -62,7 +67,8 @@ class CausalModel(Protocol):
 
         Args:
             tokens: (B, L) int64.
-            positions: (L,) int64, where the lanes stand in raster order.
+            positions: (L,) int64, where the lanes stand in raster order: below max_positions,
+                unless `relative_positions`.
             slots: (L,) int64, the cache slots to write. Only scratch, which nobody sees, may be
                 named more than once: padded lanes write there.
             visible: (L, M) bool over the cache slots [0, M). What hidden slots hold changes

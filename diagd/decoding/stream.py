@@ -1,8 +1,10 @@
 """The stream that strategies drive: tokens, cache, frames, and one operation, "feed these lanes".
 
 A stream outlives what drives it: frame after frame may be written by another strategy. When the
-model's context is full, the oldest frames leave: the prompt's prefix (what stands before the first
-context frame) and the newest `keep_frames` frames are prefilled again from slot 0.
+context is full, a frame that begins takes the slots of the oldest, and nothing is read again: the
+slots behind the prompt's prefix (what stands before the first context frame) are a ring, and keys
+and values stay as they were computed. Where absolute positions matter to the model, or
+`keep_frames` says so, the prefix and the newest frames are prefilled again from slot 0 instead.
 """
 
 from collections.abc import Callable
@@ -49,17 +51,21 @@ class Stream:
         num_action_tokens: conditioning tokens before each generated frame.
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, at most the model's context (the default).
-        keep_frames: frames that stay when the context is full; default half of what it holds.
+        keep_frames: frames that are read again when the context is full; default none where only
+            the distance between positions matters to the model, else half of what it holds.
         seed: one number (batch row b uses seed + b) or one for each row.
         context: cross-attention input for models that have one.
         around_step: wraps the function that runs a step, for those who time or count steps.
 
     Attributes:
         tokens: (B, slots + 1) int64, the last slot is scratch.
+        held: (slots + 1) int64, the position in raster order that each slot holds, or -1.
         fed_at: (slots + 1) int64, the step at which each slot's true token was or will be fed.
-        num_used: slots that hold the sequence so far.
+        scratch: the slot that nobody sees.
+        num_used: tokens of the sequence so far, those that left included.
         num_prefix: of them, slots before the first context frame.
-        num_held: frames in the sequence.
+        num_held: frames that may be seen.
+        window: frames that the context holds, the one under way included.
         num_generated: frames since the stream began.
         num_dropped_frames: frames that left a full context.
         num_steps, num_fed: steps since the prefill, and their lanes.
@@ -93,15 +99,17 @@ class Stream:
         self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
         if self.keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
-        device = model.device
+        self.reads_again = keep_frames is not None or not model.relative_positions
+        device, self.scratch = model.device, self.max_slots + num_action_tokens
         self.seeds = torch.tensor(check_seeds(seed, batch_size), device=device)
-        self.cache = model.make_cache(batch_size, self.max_slots + 1, context)
-        self.tokens = torch.zeros(batch_size, self.max_slots + 1, dtype=torch.int64, device=device)
-        self.fed_at = torch.full((self.max_slots + 1,), NEVER, dtype=torch.int64, device=device)
+        self.cache = model.make_cache(batch_size, self.scratch + 1, context)
+        self.tokens = torch.zeros(batch_size, self.scratch + 1, dtype=torch.int64, device=device)
+        self.held = torch.full((self.scratch + 1,), -1, dtype=torch.int64, device=device)
+        self.fed_at = torch.full_like(self.held, NEVER)
         self.pad = runner != "eager"  # others prepare something for every width of a step
         self.rule: DrawRule | None = None  # of the newest step
         self.set_sampling(sampling or SamplingOptions())
-        self.num_used = self.num_prefix = self.num_held = 0
+        self.num_used = self.num_prefix = self.num_held = self.window = 0
         self.num_generated = self.num_dropped_frames = 0
         self.num_steps: int = 0
         self.num_fed: int = 0
@@ -150,9 +158,35 @@ class Stream:
         check_prompt(prompt, layout, self.batch_size, self.max_slots, self.model.num_embeddings)
         self.num_prefix = prompt.shape[1] - layout.context_slots
         self.num_held = context_frames
+        self.window = context_frames + self.room(prompt.shape[1])
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.verified = []
         self._prefill(prompt.to(self.tokens.device))
+
+    def room(self, num_used: int | None = None) -> int:
+        """Return how many frames fit behind so many slots, by default those in use."""
+        used = self.num_used if num_used is None else num_used
+        return max(0, (self.max_slots - used) // self.frame.slots_per_frame)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a frame that begins in a full context takes the slots of the oldest."""
+        return not self.reads_again and self.window > 1
+
+    def slots_at(self, positions: Tensor) -> Tensor:
+        """Return the slots of positions: the prefix stays, the rest is a ring; SCRATCH is scratch.
+
+        Args:
+            positions: int64 of any shape, in raster order, of the prefix and the newest frames.
+        """
+        behind = positions - self.num_prefix
+        around = self.num_prefix + behind % max(1, self.window * self.frame.slots_per_frame)
+        slots = torch.where(behind < 0, positions, around)
+        return torch.where(positions == SCRATCH, self.scratch, slots)
+
+    def slots_between(self, first: int, end: int) -> Tensor:
+        """Return the slots of the positions from `first` to before `end`."""
+        return self.slots_at(torch.arange(first, end, device=self.tokens.device))
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
@@ -161,15 +195,16 @@ class Stream:
         Args:
             actions: (B, T, num_action_tokens) int64.
         """
-        base, num_actions, width = self.num_used, layout.num_action_tokens, layout.grid.width
-        self.fed_at.fill_(NEVER)
-        self.fed_at[:base] = -1
-        frames = self.tokens[:, base : base + layout.num_slots].view(
-            self.batch_size, -1, layout.slots_per_frame
-        )
-        frames[:, :, :num_actions] = actions
+        num_actions, width = layout.num_action_tokens, layout.grid.width
+        end = self.num_used + layout.num_slots
+        slots = self.slots_between(self.num_used, end)
+        self.held[slots] = torch.arange(self.num_used, end, device=slots.device)
+        before = (self.held >= 0) & (self.held < self.num_used)
+        self.fed_at.copy_(torch.where(before, -1, NEVER))
+        frames = slots.view(-1, layout.slots_per_frame)
+        self.tokens[:, frames[:, :num_actions]] = actions
         if self.ranges.row_ends is not None:
-            frames[:, :, num_actions + width - 1 :: width] = self.ranges.row_ends
+            self.tokens[:, frames[:, num_actions + width - 1 :: width]] = self.ranges.row_ends
 
     @torch.inference_mode()
     def place(self, plan: DecodePlan) -> Tensor:
@@ -178,27 +213,29 @@ class Stream:
         Returns:
             (8, total) int64 on the model's device, the lanes of all steps (see `DecodePlan.lanes`).
         """
-        base = self.num_used
-        self.fed_at[base : base + len(plan.fed_at)] = plan.fed_at.to(self.fed_at.device)
+        slots = self.slots_between(self.num_used, self.num_used + len(plan.fed_at))
+        self.fed_at[slots] = plan.fed_at.to(self.fed_at.device)
         lanes = plan.lanes.clone()
         lane = Lanes.of(lanes)
-        for slots in (lane.positions, lane.slots, lane.inputs, lane.outputs):
-            slots.copy_(torch.where(slots == SCRATCH, self.max_slots, slots + base))
+        lane.positions.add_(self.num_used)
+        for slots in (lane.slots, lane.inputs, lane.outputs):
+            slots[slots != SCRATCH] += self.num_used
+            slots.copy_(self.slots_at(slots))
         lane.frames.add_(self.num_generated)
         return lanes.to(self.tokens.device)
 
-    def feed(self, lanes: Tensor, num_slots: int, rule: DrawRule | None = None) -> None:
+    def feed(self, lanes: Tensor, end: int, rule: DrawRule | None = None) -> None:
         """Take one step: feed lanes and write what they predict.
 
         Args:
             lanes: (8, L) int64 on the model's device (see `Lanes`).
-            num_slots: cache slots that they may see.
+            end: one past the last position that they may see.
             rule: what turns logits into tokens; None is `draw`.
         """
         if rule != self.rule:
             self.rule = rule
             self._make_run()
-        self.run(lanes, num_slots)
+        self.run(lanes, min(end, self.scratch))
         self.num_steps += 1
         self.num_fed += lanes.shape[1]
 
@@ -211,7 +248,8 @@ class Stream:
     def _step(self, lanes: Tensor, num_slots: int) -> None:
         """Gather, forward, sample, scatter."""
         lane = Lanes.of(lanes)
-        visible = visible_slots(lane.positions, lane.steps, self.fed_at[:num_slots])
+        held, fed_at = self.held[:num_slots], self.fed_at[:num_slots]
+        visible = visible_slots(lane.positions, lane.steps, held, fed_at)
         logits = self.model.forward(
             self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
         )
@@ -223,6 +261,8 @@ class Stream:
         """Feed all but the last token of a sequence, causally; the last is fed at step 0."""
         length = sequence.shape[1]
         self.tokens[:, :length] = sequence
+        self.held.fill_(-1)
+        self.held[:length] = torch.arange(length, device=self.held.device)
         self.num_used = length
         for start in range(0, length - 1, PREFILL_LANES):
             slots = torch.arange(start, min(start + PREFILL_LANES, length - 1)).to(sequence.device)
@@ -233,13 +273,13 @@ class Stream:
             )
 
     def finish_frame(self, num_used: int) -> Tensor:
-        """Count the frame that ends before slot `num_used`; return it, (B, height, width) int64."""
-        self.num_used = num_used
-        self.num_held += 1
+        """Count the frame that ends before position `num_used`; return it, (B, height, width)."""
+        grid, self.num_used = self.frame.grid, num_used
+        slots = self.slots_between(num_used - grid.tokens_per_frame, num_used)
         self.num_generated += 1
-        grid = self.frame.grid
-        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
-        return visual.reshape(-1, grid.height, grid.width).clone()
+        self.num_dropped_frames += self.num_held == self.window
+        self.num_held = min(self.num_held + 1, self.window)
+        return self.tokens[:, slots].view(-1, grid.height, grid.width)
 
     def drop_oldest(self) -> None:
         """Make room: keep the prefix and the newest frames, and prefill them again."""

@@ -11,23 +11,23 @@ from torch import Tensor
 NEVER = 2**31 - 1
 
 
-def visible_slots(positions: Tensor, steps: Tensor, fed_at: Tensor) -> Tensor:
+def visible_slots(positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Tensor:
     """Apply the rule to the lanes of one forward pass against the cache.
 
-    A stand-in stands at a slot whose true token is fed later, so the rule hides that slot from
+    A stand-in stands at a position whose true token is fed later, so the rule hides its slot from
     everybody; the last term shows it to the lane that stands there.
 
     Args:
-        positions: (L,) int64, the slot at which each lane stands.
+        positions: (L,) int64, where each lane stands in raster order.
         steps: (L,) int64, the step at which each lane is fed.
+        held: (M,) int64, the position that each slot holds.
         fed_at: (M,) int64, the step at which each slot's true token is fed.
 
     Returns:
         (L, M) bool, True = the lane may attend to the slot.
     """
-    slots = torch.arange(fed_at.shape[0], device=fed_at.device)
-    own = slots == positions[:, None]
-    earlier = slots < positions[:, None]
+    own = held == positions[:, None]
+    earlier = held < positions[:, None]
     return own | (earlier & (fed_at <= steps[:, None]))
 
 

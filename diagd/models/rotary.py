@@ -1,6 +1,7 @@
 """Rotary positions: one number, or (frame, row, column); pairs (i, i + D / 2) as in LLaMA."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +11,22 @@ from diagd.models.config import ModelConfig
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos configs
 
 
-def grid_coordinates(config: ModelConfig) -> Tensor:
-    """Return (max_positions, 3) int64 (frame, row, column) of every position of the 1-D sequence.
+def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
+    """Return (..., 3) int64 (frame, row, column) of positions (...) of the 1-D sequence.
 
     With n action tokens a frame, q = position + n - prefix_length counts from the place where the
     first frame's own actions would stand. An action token is at row -1 of the frame it precedes,
     its index being the column. Positions of the prefix get (0, 0, 0): zero angles.
     """
     actions, width = config.num_action_tokens, config.grid_width
-    q = torch.arange(config.max_positions, device="cpu") + actions - config.prefix_length
+    q = positions + actions - config.prefix_length
     frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
     cell = rest - actions
     is_action = cell < 0
     row = torch.where(is_action, -1, cell // width)
     column = torch.where(is_action, rest, cell % width)
     coordinates = torch.stack([frame, row, column], dim=-1)
-    coordinates[: config.prefix_length] = 0
-    return coordinates
+    return coordinates * (positions >= config.prefix_length)[..., None]
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
@@ -48,33 +48,45 @@ def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
     return time, rotary_frequencies(config, space_dim, config.yarn_height)
 
 
-def rotary_angles(config: ModelConfig) -> Tensor:
-    """Return (max_positions, head_dim / 2) float32 angles; 3-D ones are [frame | row | column]."""
-    if config.position == "rope":
-        positions = torch.arange(config.max_positions, device="cpu").float()
-        return torch.outer(positions, rotary_frequencies(config, config.head_dim, 1))
-    time, space = rotary_frequencies_3d(config)
-    frame, row, column = grid_coordinates(config).float().unbind(-1)
-    return torch.cat(
-        [torch.outer(frame, time), torch.outer(row, space), torch.outer(column, space)], dim=-1
-    )
+class Rotary(nn.Module):
+    """Cosines and sines of positions, as exact after days of a stream as at its start.
 
+    Angles within max_positions are float32 products, as models are trained with; those of whole
+    multiples of max_positions are added in float64.
 
-class RotaryTable(nn.Module):
-    """Cosines and sines of every position; real even while the weights are on the meta device."""
-
-    cos: Tensor
-    sin: Tensor
+    Attributes:
+        frequencies: (head_dim / 2,) float64, radians that a pair turns for each coordinate.
+        axes: (head_dim / 2,) int64, which coordinate that is: the position, or the frame, row or
+            column.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        angles = rotary_angles(config)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.config = config
+        parts = (rotary_frequencies(config, config.head_dim, 1),)
+        if config.position == "rope3d":
+            time, space = rotary_frequencies_3d(config)
+            parts = time, space, space
+        self.frequencies = torch.cat(parts).double()
+        axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
+        self.axes = torch.cat(axes)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Follow the model to its device, but not to its number type."""
+        device = fn(self.axes).device
+        self.axes, self.frequencies = self.axes.to(device), self.frequencies.to(device)
+        return self
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Gather the rows of positions (L,) as two (L, head_dim / 2) tensors."""
-        return self.cos[positions].to(dtype), self.sin[positions].to(dtype)
+        """Return cosines and sines of positions (...), each (..., head_dim / 2)."""
+        coordinates = positions[..., None]
+        if self.config.position == "rope3d":
+            coordinates = grid_coordinates(self.config, positions)
+        length = self.config.max_positions
+        times = torch.div(coordinates, length, rounding_mode="trunc")
+        within = (coordinates - times * length)[..., self.axes].float() * self.frequencies.float()
+        angles = (times * length)[..., self.axes] * self.frequencies + within
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,7 +109,8 @@ class PositionTable(nn.Module):
         super().__init__()
         space_dim = config.hidden_size // 6 * 2
         sizes = config.hidden_size - 2 * space_dim, space_dim, space_dim
-        coordinates = grid_coordinates(config).double().unbind(-1)
+        positions = torch.arange(config.max_positions, device="cpu")
+        coordinates = grid_coordinates(config, positions).double().unbind(-1)
         waves = []
         for places, size in zip(coordinates, sizes, strict=True):
             exponents = torch.arange(size // 2, device="cpu").double() / (size / 2)

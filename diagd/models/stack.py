@@ -7,7 +7,7 @@ from diagd.models.attention import Attention, CrossAttention, Visible
 from diagd.models.cache import StaticKVCache, Text
 from diagd.models.config import ModelConfig
 from diagd.models.layers import GELU, SwiGLU, make_norm
-from diagd.models.rotary import PositionTable, RotaryTable
+from diagd.models.rotary import PositionTable, Rotary
 
 
 class Block(nn.Module):
@@ -54,7 +54,7 @@ class DecoderStack(nn.Module):
         self.embed_positions = (
             nn.Embedding(config.max_positions, config.hidden_size) if learned else None
         )
-        self.rotary = None if learned else RotaryTable(config)
+        self.rotary = None if learned else Rotary(config)
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)

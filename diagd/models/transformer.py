@@ -95,6 +95,11 @@ class Transformer(
         """Longest sequence the model can hold."""
         return self.config.max_positions
 
+    @property
+    def relative_positions(self) -> bool:
+        """Whether positions are told by rotation alone."""
+        return self.config.position != "learned" and not self.config.position_table
+
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:

@@ -24,6 +24,7 @@ class Recomputing:
         self.model, self.device = model, model.device
         self.vocab_size, self.num_embeddings = model.vocab_size, model.num_embeddings
         self.max_positions = model.max_positions
+        self.relative_positions = model.relative_positions
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

@@ -224,6 +224,7 @@ class ConstantModel:
 
     vocab_size = num_embeddings = VOCAB_SIZE
     max_positions = 400
+    relative_positions = False
     device = torch.device("cpu")
     dtype = torch.float32
 

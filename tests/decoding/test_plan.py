@@ -96,7 +96,8 @@ def test_no_lane_reads_a_slot_that_is_not_written(plan):
         assert end == int(lanes.positions.max()) + 1
         overwritten = set(lanes.slots.tolist()) - {SCRATCH}
         assert not overwritten & cached  # a true token stays as it was fed
-        visible = visible_slots(lanes.positions + offset, lanes.steps, fed_at[: end + offset])
+        held = torch.arange(end + offset)
+        visible = visible_slots(lanes.positions + offset, lanes.steps, held, fed_at[: len(held)])
         is_true = lanes.slots == lanes.inputs
         now = set(lanes.slots[is_true].tolist())
         for lane in range(len(lanes.positions)):

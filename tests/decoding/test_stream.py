@@ -215,9 +215,9 @@ def restart(
 def test_a_video_longer_than_the_context_is_written_all_the_same():
     case = Case(num_frames=24, batch_size=1)
     out = diagd.generate_tokens(model_of("own"), case.prompt, case.schedule)
-    # 320 slots hold 21 frames of 15; the newest half, 10, are kept
+    # 320 slots hold 21 frames of 15
     assert out.tokens.shape == (1, 24, 3, 5)
-    assert out.stats.num_dropped_frames == 11
+    assert out.stats.num_dropped_frames == 1 + 24 - 21
 
 
 def test_without_need_nothing_is_dropped():

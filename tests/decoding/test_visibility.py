@@ -47,7 +47,8 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
     for step in {fed for _, fed, _ in lanes}:
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])
-        visible = visible_slots(positions, torch.full_like(positions, step), torch.tensor(fed_at))
+        steps, held = torch.full_like(positions, step), torch.arange(len(fed_at))
+        visible = visible_slots(positions, steps, held, torch.tensor(fed_at))
         for lane, q in enumerate(now):
             # what lies in a slot while the lane looks: the lane's own key, or the true token
             seen = {lanes[r][0] for r in range(len(lanes)) if mask[q, r]}
@@ -55,15 +56,21 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
 
 
 def test_a_slot_never_written_is_seen_by_nobody():
-    visible = visible_slots(
-        torch.tensor([3, 4]), torch.tensor([9, 9]), torch.tensor([0, NEVER, 0, 5, 5])
-    )
+    fed_at, steps = torch.tensor([0, NEVER, 0, 5, 5]), torch.tensor([9, 9])
+    visible = visible_slots(torch.tensor([3, 4]), steps, torch.arange(5), fed_at)
     assert not visible[:, 1].any()
+
+
+def test_a_slot_counts_as_the_position_that_it_holds():
+    held, fed_at = torch.tensor([0, 7, 5, 6]), torch.tensor([-1, NEVER, -1, 2])
+    visible = visible_slots(torch.tensor([6, 7]), torch.tensor([2, 3]), held, fed_at)
+    assert visible.tolist() == [[True, False, True, True], [True, True, True, True]]
 
 
 def test_every_lane_looks_from_its_own_step():
     fed_at = torch.tensor([0, 4, 1, 2])
-    visible = visible_slots(torch.tensor([2, 3, 3]), torch.tensor([2, 2, 4]), fed_at)
+    positions, steps = torch.tensor([2, 3, 3]), torch.tensor([2, 2, 4])
+    visible = visible_slots(positions, steps, torch.arange(4), fed_at)
     assert visible.tolist() == [
         [True, False, True, False],
         [True, False, True, True],

@@ -18,7 +18,7 @@ def config_of(**changes):
 def test_every_aimed_head_looks_at_its_place_and_nowhere_else():
     config = config_of()
     model = aim_heads(Transformer.random(config))
-    coordinates = grid_coordinates(config).tolist()
+    coordinates = grid_coordinates(config, torch.arange(config.max_positions)).tolist()
     places = {tuple(place): position for position, place in enumerate(coordinates)}
     here = places[2, 2, 2]
     assert model.model.rotary is not None

@@ -6,7 +6,7 @@ import torch
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.layers import RMSNorm
-from diagd.models.rotary import RotaryTable, grid_coordinates, rotary_frequencies, rotate
+from diagd.models.rotary import Rotary, grid_coordinates, rotary_frequencies, rotate
 from tests.models.tiny import tiny_fields
 
 
@@ -28,25 +28,21 @@ def test_grid_coordinates_count_frames_actions_rows_and_columns(num_action_token
         **tiny_fields(num_action_tokens=num_action_tokens, prefix_length=prefix_length)
     )
     expected = coordinates_by_counting(3, 5, num_action_tokens, prefix_length, 64)
-    assert grid_coordinates(config).tolist() == [list(row) for row in expected]
+    assert grid_coordinates(config, torch.arange(64)).tolist() == [list(row) for row in expected]
 
 
-def test_3d_rotary_table_follows_the_formula():
+def test_3d_rotary_follows_the_formula():
     config = ModelConfig(
         **tiny_fields(position="rope3d", head_dim=20, rope_theta=500.0, prefix_length=1)
     )
-    table = RotaryTable(config)
+    cos, sin = Rotary(config)(torch.arange(64), torch.float32)
     space_dim, time_dim = 6, 8  # 20 // 6 * 2, and the rest
     for position, (t, i, j) in enumerate(coordinates_by_counting(3, 5, 2, 1, 64)):
         angles = [t * 500.0 ** (-2 * n / time_dim) for n in range(time_dim // 2)]
         angles += [i * 500.0 ** (-2 * n / space_dim) for n in range(space_dim // 2)]
         angles += [j * 500.0 ** (-2 * n / space_dim) for n in range(space_dim // 2)]
-        assert table.cos[position].tolist() == pytest.approx(
-            [math.cos(a) for a in angles], abs=1e-5
-        )
-        assert table.sin[position].tolist() == pytest.approx(
-            [math.sin(a) for a in angles], abs=1e-5
-        )
+        assert cos[position].tolist() == pytest.approx([math.cos(a) for a in angles], abs=1e-5)
+        assert sin[position].tolist() == pytest.approx([math.sin(a) for a in angles], abs=1e-5)
 
 
 def test_yarn_stretches_cosmos_12b_frequencies_as_released():
@@ -60,16 +56,28 @@ def test_yarn_stretches_cosmos_12b_frequencies_as_released():
     torch.testing.assert_close(space[:4], expected, atol=1e-5, rtol=0)
 
 
-def test_the_rotary_table_is_real_on_the_meta_device_and_not_saved():
+def test_rotary_is_real_on_the_meta_device_never_rounded_and_not_saved():
     with torch.device("meta"):
-        table = RotaryTable(ModelConfig(**tiny_fields()))
-    assert table.cos.device.type == "cpu"
-    assert table.cos.shape == (64, 4)
-    assert not table.state_dict()
+        rotary = Rotary(ModelConfig(**tiny_fields()))
+    assert rotary.frequencies.device.type == "cpu"
+    assert rotary.bfloat16().frequencies.dtype == torch.float64
+    assert not rotary.state_dict()
+
+
+@pytest.mark.parametrize("position", ["rope", "rope3d"])
+def test_rotary_is_as_exact_after_a_month_as_at_the_start(position):
+    rotary = Rotary(ModelConfig(**tiny_fields(position=position, prefix_length=0)))
+    positions, later = torch.arange(2, 20), 17 * 10**9  # whole frames of 15 + 2
+    (cos, sin), (cos_later, sin_later) = (
+        rotary(positions + start, torch.float64) for start in (0, later)
+    )
+    first = cos * cos[:1] + sin * sin[:1]  # of the distance to the first
+    again = cos_later * cos_later[:1] + sin_later * sin_later[:1]
+    torch.testing.assert_close(again, first, atol=2e-6, rtol=0)
 
 
 def test_rotation_depends_on_the_distance_only():
-    table = RotaryTable(ModelConfig(**tiny_fields()))
+    table = Rotary(ModelConfig(**tiny_fields()))
     query, key = torch.randn(2, 1, 1, 1, 8)
 
     def score(query_at, key_at):

@@ -100,6 +100,11 @@ class NativeModel(CausalModel):
         return self.config.max_positions
 
     @property
+    def relative_positions(self) -> bool:
+        """Whether positions are told by rotation alone."""
+        return self.config.position != "learned"
+
+    @property
     def _num_threads(self) -> int:
         return min(torch.get_num_threads(), self.max_threads)
 

@@ -36,12 +36,12 @@ class ModelRecord(ctypes.Structure):
         *fields(
             ctypes.c_int32,
             "hidden intermediate layers heads kv_heads head_dim vocab rms gated threads "
-            "num_embeddings max_positions",
+            "num_embeddings max_positions prefix actions grid_width grid_tokens",
         ),
         ("eps", ctypes.c_float),
         *fields(
             ctypes.c_void_p,
-            "embeddings head positions cosines sines norm norm_bias head_scale weights",
+            "embeddings head positions frequencies axes norm norm_bias head_scale weights",
         ),
     ]
 
@@ -118,12 +118,16 @@ class NativeWeights:
             threads=1,
             num_embeddings=len(embeddings),
             max_positions=config.max_positions,
+            prefix=config.prefix_length,
+            actions=config.num_action_tokens,
+            grid_width=config.grid_width if config.position == "rope3d" else 0,
+            grid_tokens=config.tokens_per_frame,
             eps=config.norm_eps,
             embeddings=self._keep(_pad(embeddings.detach(), 1).to(self.cache_dtype)),
             head=head,
             positions=self._floats(None if positions is None else positions.weight, pad=False),
-            cosines=self._floats(None if rotary is None else rotary.cos, pad=False),
-            sines=self._floats(None if rotary is None else rotary.sin, pad=False),
+            frequencies=None if rotary is None else self._keep(rotary.frequencies),
+            axes=None if rotary is None else self._keep(rotary.axes),
             norm=self._floats(getattr(stack.norm, "weight", None)),
             norm_bias=self._floats(getattr(stack.norm, "bias", None)),
             head_scale=head_scale,

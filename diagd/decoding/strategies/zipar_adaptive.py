@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import Lanes
+from diagd.decoding.plan import SCRATCH, Lanes
 from diagd.decoding.sampling import truncated_logits
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.strategies.exact.rules import couple
@@ -52,15 +52,15 @@ class AdaptiveZipAR(Strategy):
 
 class _Lane(NamedTuple):
     position: int
-    source: int  # slot whose token is fed
-    output: int  # slot written, or scratch
+    source: int  # position of the token that is fed
+    output: int  # position written, or SCRATCH
 
 
 class _Frame:
     """One frame under way.
 
     Attributes:
-        first: slot of its first token.
+        first: position of its first token.
         written: tokens of each row that are settled.
         drawn_from: rows whose first token waits, and what it was drawn from, (V,).
         probabilities: (1, L, V) of the newest step.
@@ -76,13 +76,13 @@ class _Frame:
     @torch.inference_mode()
     def write(self) -> None:
         """Step until the last row is whole."""
-        first, scratch, width = self.first, self.stream.max_slots, self.grid.width
-        slots = range(max(self.stream.num_used - 1, 0), first)
-        lanes = [_Lane(slot, slot, first if slot == first - 1 else scratch) for slot in slots]
+        first, width = self.first, self.grid.width
+        known = range(max(self.stream.num_used - 1, 0), first)
+        lanes = [_Lane(at, at, first if at == first - 1 else SCRATCH) for at in known]
         while True:
             before, fields = self._feed(lanes)
             for index, (position, source, output) in enumerate(lanes):
-                if output == scratch:
+                if output == SCRATCH:
                     continue
                 row, column = divmod(output - first, width)
                 whole = source == position  # nothing more of the row above will come
@@ -104,9 +104,10 @@ class _Frame:
             start = self.first + row * width
             below = row + 1 < len(written) and written[row + 1] == 0
             newest = start + count - 1
-            if count and (count < width or stream.fed_at[newest] == NEVER or below):
+            fed_at = stream.fed_at[stream.slots_between(newest, newest + 1)]
+            if count and (count < width or fed_at == NEVER or below):
                 ends = count == width
-                output = newest + 1 if not ends or below else stream.max_slots
+                output = newest + 1 if not ends or below else SCRATCH
                 lanes.append(_Lane(newest, newest, output))
             if below and self.window <= count < width:
                 lanes.append(_Lane(start + width - 1, newest, start + width))
@@ -119,16 +120,16 @@ class _Frame:
         places = (outputs - self.first) % self.grid.tokens_per_frame
         lane = Lanes(
             positions=positions,
-            slots=positions,
-            inputs=sources,
-            outputs=outputs,
+            slots=stream.slots_at(positions),
+            inputs=stream.slots_at(sources),
+            outputs=stream.slots_at(outputs),
             steps=torch.full_like(positions, stream.num_steps),
             frames=torch.full_like(positions, stream.num_generated),
             rows=places // self.grid.width,
             columns=places % self.grid.width,
         )
         fields = torch.stack(lane).to(stream.tokens.device)
-        stream.fed_at[positions[positions == sources].to(fields.device)] = stream.num_steps
+        stream.fed_at[lane.slots[positions == sources].to(fields.device)] = stream.num_steps
         before = stream.tokens[:, Lanes.of(fields).outputs]
         stream.feed(fields, int(positions.max()) + 1, self._draw)
         return before, fields

@@ -34,7 +34,7 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
     ("changes", "message"),
     [
         ({"tokens": torch.tensor([[0, 50]])}, "a token, position or slot is out of range"),
-        ({"positions": torch.tensor([0, 64])}, "a token, position or slot is out of range"),
+        ({"positions": torch.tensor([0, -1])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([-1, 0])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([0, 5])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([0.0, 1.0])}, "must be int64, and visible bool"),

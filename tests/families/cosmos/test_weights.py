@@ -11,7 +11,7 @@ from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.cosmos.presets import PRESETS
-from diagd.models.rotary import PositionTable, RotaryTable, rotary_frequencies_3d
+from diagd.models.rotary import PositionTable, Rotary, rotary_frequencies_3d
 from tests.families.goldens import close, feed_in_turn, model_golden
 from tests.golden import FIXTURES
 
@@ -69,9 +69,10 @@ def test_cosmos_greedy_tokens_are_those_of_its_own_generate(name):
 @pytest.mark.parametrize("name", COSMOS)
 def test_cosmos_position_tables_are_its_own(name):
     config, data = find_model(FIXTURES / name).config, model_golden(name)
-    table, length = RotaryTable(config), config.max_positions
-    close(table.cos, data["rope_cos"][:length, : config.head_dim // 2])
-    close(table.sin, data["rope_sin"][:length, : config.head_dim // 2])
+    length = config.max_positions
+    cos, sin = Rotary(config)(torch.arange(length), torch.float32)
+    close(cos, data["rope_cos"][:length, : config.head_dim // 2])
+    close(sin, data["rope_sin"][:length, : config.head_dim // 2])
     if config.position_table:
         assert torch.equal(PositionTable(config).table.float(), data["abs_pos_emb"][:length])
 
@@ -82,12 +83,12 @@ def test_the_presets_have_the_tables_of_the_released_models(size):
     time, space = rotary_frequencies_3d(config)
     torch.testing.assert_close(time, data[f"{size}.temporal_inv_freq"])
     torch.testing.assert_close(space, data[f"{size}.spatial_inv_freq"])
-    positions, table = data[f"{size}.positions"], RotaryTable(config)
+    positions = data[f"{size}.positions"]
     inside = positions < config.max_positions  # beyond are the zero angles of their padding
     assert inside.sum() > 10
-    for name, values in (("cos", table.cos), ("sin", table.sin)):
-        expected = data[f"{size}.rope_{name}"][inside, : config.head_dim // 2]
-        close(values[positions[inside]], expected)
+    turns = Rotary(config)(positions[inside], torch.float32)
+    for name, values in zip(("cos", "sin"), turns, strict=True):
+        close(values, data[f"{size}.rope_{name}"][inside, : config.head_dim // 2])
     if config.position_table:
         rows = PositionTable(config).table[positions[inside]]
         assert torch.equal(rows, data[f"{size}.abs_pos_emb"][inside])

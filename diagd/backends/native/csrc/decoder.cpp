@@ -19,9 +19,13 @@ struct LayerWeights {
 struct Model {
   int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated, threads;
   int32_t num_embeddings, max_positions;
+  int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
   float eps;
   const void *embeddings, *head;
-  const float *positions, *cosines, *sines, *norm, *norm_bias, *head_scale;
+  const float* positions;     // learned ones, or null
+  const double* frequencies;  // radians a pair of a head turns for each coordinate, or null
+  const int64_t* axes;        // which coordinate that is
+  const float *norm, *norm_bias, *head_scale;
   const LayerWeights* weights;
 };
 struct Step {
@@ -87,7 +91,7 @@ struct Decoder {
   const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
   const int middle_stride = apart(inner * (m.gated ? 2 : 1)), score_stride = apart(s.visible_slots);
   const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
-  float *x, *projected, *mixed, *middle, *hidden_slots;
+  float *x, *projected, *mixed, *middle, *hidden_slots, *turns;  // turns: cosines, sines of a lane
 
   Matrix<W> matrix(const void* blocks, int K, const float* bias, const float* scale) const {
     return {(const W*)blocks, K, bias, scale};
@@ -108,6 +112,27 @@ struct Decoder {
     for (int j = 0; j < seen; j++) to[j] = j < s.visible_slots && visible[j] ? 0 : -INFINITY;
   }
 
+  // Cosines and sines by which a lane's position turns the pairs of a head (models/rotary.py).
+  void measure(int lane) const {
+    const int half = m.head_dim / 2;
+    const int64_t at = s.at[lane], frame_tokens = m.actions + m.grid_tokens;
+    int64_t coordinates[3] = {at, 0, 0};
+    if (m.grid_width) {
+      const int64_t q = at + m.actions - m.prefix, cell = q % frame_tokens - m.actions;
+      coordinates[0] = q / frame_tokens;
+      coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
+      coordinates[2] = cell < 0 ? cell + m.actions : cell % m.grid_width;
+      if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
+    }
+    float* to = turns + (ptrdiff_t)lane * m.head_dim;
+    for (int i = 0; i < half; i++) {
+      const int64_t coordinate = coordinates[m.axes[i]], within = coordinate % m.max_positions;
+      const float angle_within = (float)within * (float)m.frequencies[i];
+      const double angle = (coordinate - within) * m.frequencies[i] + angle_within;
+      to[i] = std::cos(angle), to[half + i] = std::sin(angle);
+    }
+  }
+
   void embed(int row) const {
     float* to = x + (ptrdiff_t)row * x_stride;
     const C* from = (const C*)m.embeddings + s.tokens[row] * hidden;
@@ -123,12 +148,13 @@ struct Decoder {
     const int half = m.head_dim / 2;
     for (int row = 0; row < rows; row++) {
       const int lane = row % s.lanes;
-      const int64_t slot = s.slots[lane], at = s.at[lane];
+      const int64_t slot = s.slots[lane];
+      const float* turn_by = turns + (ptrdiff_t)lane * m.head_dim;
       float* q = projected + (ptrdiff_t)row * qkv_stride;
       float* key = q + q_width + kv * m.head_dim;
       const auto turn = [&](float* states, const float* weight) {
         if (weight) norm(m, states, states, m.head_dim, weight, nullptr, true);
-        if (m.cosines) rotate(states, m.cosines + at * half, m.sines + at * half, half);
+        if (m.frequencies) rotate(states, turn_by, turn_by + half, half);
       };
       for (int h = kv * group; h < (kv + 1) * group; h++) turn(q + h * m.head_dim, w.q_norm);
       turn(key, w.k_norm);
@@ -254,7 +280,10 @@ struct Decoder {
              weight, bias, m.rms);
     };
     for (int row = thread; row < rows; row += threads) embed(row);
-    for (int lane = thread; lane < s.lanes; lane += threads) hide(lane);
+    for (int lane = thread; lane < s.lanes; lane += threads) {
+      hide(lane);
+      if (m.frequencies) measure(lane);
+    }
     barrier.wait(threads);
     lap(REST);
     for (int layer = 0; layer < m.layers; layer++) {
@@ -311,7 +340,8 @@ bool in_range(const Model& m, const Step& s) {
   bool good = s.visible_slots <= s.num_slots;
   for (int i = 0; i < s.batch * s.lanes; i++) good &= inside(s.tokens[i], m.num_embeddings);
   for (int i = 0; i < s.lanes; i++)
-    good &= inside(s.at[i], m.max_positions) && inside(s.slots[i], s.num_slots);
+    good &= inside(s.at[i], m.frequencies ? INT64_MAX : m.max_positions) &&
+            inside(s.slots[i], s.num_slots);
   return good;
 }
 
@@ -322,13 +352,15 @@ int decode(const Model& m, const Step& s) {
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + 2 * d.head);
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
-  const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask;
+  const size_t turns = (size_t)s.lanes * m.head_dim;
+  const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + turns;
   if (memory.size() < needed) memory.resize(needed);
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
+  d.turns = d.hidden_slots + mask;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
     if (own.size() < normed + scores) own.resize(normed + scores);

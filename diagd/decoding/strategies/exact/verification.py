@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import Lanes
+from diagd.decoding.plan import SCRATCH, Lanes
 from diagd.decoding.strategies.exact.costs import measure_costs
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.statistics import DraftStatistics
@@ -48,9 +48,9 @@ def verify_frames(
 
 def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
     """Return the seconds of a step by its lanes (see `costs`); between frames."""
-    here = max(stream.num_used, 1) - 1
-    scratch, zero = stream.max_slots, torch.zeros(1, dtype=torch.int64)
-    lane = Lanes(zero + here, zero + scratch, zero + here, zero + scratch, zero, zero, zero, zero)
+    zero = torch.zeros(1, dtype=torch.int64)
+    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
+    lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
     table, verified = torch.stack(lane), np.zeros(stream.batch_size, np.int64)
 
     def dry_step(num_lanes: int) -> None:
@@ -58,7 +58,8 @@ def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
 
     before = stream.num_steps, stream.num_fed, stream.fed_at.clone()
     costs = measure_costs(stream.model, (stream.batch_size, stream.pad), dry_step, statistics)
-    stream.num_steps, stream.num_fed, stream.fed_at = before
+    stream.num_steps, stream.num_fed, fed_at = before
+    stream.fed_at.copy_(fed_at)
     return costs
 
 
@@ -66,14 +67,13 @@ def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
 def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
     """Let the newest frame be the first draft of all frames."""
     base, num_actions, grid = stream.num_used, layout.num_action_tokens, layout.grid
-    frames = stream.tokens[:, base : base + layout.num_slots].view(
-        stream.batch_size, -1, layout.slots_per_frame
-    )
+    slots = stream.slots_between(base, base + layout.num_slots)
+    visual = slots.view(-1, layout.slots_per_frame)[:, num_actions:]
     if layout.context_frames:
-        newest = stream.tokens[:, base - grid.tokens_per_frame : base]
-        frames[:, :, num_actions:] = newest[:, None]
+        newest = stream.tokens[:, stream.slots_between(base - grid.tokens_per_frame, base)]
+        stream.tokens[:, visual] = newest[:, None]
     else:
-        frames[:, :, num_actions:] = stream.ranges.low
+        stream.tokens[:, visual] = stream.ranges.low
 
 
 @torch.inference_mode()
@@ -84,8 +84,9 @@ def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: i
     fresh = cells[~drafts.is_fed[cells]]
     if len(fresh):
         base = stream.num_used - (frame - 1) * layout.slots_per_frame
-        slots = torch.as_tensor(fresh).to(stream.tokens.device) + base
-        stream.tokens[:, slots] = stream.tokens[:, slots - layout.slots_per_frame]
+        positions = torch.as_tensor(fresh).to(stream.tokens.device) + base
+        newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]
+        stream.tokens[:, stream.slots_at(positions)] = newest
 
 
 @torch.inference_mode()
@@ -102,18 +103,18 @@ def _feed(
     lanes = table[:, torch.as_tensor(chosen)]
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
-    num_slots = int(lane.positions[-1]) + 1
+    end = int(lane.positions[-1]) + 1
     if stream.pad:
         padding = lanes[:, :1].repeat(1, (1 << (count - 1).bit_length()) - count)
         of_padding = Lanes.of(padding)
-        of_padding.slots.fill_(stream.max_slots)
-        of_padding.outputs.fill_(stream.max_slots)
+        of_padding.slots.fill_(stream.scratch)
+        of_padding.outputs.fill_(stream.scratch)
         lanes = torch.cat([lanes, padding], dim=1)
     lanes = lanes.to(stream.tokens.device)
     lane = Lanes.of(lanes[:, :count])
-    stream.fed_at[lane.positions] = stream.num_steps
+    stream.fed_at[lane.slots] = stream.num_steps
     drafted = stream.tokens[:, lane.outputs]
-    stream.feed(lanes, num_slots, rule)
+    stream.feed(lanes, end, rule)
     drawn = stream.tokens[:, lane.outputs]
     if len(verified) > 1:  # what is final in a row stays, though other rows are behind
         final = torch.as_tensor(chosen < verified[:, None]).to(drawn.device)
@@ -124,14 +125,15 @@ def _feed(
 
 def _table(stream: Stream, drafts: Drafts) -> Tensor:
     """Return (8, all lanes) int64 on the CPU, the fields of `Lanes`."""
-    lanes, base = np.arange(drafts.size), stream.num_used
-    positions, zero = lanes + base - 1, np.zeros_like(lanes)
+    positions = torch.arange(drafts.size) + stream.num_used - 1
+    slots, zero = stream.slots_at(positions), torch.zeros_like(positions)
+    outputs = torch.where(torch.as_tensor(drafts.is_action), SCRATCH, positions + 1)
     fields = Lanes(
-        positions=torch.as_tensor(positions),
-        slots=torch.as_tensor(positions),
-        inputs=torch.as_tensor(positions),
-        outputs=torch.as_tensor(np.where(drafts.is_action, stream.max_slots, lanes + base)),
-        steps=torch.as_tensor(zero),
+        positions=positions,
+        slots=slots,
+        inputs=slots,
+        outputs=stream.slots_at(outputs),
+        steps=zero,
         frames=torch.as_tensor(drafts.frames + stream.num_generated),
         rows=torch.as_tensor(drafts.rows),
         columns=torch.as_tensor(drafts.columns),

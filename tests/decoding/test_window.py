@@ -1,0 +1,139 @@
+"""A stream that outgrows its context: the oldest frame leaves, and nothing is read again."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diagd
+from diagd.decoding.strategies.diagonal import Scheduled
+from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
+from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of
+
+SHARP = diagd.SamplingOptions(temperature=0.7)
+
+
+def open_stream(case: Case, window: int, model="own", spare=0, **options) -> diagd.DecodingEngine:
+    """Start a stream whose context holds so many frames, and a few slots more."""
+    slots = case.height * case.width + case.num_action_tokens
+    engine = diagd.DecodingEngine(
+        model_of(model) if isinstance(model, str) else model,
+        case.height,
+        case.width,
+        num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
+        max_slots=case.prompt.shape[1] + (window - case.context_frames) * slots + spare,
+        **{"sampling": SHARP, "seed": case.seed, **options},
+    )
+    engine.prefill(case.prompt, case.context_frames)
+    assert engine.window == window
+    return engine
+
+
+def decode(engine: diagd.DecodingEngine, strategy, actions, num_frames: int) -> torch.Tensor:
+    return torch.stack(list(engine.decode(strategy, actions, num_frames)), dim=1)
+
+
+def reference(case: Case, window: int, temperature=0.7):
+    seeds = [case.seed + row for row in range(case.batch_size)]
+    stream = case.reference(reference_sampler(seeds, temperature))
+    return dataclasses.replace(stream, window=window)
+
+
+@given(
+    case=cases(),
+    more=st.integers(1, 2),
+    model=st.sampled_from(["own", "native"]),
+    chunks=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    spare=st.integers(0, 1),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_every_frame_is_that_of_the_oracle_with_the_same_window(case, more, model, chunks, spare):
+    window = max(2, case.context_frames + more)
+    engine, slow = open_stream(case, window, model, spare), reference(case, window)
+    for seed, num_frames in enumerate(chunks):
+        actions = case.actions(num_frames, seed)
+        written = decode(engine, case.strategy, actions, num_frames)
+        expected = slow.decode(num_frames, case.row_lag, case.frame_lag, actions)
+        assert torch.equal(written, expected)
+    total = case.context_frames + sum(chunks)
+    assert engine.num_dropped_frames == max(0, total - window)
+    assert engine.num_held == min(total, window)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("num_action_tokens", [0, 2])
+def test_every_strategy_keeps_the_window(name, num_action_tokens):
+    """Schedules and raster's tokens have the oracle; the others at least go on, and are causal."""
+    strategy, window = diagd.parse_strategy(name), 3
+    case = Case(batch_size=1, num_action_tokens=num_action_tokens, num_frames=7, seed=2)
+    engine = open_stream(case, window, "native", sampling=SAMPLED)
+    written = decode(engine, strategy, case.actions(), 7)
+    slow = dataclasses.replace(case.reference(sampler_of(case, SAMPLED)), window=window)
+    lags = case.width, case.height * case.width
+    if isinstance(strategy, Scheduled):
+        schedule = strategy.schedule(case.grid)
+        slow = dataclasses.replace(slow, row_start=strategy.row_start)
+        lags = schedule.row_lag, schedule.frame_lag
+    elif strategy.promise != "tokens":
+        assert written.shape == (1, 7, 3, 5)
+        return
+    assert torch.equal(written, slow.decode(7, *lags, case.actions()))
+
+
+def test_a_batch_is_its_rows_one_by_one():
+    case = Case(batch_size=3, num_action_tokens=1)
+    whole = decode(open_stream(case, 3), "k=1", case.actions(8), 8)
+    for row in range(3):
+        engine = diagd.DecodingEngine(
+            model_of("own"),
+            3,
+            5,
+            num_action_tokens=1,
+            max_slots=16 + 2 * 16,
+            sampling=SHARP,
+            seed=row,
+        )
+        engine.prefill(case.prompt[row : row + 1])
+        actions = case.actions(8)
+        assert actions is not None
+        assert torch.equal(decode(engine, "k=1", actions[row : row + 1], 8)[0], whole[row])
+
+
+def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
+    case = Case(num_action_tokens=1)
+    engine, slow = open_stream(case, 3), reference(case, 3)
+    actions = case.actions(5)
+    expected = slow.decode(5, case.width, 15, actions)
+    assert actions is not None
+    first = decode(engine, "raster", actions[:, :4], 4)
+    cut = engine.decode("raster", actions[:, 4:], 1)
+    steps = engine.num_steps
+
+    class StopError(Exception):
+        pass
+
+    def stop(*_):
+        if engine.num_steps == steps + 7:
+            raise StopError
+        return run(*_)
+
+    run, engine.run = engine.run, stop
+    with pytest.raises(StopError):
+        next(cut)
+    engine.run = run
+    again = decode(engine, "raster", actions[:, 4:], 1)
+    assert torch.equal(torch.cat([first, again], 1), expected)
+
+
+def test_whoever_has_absolute_positions_reads_again():
+    class Absolute(Passing):
+        relative_positions = False
+
+    case = Case()
+    engine = open_stream(case, 4, Absolute(model_of("own")))
+    decode(engine, "k=1", None, 8)
+    assert not engine.is_endless
+    assert engine.num_used <= engine.max_slots
