@@ -1,6 +1,7 @@
 """A stream that outgrows its context: the oldest frame leaves, and nothing is read again."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_o
 SHARP = diagd.SamplingOptions(temperature=0.7)
 
 
-def open_stream(case: Case, window: int, model="own", spare=0, **options) -> diagd.DecodingEngine:
+def open_stream(
+    case: Case, window: int, model: Any = "own", spare: int = 0, **options: Any
+) -> diagd.DecodingEngine:
     """Start a stream whose context holds so many frames, and a few slots more."""
     slots = case.height * case.width + case.num_action_tokens
     engine = diagd.DecodingEngine(
