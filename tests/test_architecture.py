@@ -24,7 +24,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("web", "training", "attention", "benchmark", "reporting"),
+    ("web", "gym", "training", "attention", "benchmark", "reporting"),
     ("evaluation",),
     ("pipeline",),
     ("families", "backends"),
