@@ -14,6 +14,6 @@ from diagd.tokenizers.training import TokenizeOptions, tokenize
 def main(options: TokenizeOptions) -> dict[str, Any]:
     """Train, measure and store tokens, each if asked; report what was measured."""
     with ExitStack() as locks:
-        for folder in {options.out, options.shards} - {None}:
+        for folder in filter(None, {options.out, options.shards}):
             locks.enter_context(only_writer(folder))
         return tokenize(options)
