@@ -1,12 +1,23 @@
-.PHONY: check test test-gpu test-slow bench demo
+.PHONY: check quick test test-pythons test-gpu test-slow bench demo
 
 check:
 	ruff format --check .
 	ruff check .
 	pyright
 
+quick:
+	pytest -q --quick -m "not gpu and not slow and not download"
+
 test:
 	pytest -m "not gpu and not slow and not download"
+
+# the quick tests under the other versions of Python, those that are installed
+test-pythons:
+	for python in python3.12 python3.13; do \
+	  command -v $$python >/dev/null || { echo "no $$python here: skipped"; continue; }; \
+	  $$python -m venv build/$$python && build/$$python/bin/pip install -q -e '.[test]' && \
+	  build/$$python/bin/pytest -q --quick -m "not gpu and not slow and not download" || exit 1; \
+	done
 
 test-gpu:
 	pytest -m gpu

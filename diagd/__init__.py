@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from diagd.decoding.strategies.table import parse_strategy
     from diagd.families.checkpoints import load_model
     from diagd.families.own_format import save_model
+    from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import VideoGenerator
@@ -30,6 +31,8 @@ __all__ = [
     "Exact",
     "GeneratedTokens",
     "GuidedModel",
+    "GymEnv",
+    "GymVectorEnv",
     "HuggingFaceModel",
     "Raster",
     "SamplingOptions",
@@ -48,6 +51,8 @@ _MODULES = {
     "Exact": "decoding.strategies.exact.exact",
     "GeneratedTokens": "decoding.generate_tokens",
     "GuidedModel": "models.guidance",
+    "GymEnv": "gym",
+    "GymVectorEnv": "gym",
     "HuggingFaceModel": "models.huggingface",
     "Raster": "decoding.strategies.diagonal",
     "SamplingOptions": "decoding.sampling",

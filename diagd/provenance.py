@@ -40,7 +40,7 @@ def git_commit(root: Path = _ROOT) -> str | None:
 def cpu_name() -> str:
     """Return the processor's name and the number of its cores."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 

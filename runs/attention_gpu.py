@@ -58,7 +58,9 @@ def main(options: Options) -> None:
             rows.append(row)
             print(row)
     document = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    (options.out / "attention_gpu.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / "attention_gpu.json").write_text(
+        json.dumps(document, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def timed(run, repeats: int) -> float:

@@ -43,7 +43,7 @@ def main(options: Options) -> None:
         numbers = found.report()
         layers = [layer["shares"] for layer in numbers["layers"]]
         report[name] = {"shares": numbers["shares"], "layers": layers}
-    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ def main(options: Options) -> None:
     stand = torch.full((len(frame), 1), codes + names.index("none"))
     still = torch.cat([frame, *[stand, frame] * (FRAMES - 1)], dim=1)
     report["loss_by_frame_of_a_still_video"] = losses(model, still)
-    (options.out / "doom_actions.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "doom_actions.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     print(json.dumps(report, indent=1))
 
 

@@ -96,7 +96,7 @@ def main(options: Options) -> None:
         "turning": turns,
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "doom.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "doom.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     plot(quality, options.out / "doom_quality.png")
     chosen = torch.cat([truth[:3], *(rows[name][:3] for name in ("raster", "k=2", "k=1"))], 1)
     write_image(options.out / "doom_dreams.png", contact_sheet(chosen.flatten(0, 1), HORIZON))

@@ -118,7 +118,7 @@ def start_report(path: Path, options: Options) -> dict[str, Any]:
     if not path.is_file():
         parts = ("milliseconds_by_lanes", "strategies", "totals", "runs")
         return {**new, "clips": [], **{part: {} for part in parts}}
-    report = json.loads(path.read_text())
+    report = json.loads(path.read_text(encoding="utf-8"))
     for key, value in new.items():
         if report.get(key) != value:
             raise ValueError(

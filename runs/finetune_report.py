@@ -25,7 +25,7 @@ def main(options: Options) -> None:
     """
     found = {}
     for path in sorted(options.results.glob("*/tune.json")):
-        rows = json.loads(path.read_text())["rows"]
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         found[path.parent.name] = {row["name"]: row for row in rows}
     before = found[options.before]
     found = {model: rows for model, rows in found.items() if before.keys() <= rows.keys()}
@@ -44,7 +44,7 @@ def main(options: Options) -> None:
                 cell += f" ({1 - gap / row['gap']:.0%})"
             cells.append(cell)
         lines.append(f"| {name} | {row['num_steps']} | " + " | ".join(cells) + " |")
-    (options.results / "finetune.md").write_text("\n".join(lines) + "\n")
+    (options.results / "finetune.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
 

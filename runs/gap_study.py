@@ -104,7 +104,9 @@ def main(options: Options) -> None:
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     document = {"options": {k: str(v) for k, v in asdict(options).items()}, "rows": rows}
-    (options.out / "gap_study.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / "gap_study.json").write_text(
+        json.dumps(document, indent=1) + "\n", encoding="utf-8"
+    )
     table = [
         f"Nats a token above raster ({base.mean():.4f}), {options.clips} clips of "
         f"{options.frames} frames, {options.model}; ± standard error over clips.\n",
@@ -115,7 +117,7 @@ def main(options: Options) -> None:
         gaps = [row for row in rows if row["strategy"] == name]
         cells = [f"{row['gap']:+.4f} ± {row['gap_error']:.4f}" for row in gaps]
         table.append(f"| {name} | " + " | ".join(cells) + " |")
-    (options.out / "gap_study.md").write_text("\n".join(table) + "\n")
+    (options.out / "gap_study.md").write_text("\n".join(table) + "\n", encoding="utf-8")
     print("\n".join(table))
 
 

@@ -54,7 +54,7 @@ def main(options: Options) -> None:
     for name, row in report.items():
         print(name, row)
     path = options.out / "mineworld_agreement.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

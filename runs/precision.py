@@ -51,7 +51,9 @@ def main(options: Options) -> None:
             "likeliest_token_unchanged": (best == likeliest).float().mean().item(),
         }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "precision.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / "precision.json").write_text(
+        json.dumps(report, indent=1) + "\n", encoding="utf-8"
+    )
     print(json.dumps(report, indent=1))
 
 

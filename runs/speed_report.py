@@ -52,7 +52,7 @@ def main(options: Options) -> None:
     """Write the report."""
     lines = ["# Speed", ""]
     for path in sorted(options.results.glob("bench_*.jsonl")):
-        documents = [json.loads(line) for line in path.read_text().splitlines()]
+        documents = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         picture = f"speed_{path.stem.removeprefix('bench_')}.png"
         draw(documents, options.results / picture)
         lines += [f"Made by `runs/{path.stem}.sh` from `{path.name}`.", "", f"![]({picture})", ""]
@@ -66,10 +66,10 @@ def main(options: Options) -> None:
             "| weights | loss, nats a token | likeliest token as in float32 |",
             "|---|---|---|",
         ]
-        for name, row in json.loads(precision.read_text()).items():
+        for name, row in json.loads(precision.read_text(encoding="utf-8")).items():
             share = row["likeliest_token_unchanged"]
             lines.append(f"| {name} | {row['loss']:.4f} | {share:.2%} |")
-    (options.results / "speed.md").write_text("\n".join(lines).rstrip() + "\n")
+    (options.results / "speed.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 def describe(document: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+pytest_plugins = ["tests.quick"]
 torch.set_num_threads(1)
 
 

@@ -24,13 +24,13 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("web", "training", "attention", "benchmark", "reporting"),
+    ("web", "gym", "training", "attention", "benchmark", "reporting"),
     ("evaluation",),
     ("pipeline",),
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("files", "flags", "provenance", "unpickling"),
+    ("files", "flags", "provenance", "system", "unpickling"),
 )
 
 
@@ -118,6 +118,16 @@ def test_no_import_hides_in_a_function_or_behind_type_checking(path):
 def test_what_has_no_wheel_everywhere_is_not_imported(path):
     foreign = {name.split(".")[0] for name in imports(tree(path))}
     assert not foreign & {"torchvision", "flash_attn", "decord", "lightning", "hydra", "apex"}
+
+
+@every_module
+def test_text_files_are_read_and_written_in_utf8_on_every_system(path):
+    for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        mode = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+        is_text = name == "write_text" or (name == "read_text" and not call.args)
+        is_text |= name == "open" and mode in ("r", "w", "a", "x")
+        assert not is_text or "encoding" in {word.arg for word in call.keywords}, ast.unparse(call)
 
 
 @every_module

@@ -17,6 +17,7 @@ from rich.console import Console
 from diagd.families.checkpoints import empty_model, find_model
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint
 from diagd.pipeline.pretrained import save_parts
+from diagd.system import only_writer
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def main(options: ConvertOptions) -> dict[str, Any]:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
     found = find_model(options.source, options.config)
     model = empty_model(found)
-    options.target.mkdir(parents=True, exist_ok=True)
-    parts = save_parts(found, options.target, options.tokenizer)
-    write_checkpoint(options.target, found.config, found.weights)
+    with only_writer(options.target):
+        parts = save_parts(found, options.target, options.tokenizer)
+        write_checkpoint(options.target, found.config, found.weights)
     parameters = sum(weight.numel() for weight in model.parameters())
     console = Console()
     console.print(f"{found.path}: {found.family.name}, {parameters / 1e6:.1f}M parameters")

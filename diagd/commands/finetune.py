@@ -3,9 +3,11 @@
 diagd finetune --init doom --tokens tokens/train --out models/doom-k1 -k 1
 """
 
+from diagd.system import only_writer
 from diagd.training.finetuning import FinetuneOptions, finetune
 
 
 def main(options: FinetuneOptions) -> dict[str, float]:
     """Finetune to the last step, and report the validation losses."""
-    return finetune(options)
+    with only_writer(options.out):
+        return finetune(options)

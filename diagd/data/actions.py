@@ -82,7 +82,7 @@ class ActionVocabulary:
     def load(cls, path: Path) -> "ActionVocabulary":
         """Read a checkpoint's `actions.json`: `{"names": [...]}`."""
         try:
-            names = json.loads(path.read_text())["names"]
+            names = json.loads(path.read_text(encoding="utf-8"))["names"]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise ValueError(f'{path} is no action vocabulary ({{"names": [...]}})') from None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -135,7 +135,7 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
         raise FileNotFoundError(f"action file not found: {path}")
     actions = []
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text file") from None
     for number, line in enumerate(lines, start=1):

@@ -1,6 +1,5 @@
 """Generate a video's tokens in one call, with the numbers that matter."""
 
-import resource
 import time
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.decoding.strategies.exact.exact import Exact
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import as_strategy
+from diagd.system import process_peak_bytes
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory allocated on a CUDA device, or the process's peak on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return process_peak_bytes()
 
 
 def synchronized_time(device: torch.device) -> float:

@@ -13,10 +13,10 @@ tokenizer), `copy` (of the last context frame).
 """
 
 import base64
-import fcntl
 import json
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diagd.files import read_json_lines
+from diagd.system import only_writer
 
 RESULTS_FILE = "results.jsonl"
 BASELINES = ("truth", "reconstruction", "copy")
@@ -119,21 +120,17 @@ class ResultsWriter:
         Raises:
             ValueError: another process is writing to it.
         """
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise ValueError(f"{path} is being written by another evaluation") from None
-        content = path.read_bytes()
-        os.ftruncate(self._file, content.rfind(b"\n") + 1)
+        with ExitStack() as opened:
+            opened.enter_context(only_writer(path.parent, path.name))
+            self._file = opened.enter_context(path.open("ab"))
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            self._opened = opened.pop_all()
 
     def append(self, record: Record) -> None:
         """Write one line and wait until it is on the disk."""
-        line = json.dumps(record, allow_nan=False).encode() + b"\n"
-        while line:
-            line = line[os.write(self._file, line) :]
-        os.fsync(self._file)
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def __enter__(self) -> "ResultsWriter":
         return self
@@ -144,7 +141,7 @@ class ResultsWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.close(self._file)
+        self._opened.close()
 
 
 def pack(values: NDArray[Any]) -> Record:

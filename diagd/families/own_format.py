@@ -114,7 +114,7 @@ def read_actions_file(path: Path) -> ActionCodec:
         FileNotFoundError, ValueError: no such file, or nothing of the kind in it.
     """
     try:
-        kind = json.loads(path.read_text()).get("kind") if path.is_file() else None
+        kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
         kind = None  # told by ActionVocabulary
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
@@ -142,7 +142,7 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
         path = found.path.with_name(name)
         if path.is_file():
             try:
-                return replace(GenerationDefaults(), **json.loads(path.read_text()))
+                return replace(GenerationDefaults(), **json.loads(path.read_text(encoding="utf-8")))
             except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
                 raise ValueError(f"{path}: no generation defaults: {error}") from None
     return GenerationDefaults()

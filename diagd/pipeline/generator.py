@@ -22,6 +22,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
 from diagd.pipeline.pretrained import load_parts, prefix_ids
@@ -54,6 +55,7 @@ class VideoGenerator:
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
+        folder: where it was read from, with its prompt and its scenes; None: nowhere.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class VideoGenerator:
         tokenizer: VideoTokenizer,
         vocabulary: ActionCodec | None,
         defaults: GenerationDefaults,
+        folder: Path | None = None,
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
-        self.config, self.defaults = config, defaults
+        self.config, self.defaults, self.folder = config, defaults, folder
         self.height, self.width = config.grid_height, config.grid_width
         self.valid_range = visual_ranges(defaults, config)
 
@@ -96,7 +99,9 @@ class VideoGenerator:
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
         model, runner, _ = prepare(parts.model, backend, int8)
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults)
+        path = model_path(name_or_path)
+        folder = path if path.is_dir() else path.parent
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults, folder)
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
@@ -205,25 +210,42 @@ class VideoGenerator:
         Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
+        return self.start_batch([(frames, context_actions)], [seed], sampling)
+
+    def start_batch(
+        self,
+        starts: Sequence[tuple[Tensor, Sequence[str] | None]],
+        seeds: Sequence[int],
+        sampling: SamplingOptions | None = None,
+    ) -> DecodingEngine:
+        """Return an engine that goes on from several starts side by side, a batch row for each.
+
+        Args:
+            starts: context frames, equally many each, and the actions between them.
+            seeds: one for each.
+        """
+        prompts = [self.prompt(frames, actions) for frames, actions in starts]
         engine = DecodingEngine(
             self.model,
             self.height,
             self.width,
             num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
+            batch_size=len(starts),
             sampling=self.sampling(sampling),
-            seed=seed,
+            seed=list(seeds),
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        prompt, context = self.prompt(frames, context_actions)
-        engine.prefill(prompt, len(context))
+        engine.prefill(torch.cat([tokens for tokens, _ in prompts]), len(prompts[0][1]))
         return engine
 
-    def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
+    def check(
+        self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
+    ) -> None:
         """Raise ValueError where this world cannot decode so."""
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
-        strategy.check(Conditions(temperature, grid, replays=self.runner != "eager"))
+        strategy.check(Conditions(temperature, grid, batch_size, self.runner != "eager"))
 
     def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.

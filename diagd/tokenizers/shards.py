@@ -73,7 +73,11 @@ def actions_of(
     if beside.is_file():
         return ActionVocabulary.load(beside)
     names = {"none"}
-    for line in (line for path in files for line in path.read_text(errors="replace").splitlines()):
+    for line in (
+        line
+        for path in files
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # told by read_actions
             names.add(str(json.loads(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))

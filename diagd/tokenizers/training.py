@@ -148,7 +148,7 @@ def train_tokenizer(options: TokenizeOptions, frames: Tensor, width: int = 128) 
     saved = started
     with (
         Progress() as progress,
-        log_path.open("a", buffering=1) as log,
+        log_path.open("a", buffering=1, encoding="utf-8") as log,
         one_thread_workers(options.threads) as pool,
     ):
         task = progress.add_task("training tokenizer", total=options.steps, completed=first)

@@ -134,7 +134,7 @@ class TrainingRun:
         self.accelerator.wait_for_everyone()
         state_file = self.checkpoint / "run.json"
         if state_file.is_file():
-            state = json.loads(state_file.read_text())
+            state = json.loads(state_file.read_text(encoding="utf-8"))
             step = state.pop("step")
             if state != self.identity:
                 raise ValueError(
@@ -221,7 +221,7 @@ class TrainingRun:
             "tokens_per_second": sequences * length / seconds_per_step,
         }
         if self.accelerator.is_main_process:
-            with self.log_file.open("a") as file:
+            with self.log_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def save(self) -> None:

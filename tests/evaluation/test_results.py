@@ -39,7 +39,10 @@ def test_a_new_file_and_one_torn_in_its_first_line_start_empty(tmp_path):
 
 def test_one_process_writes_at_a_time(tmp_path):
     path = tmp_path / "results.jsonl"
-    with ResultsWriter(path), pytest.raises(ValueError, match=r"written by another evaluation"):
+    with (
+        ResultsWriter(path),
+        pytest.raises(ValueError, match=r"results.jsonl is being written by another process"),
+    ):
         ResultsWriter(path)
     with ResultsWriter(path) as writer:  # free again
         writer.append(run_line())

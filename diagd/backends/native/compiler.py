@@ -56,6 +56,6 @@ def _fingerprint(compiler: str) -> str:
     parts.append(platform.machine().encode())
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        lines = info.read_text().splitlines()
+        lines = info.read_text(encoding="utf-8").splitlines()
         parts += [line.encode() for line in lines if line.startswith(("flags", "Features"))][:1]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -4,15 +4,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from torch import Tensor
-
-from diagd.data.actions import read_actions
-from diagd.data.video import IMAGE_SUFFIXES, read_video, resize
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
 from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.session import SessionStart
-
-CLIP_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,50 +40,26 @@ def start_scenes(
 
 
 def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`.
-
-    A clip of several frames needs its actions beside it (.jsonl). After the prompt as a whole, each
-    of its frames is a scene of its own.
+    """Return the scenes of a model's folder; after them, each frame of its prompt is one.
 
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named).
     """
-    prompt = folder / "prompt.mp4"
-    scenes = []
-    if prompt.is_file():
-        scenes.append(read_scene(prompt, world, context_frames))
-    scenes += read_scenes(folder / "scenes", world, context_frames)
-    if prompt.is_file() and len(scenes[0].start.frames) > 1:
-        scenes += [
-            _scene(f"{scenes[0].name}, frame {number}", frame[None], (), scenes[0].fps)
-            for number, frame in enumerate(scenes[0].start.frames, start=1)
+    found = model_scenes(folder, world, context_frames)
+    if (folder / "prompt.mp4").is_file() and len(found[0].frames) > 1:
+        prompt = found[0]
+        found += [
+            StartScene(f"{prompt.name}, frame {number}", frame[None], (), prompt.fps)
+            for number, frame in enumerate(prompt.frames, start=1)
         ]
-    return scenes
+    return [_with_picture(scene) for scene in found]
 
 
 def read_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
-    """Read every clip and image of a folder, by name; an absent folder holds none."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    wanted = (*CLIP_SUFFIXES, *IMAGE_SUFFIXES)
-    return [
-        read_scene(path, world, context_frames)
-        for path in files
-        if path.suffix.lower() in wanted and not path.name.startswith(".")
-    ]
+    """Return the clips and images of a folder, by name; an absent folder holds none."""
+    return [_with_picture(scene) for scene in folder_scenes(folder, world, context_frames)]
 
 
-def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> Scene:
-    """Read the last context frames of a clip with their actions, or an image."""
-    video = read_video(path)
-    frames = resize(video.frames[-context_frames:], *world.frame_size_px)
-    actions: list[str] = []
-    if len(frames) > 1:
-        assert world.vocabulary is not None
-        taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-        actions = taken[len(taken) - len(frames) + 1 :]
-    name = path.stem.replace("-", " ").replace("_", " ")
-    return _scene(name, frames, tuple(actions), video.fps)
-
-
-def _scene(name: str, frames: Tensor, actions: tuple[str, ...], fps: Fraction) -> Scene:
-    return Scene(name, SessionStart(frames.contiguous(), actions, 0), to_jpeg(frames[-1]), fps)
+def _with_picture(scene: StartScene) -> Scene:
+    start = SessionStart(scene.frames, scene.actions, 0)
+    return Scene(scene.name, start, to_jpeg(scene.frames[-1]), scene.fps)

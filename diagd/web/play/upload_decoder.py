@@ -2,8 +2,9 @@
 
 Run by `diagd.web.play.uploads`, never imported by it: FFmpeg's decoders are large and read what
 strangers send. By the time they do, this process may open no file and no socket, has a limit on
-memory and on CPU time, and its parent's clock runs. Only six containers are known, by their first
-bytes; none of them can name another file.
+memory (on Linux) and on CPU time, and its parent's clock runs. Only six containers are known, by
+their first bytes; none of them can name another file. Windows has no such limits: there, only the
+parent's clock and what is checked here protect the server.
 
     python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
 
@@ -12,7 +13,6 @@ upload is one line on stderr and exit code 2.
 """
 
 import io
-import resource
 import sys
 from collections import deque
 
@@ -77,8 +77,13 @@ def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.
 
 def lock_up() -> None:
     """Give up what decoding does not need; descriptors that are open stay open."""
+    if sys.platform == "win32":
+        return
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if sys.platform == "linux":  # macOS refuses a limit below what its libraries reserve
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 

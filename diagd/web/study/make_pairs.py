@@ -112,7 +112,7 @@ def _remember(folder: Path, options: MakeOptions) -> None:
     del given["num_pairs"]
     made = json.loads(json.dumps({**given, "torch": torch.__version__}))
     path = folder / "made.json"
-    if path.is_file() and json.loads(path.read_text()) != made:
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != made:
         raise ValueError(f"{folder} holds pairs made with other options ({path}): choose another")
     write_json(path, made, indent=1)
 

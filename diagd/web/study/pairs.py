@@ -196,7 +196,9 @@ def _read_actions(path: Path, num_frames: int) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        actions = tuple(json.loads(line)["action"] for line in path.read_text().splitlines())
+        actions = tuple(
+            json.loads(line)["action"] for line in path.read_text(encoding="utf-8").splitlines()
+        )
     except (ValueError, KeyError, TypeError):
         actions = ()
     if len(actions) != num_frames or not all(isinstance(action, str) for action in actions):

@@ -1,0 +1,133 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from diagd.system import only_writer, process_peak_bytes
+from tests.worlds import clips_of, write_shard
+
+HOLD = (
+    "import sys, pathlib\n"
+    "from diagd.system import only_writer\n"
+    "with only_writer(pathlib.Path(sys.argv[1])):\n"
+    "    print('locked', flush=True)\n"
+    "    sys.stdin.read()\n"
+)
+
+# Names of the standard library that Windows lacks. Only imports by diagd fail: other packages, and
+# the standard library itself, choose by the system they run on.
+UNIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt")
+IMPORT_ALL = f"""
+import builtins, importlib, pkgutil
+plain = builtins.__import__
+def without_unix(name, globals=None, *rest, **more):
+    if str((globals or {{}}).get("__name__")).startswith("diagd") and name in {UNIX_ONLY}:
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    return plain(name, globals, *rest, **more)
+builtins.__import__ = without_unix
+import diagd
+names = [module.name for module in pkgutil.walk_packages(diagd.__path__, "diagd.")]
+for name in names:
+    if name != "diagd.__main__":
+        importlib.import_module(name)
+print(len(names))
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Start another process that is the only writer of a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "out")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield process
+        process.kill()
+
+
+def test_every_module_can_be_imported_where_unix_modules_are_missing():
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    assert int(done.stdout) > 150
+
+
+def test_a_folder_is_made_and_no_lock_is_left_in_it(tmp_path):
+    folder = tmp_path / "new" / "Füße 走る"
+    with only_writer(folder):
+        (folder / "model").touch()
+    assert [path.name for path in folder.iterdir()] == ["model"]
+
+
+def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="bad tokens"), only_writer(tmp_path / "there/a/b"):
+        raise ValueError("bad tokens")
+    with only_writer(tmp_path / "there"):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_second_writer_is_refused_until_the_first_ends(holder, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"out is being written by another process"):
+        only_writer(out).__enter__()
+    holder.communicate("")
+    with only_writer(out):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="NO KILL TEST: needs SIGKILL")
+def test_a_killed_writer_leaves_no_lock_that_holds(holder, tmp_path):
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with only_writer(tmp_path / "out"):
+        (tmp_path / "out" / "model").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
+
+
+def test_files_of_one_folder_have_writers_of_their_own(tmp_path):
+    with (
+        only_writer(tmp_path, "results.jsonl"),
+        only_writer(tmp_path, "teacher_forced.jsonl"),
+        pytest.raises(ValueError, match=r"results\.jsonl is being written"),
+    ):
+        only_writer(tmp_path, "results.jsonl").__enter__()
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_of_one_launch_are_one_writer(holder, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    with only_writer(tmp_path / "out"):
+        pass
+
+
+def test_the_peak_of_memory_grows_with_what_is_held():
+    """The true unit: neither kilobytes nor pages."""
+    before = process_peak_bytes()
+    assert 50 * 2**20 < before < 2**36
+    block = torch.ones(before // 4 + 2**25)  # float32: 128 MiB more than ever before
+    assert process_peak_bytes() - before > 100 * 2**20
+    del block
+
+
+@pytest.mark.parametrize("name", ["train", "finetune", "tokenize", "record", "convert"])
+def test_a_second_command_with_the_same_out_is_one_line(name, holder, command, world, tmp_path):
+    out, shards = tmp_path / "out", write_shard(tmp_path / "shards", clips_of())
+    flags: dict[str, list[str | Path]] = {
+        "train": ["--tokens", shards, "--out", out],
+        "finetune": ["--tokens", shards, "--init", world, "--out", out],
+        "tokenize": ["--clips", world, "--tokenizer", world / "tokenizer", "--shards", out],
+        "record": ["--out", out],
+        "convert": [world, out],
+    }
+    command(name, *flags[name]).assert_refused(f"{out} is being written by another process.*")
+    assert [path.name for path in out.iterdir()] == [".diagd.lock"]
