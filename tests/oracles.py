@@ -148,6 +148,7 @@ class ReferenceStream:
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
     window: int | None = None  # frames that may be seen, the one under way included
+    visible: str = "causal"  # or fed: what was fed is seen, later in raster order, too
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
@@ -167,8 +168,8 @@ class ReferenceStream:
         self.num_slots = self.prompt.shape[1]
         for slot in range(self.num_slots):
             self.ids[slot] = self.prompt[:, slot]
-            if slot < self.num_slots - 1:  # the last one is fed at step 0
-                self.fed_at[slot] = -1
+            if slot < self.num_slots - 1:  # one by one; the last one is fed at step 0
+                self.fed_at[slot] = slot - (self.num_slots - 1)
         slot = self.num_slots
         for frame in range(-1, -self.context_frames - 1, -1):
             for row in reversed(range(self.height)):
@@ -285,15 +286,14 @@ class ReferenceStream:
         """Run all that was fed so far and this step's stand-ins; return (B, V) logits by slot."""
         lanes = [(slot, self.fed_at[slot], self.ids[slot], False) for slot in sorted(self.fed_at)]
         lanes += [(slot, self.now, ids, True) for slot, ids in sorted(stand_ins.items())]
-        visible = [
-            [
-                q == r
-                if is_stand_in
-                else slot_r <= slot_q and fed_r <= fed_q < self.left_at.get(slot_r, math.inf)
-                for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes)
-            ]
-            for q, (slot_q, fed_q, _, _) in enumerate(lanes)
-        ]
+        visible = []
+        for q, (slot_q, fed_q, _, _) in enumerate(lanes):
+            row = []
+            for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes):
+                may_stand_there = slot_r <= slot_q or self.visible == "fed"
+                known = fed_r <= fed_q < self.left_at.get(slot_r, math.inf)
+                row.append(q == r if is_stand_in else may_stand_there and known)
+            visible.append(row)
         tokens = torch.stack([ids for _, _, ids, _ in lanes], dim=1)
         positions = torch.tensor([slot for slot, _, _, _ in lanes])
         logits = self.logits_fn(tokens, positions, torch.tensor(visible))

@@ -1,13 +1,15 @@
-"""Train a world model on token shards: next-token prediction over interleaved frames and actions.
+"""Train a world model on token shards, in raster order or under a mixture of schedules.
 
 diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
 """
+
+from typing import Any
 
 from diagd.system import only_writer
 from diagd.training.pretraining import TrainOptions, pretrain
 
 
-def main(options: TrainOptions) -> dict[str, float]:
+def main(options: TrainOptions) -> dict[str, Any]:
     """Train to the last step, and report the validation loss."""
     with only_writer(options.out):
         return pretrain(options)

@@ -1,14 +1,29 @@
-"""The one rule of who may see whom, for decoding, finetuning and analysis alike.
+"""The rule of who may see whom, for decoding, training and analysis alike.
 
 A lane sees a cached token iff the token is not later in raster order and was fed no later than the
 lane (the same step included). A stand-in is seen by itself only. Slots not yet written are never
 seen: their `fed_at` is NEVER.
+
+That is the rule "causal". Under "fed", which models can be trained for but not decoded with yet,
+the place in raster order does not matter: what was fed is seen. No lane sees its own target under
+either, since a token is fed in a step after the one that writes it.
 """
+
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+VisibilityRule = Literal["causal", "fed"]
 NEVER = 2**31 - 1
+
+
+def check_rule(visible: str) -> None:
+    """Raise ValueError unless the name is a `VisibilityRule`."""
+    if visible not in get_args(VisibilityRule):
+        raise ValueError(
+            f"visible must be one of {', '.join(get_args(VisibilityRule))}, got {visible!r}"
+        )
 
 
 def visible_slots(positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Tensor:
@@ -31,8 +46,15 @@ def visible_slots(positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor
     return own | (earlier & (fed_at <= steps[:, None]))
 
 
-def sees(positions: Tensor, steps: Tensor, stand_in: Tensor, q: Tensor, r: Tensor) -> Tensor:
-    """Apply the rule to pairs of lanes of a whole sequence, stand-ins included.
+def sees(
+    positions: Tensor,
+    steps: Tensor,
+    stand_in: Tensor,
+    q: Tensor,
+    r: Tensor,
+    rule: VisibilityRule = "causal",
+) -> Tensor:
+    """Apply a rule to pairs of lanes of a whole sequence, stand-ins included.
 
     Args:
         positions: (N,) int64 raster positions of the lanes; a stand-in shares its position with the
@@ -44,11 +66,15 @@ def sees(positions: Tensor, steps: Tensor, stand_in: Tensor, q: Tensor, r: Tenso
     Returns:
         bool of the shape that q and r broadcast to.
     """
-    fed_and_not_later = (positions[r] <= positions[q]) & (steps[r] <= steps[q])
-    return (q == r) | (fed_and_not_later & ~stand_in[r])
+    known = (steps[r] <= steps[q]) & ~stand_in[r]
+    if rule == "causal":
+        known = known & (positions[r] <= positions[q])
+    return (q == r) | known
 
 
-def visibility_mask(positions: Tensor, fed_at: Tensor, stand_in: Tensor) -> Tensor:
+def visibility_mask(
+    positions: Tensor, fed_at: Tensor, stand_in: Tensor, rule: VisibilityRule = "causal"
+) -> Tensor:
     """Return what `sees` says of all pairs, (N, N) bool: row = who looks, column = at whom."""
     lanes = torch.arange(len(positions), device=positions.device)
-    return sees(positions, fed_at, stand_in, lanes[:, None], lanes[None, :])
+    return sees(positions, fed_at, stand_in, lanes[:, None], lanes[None, :], rule)

@@ -9,14 +9,8 @@ closes much of the gap. It is the loop of `diagd train`; only the lanes and the 
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import RowStart, check_row_start
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model, model_path
 from diagd.families.own_format import (
     ACTIONS_FILE,
@@ -25,9 +19,8 @@ from diagd.families.own_format import (
     TOKENIZER_FOLDER,
 )
 from diagd.files import write_json
-from diagd.flags import FrameLag, RowLag
-from diagd.training.loop import LoopOptions, TrainingRun, read_clips
-from diagd.training.losses import ViewLoss
+from diagd.training.loop import TrainingRun, read_clips
+from diagd.training.mixture import MixtureLoss, MixtureOptions
 from diagd.training.setup import check_fit, frames_held
 
 PARTS = (
@@ -40,41 +33,21 @@ PARTS = (
     "walk.jsonl",
     "scenes",
 )
-SCHEDULE_FILE = "finetune.json"
+RECORD_FILE = "finetune.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(LoopOptions):
-    """Finetune a model for a diagonal schedule; the result is a folder that `generate` takes."""
+class FinetuneOptions(MixtureOptions):
+    """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
 
     init: str  # model to start from: doom, or a checkpoint folder
-    row_lag: RowLag = 1  # columns a row runs ahead of the next
-    frame_lag: FrameLag = None  # steps between frames; default: a frame starts when one is whole
-    row_start: RowStart = "temporal"  # whose token stands in for an unknown predecessor
-    context_frames: int = 1  # frames at the start that are given, in raster order, and not learnt
-    raster_share: float = 0.0  # share of the steps that are taken under the raster mask
+    strategies: tuple[str, ...] = ("k=1",)  # one is drawn for each step: raster k=1:2 k=1,d=14
+    context_frames: int = 1  # frames at the start, in raster order, that are not learnt
     steps: int = 1000  # optimiser steps
     warmup_steps: int = 20  # steps of linear warm-up
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_row_start(self.row_start)
-        if not 1 <= self.context_frames < self.frames:
-            raise ValueError(
-                f"context_frames must be in [1, frames={self.frames}), got {self.context_frames}"
-            )
-        if not 0 <= self.raster_share < 1:
-            raise ValueError(f"raster_share must be in [0, 1), got {self.raster_share}")
 
-    def schedule(self, height: int, width: int) -> DiagonalSchedule:
-        """Return the schedule that the flags name, for the frames that are learnt."""
-        grid = TokenGrid(self.frames - self.context_frames, height, width)
-        if self.frame_lag is None:
-            return DiagonalSchedule.spatial(grid, self.row_lag)
-        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
-
-
-def finetune(options: FinetuneOptions) -> dict[str, float]:
+def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Finetune to the last step, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
     model = load_model(options.init)
@@ -84,41 +57,17 @@ def finetune(options: FinetuneOptions) -> dict[str, float]:
         raise ValueError(
             f"frames must be at most {most}, which the model holds, got {options.frames}"
         )
-    schedule = options.schedule(model.config.grid_height, model.config.grid_width)
-    layout = SequenceLayout(schedule.grid, 1, options.context_frames)
-    purpose = {
-        "row_lag": schedule.row_lag,
-        "frame_lag": schedule.frame_lag,
-        "init": options.init,
-        "row_start": options.row_start,
-        "context_frames": options.context_frames,
-        "frames": options.frames,
-        "raster_share": options.raster_share,
-    }
+    views = options.views(model.config.grid_height, model.config.grid_width)
+    purpose = {"init": options.init, **options.purpose()}
     run = TrainingRun(options, clips, model, {"finetune": purpose})
     run.resume()
     if run.accelerator.is_main_process:
         _copy_parts(model_path(options.init), options.out)
-        write_json(options.out / SCHEDULE_FILE, {**purpose, "options": asdict(options)})
-    diagonal, raster = (
-        ViewLoss(view, run.accelerator.device, options.compile)
-        for view in (
-            teacher_view(schedule, layout, options.row_start),
-            teacher_view(DiagonalSchedule.raster(schedule.grid), layout),
-        )
-    )
-
-    def loss(model: nn.Module, tokens: Tensor, step: int) -> Tensor:
-        generator = torch.Generator().manual_seed((options.seed << 40) + step)
-        is_raster = torch.rand((), generator=generator).item() < options.raster_share
-        return (raster if is_raster else diagonal)(model, tokens, step)
-
+        write_json(options.out / RECORD_FILE, {**purpose, "options": asdict(options)})
+    loss = MixtureLoss(options, views, run.accelerator.device)
     run.train(loss)
-    report: dict[str, float] = {"steps": options.steps}
-    if held_out is not None:
-        report["validation_loss"] = run.validation_loss(held_out, diagonal)
-        report["validation_loss_raster"] = run.validation_loss(held_out, raster)
-    return report
+    seen = {} if held_out is None else loss.validate(run, held_out)
+    return {"steps": options.steps, **seen}
 
 
 def _copy_parts(source: Path, folder: Path) -> None:

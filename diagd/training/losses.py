@@ -1,7 +1,7 @@
 """What training lowers: mean negative log-likelihood, in nats, of the tokens to be predicted.
 
-Actions are always given, so only visual tokens count. Pretraining reads a sequence in raster order;
-finetuning reads the lanes of a view, which stand where they would while decoding.
+Actions are always given, so only visual tokens count. A sequence is read as a strategy would decode
+it (`diagd.decoding.teacher_forcing`); raster order is next-token prediction.
 """
 
 import torch
@@ -11,14 +11,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.decoding.teacher_forcing import TeacherView
 from diagd.models.attention import Visible
-
-
-def next_token_loss(model: nn.Module, tokens: Tensor, image_vocab_size: int) -> Tensor:
-    """Return the mean negative log-likelihood of the visual tokens of sequences (B, N) int64."""
-    logits = model(tokens[:, :-1]).flatten(0, 1).float()
-    targets = tokens[:, 1:].flatten()
-    targets = torch.where(targets < image_vocab_size, targets, -100)
-    return functional.cross_entropy(logits, targets, ignore_index=-100)
 
 
 class ViewLoss:

@@ -1,5 +1,6 @@
 """Training sequences cut out of token clips: frame, action, frame, action, frame ..."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,13 +27,22 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
     return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
 
 
+def generator_of(*key: int) -> torch.Generator:
+    """Return a generator whose numbers are a function of the key, all of it.
+
+    A seed given to torch itself counts for its low 32 bits only.
+    """
+    (seed,) = np.random.SeedSequence(key).generate_state(1)
+    return torch.Generator().manual_seed(int(seed))
+
+
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
     """Return `size` sequences that the seed names, whatever was drawn before.
 
     Args:
         hold: Probability with which a frame repeats the one before it.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     indices = torch.randint(len(clips.tokens), (size,), generator=generator)
     starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
     moves = torch.rand(size, frames - 1, generator=generator) >= hold

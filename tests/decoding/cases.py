@@ -14,6 +14,7 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import gumbel_noise
+from diagd.decoding.visibility import VisibilityRule
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -80,6 +81,7 @@ class Case:
     batch_size: int = 2
     row_start: RowStart = "temporal"
     seed: int = 0
+    visible: VisibilityRule = "causal"
 
     @property
     def grid(self) -> diagd.TokenGrid:
@@ -127,6 +129,7 @@ class Case:
             self.context_frames,
             self.row_start,
             sample_fn,
+            visible=self.visible,
         )
 
 

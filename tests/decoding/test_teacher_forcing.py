@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import diagd
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+from diagd.decoding.visibility import VisibilityRule
 from tests.decoding.cases import (
     NUM_VISUAL,
     ROW_STARTS,
@@ -33,12 +34,15 @@ SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
     "k=5 and frames overlap": (5, 13),
     "raster": (5, 15),
 }
+RULES = get_args(VisibilityRule)
 
 
-def view_of(case: Case) -> TeacherView:
+def view_of(case: Case, learn_context: bool = False) -> TeacherView:
     has_prompt = case.prompt.shape[1] > 0
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
-    return teacher_view(case.schedule, layout, case.row_start, case.prefix_length)
+    return teacher_view(
+        case.schedule, layout, case.row_start, case.prefix_length, case.visible, learn_context
+    )
 
 
 def truth_of(case: Case) -> tuple[Tensor, Tensor]:
@@ -105,9 +109,11 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
 
 
+@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
+def test_one_forward_gives_the_logits_of_the_cache_free_reference(visible, case):
+    case = dataclasses.replace(case, visible=visible)
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames)
     assert_close(logits_of_view(model_of("own"), view_of(case), sequence), expected)
@@ -165,9 +171,73 @@ def test_raster_is_the_plain_causal_forward(case):
     assert torch.equal(view.mask_mod()(lanes, lanes, lanes[:, None], lanes), causal)
 
 
+@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_the_mask_of_flex_attention_is_the_dense_one(case):
+def test_no_lane_knows_what_is_fed_after_its_step(visible, case):
+    """Other tokens in the places of those not yet fed change no logits, not even through others."""
+    case = dataclasses.replace(case, visible=visible)
+    model, view = model_of("own"), view_of(case)
+    _, sequence = truth_of(case)
+    written_at = torch.tensor([case.schedule.step_of(*place) for place in places(case)])
+    logits = logits_of_view(model, view, sequence)
+    slots = view.targets[view.readers]
+    for step in range(case.schedule.num_steps):
+        unknown = slots[written_at >= step]  # fed in the step after
+        other = sequence.clone()
+        other[:, unknown] = (other[:, unknown] + 1 + step) % NUM_VISUAL
+        now = written_at == step
+        assert_close(logits_of_view(model, view, other)[:, now], logits[:, now])
+
+
+@pytest.mark.parametrize("visible", RULES)
+def test_the_fed_rule_shows_what_stands_later_and_was_fed(visible):
+    """Row 2's first token, written at step 4, is known when row 1's last one is written."""
+    case = Case(num_frames=1, row_lag=2, frame_lag=9, prefix_length=0, visible=visible)
+    model, view = model_of("own"), view_of(case)
+    _, sequence = truth_of(case)
+    at = {tuple(place): number for number, place in enumerate(places(case))}
+    other = sequence.clone()
+    slot = view.targets[view.readers][at[0, 2, 0]]
+    other[:, slot] = (other[:, slot] + 1) % NUM_VISUAL
+    change = (logits_of_view(model, view, other) - logits_of_view(model, view, sequence)).abs()
+    changes = change.amax((0, 2)) > 1e-4
+    seen_by = {place for place, number in at.items() if changes[number]}
+    assert case.schedule.step_of(0, 2, 0) == 4
+    in_raster_order = {(0, 2, j) for j in range(1, 5)}
+    later_steps = {place for place in at if case.schedule.step_of(*place) > 4}
+    assert seen_by == (later_steps if visible == "fed" else in_raster_order)
+
+
+@pytest.mark.parametrize("visible", RULES)
+@given(case=cases())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_context_that_is_learnt_is_read_in_raster_order(visible, case):
+    case = dataclasses.replace(case, visible=visible)
+    model, view, plain = model_of("own"), view_of(case, learn_context=True), view_of(case)
+    _, sequence = truth_of(case)
+    length, num_actions = case.prompt.shape[1], case.num_action_tokens
+    assert (view.targets != plain.targets).sum() == (view.targets >= 0).sum() - len(plain.readers)
+    learnt = view.targets[view.readers][: len(view.readers) - len(plain.readers)].tolist()
+    frame = case.height * case.width
+    expected, start = [], case.prefix_length
+    for t in range(case.context_frames):
+        start += num_actions if t else 0
+        expected += range(start, start + frame)
+        start += frame
+    assert learnt == [slot for slot in expected if slot]  # nothing predicts the very first token
+    with torch.no_grad():
+        causal = model.logits(sequence[:, : length - 1]) if length > 1 else None
+    for number, slot in enumerate(learnt):
+        assert causal is not None
+        assert_close(logits_of_view(model, view, sequence)[:, number], causal[:, slot - 1])
+
+
+@pytest.mark.parametrize("visible", RULES)
+@given(case=cases())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_mask_of_flex_attention_is_the_dense_one(visible, case):
+    case = dataclasses.replace(case, visible=visible)
     view = view_of(case)
     lanes = torch.arange(len(view.positions))
     entries = view.mask_mod()(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
@@ -210,6 +280,8 @@ def test_what_cannot_be_laid_out_is_refused():
     layout = SequenceLayout(case.grid, 0, 1)
     with pytest.raises(ValueError, match=r"row_start must be one of .*got 'raster'"):
         teacher_view(case.schedule, layout, "raster")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="visible must be one of causal, fed, got 'all'"):
+        teacher_view(case.schedule, layout, visible="all")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="has_prompt is True, and the prompt has 0 tokens"):
         teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0))
     with pytest.raises(ValueError, match="has_prompt is False, and the prompt has 3 tokens"):

@@ -1,10 +1,11 @@
 """`diagd/decoding/visibility.py`: one rule, for a step with a cache and for a whole sequence."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagd.decoding.visibility import NEVER, visibility_mask, visible_slots
+from diagd.decoding.visibility import NEVER, VisibilityRule, visibility_mask, visible_slots
 
 
 @st.composite
@@ -19,19 +20,21 @@ def feeds(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
     return fed_at, stand_ins
 
 
-@given(feeds())
+@pytest.mark.parametrize("rule", ["causal", "fed"])
+@given(feed=feeds())
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_mask_of_a_sequence_is_the_rule_in_words(feed):
+def test_mask_of_a_sequence_is_the_rule_in_words(rule: VisibilityRule, feed):
     fed_at, stand_ins = feed
     lanes = [(slot, fed, False) for slot, fed in enumerate(fed_at)]
     lanes += [(slot, step, True) for slot, step in stand_ins]
-    mask = visibility_mask(*(torch.tensor(column) for column in zip(*lanes, strict=True)))
+    positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
+    mask = visibility_mask(positions, fed, stands_in, rule)
     assert mask.dtype == torch.bool
     for q, (slot_q, fed_q, _) in enumerate(lanes):
         for r, (slot_r, fed_r, is_stand_in) in enumerate(lanes):
-            not_later_in_raster_order = slot_r <= slot_q
+            may_stand_there = slot_r <= slot_q or rule == "fed"
             fed_no_later = fed_r <= fed_q
-            expected = q == r if is_stand_in else not_later_in_raster_order and fed_no_later
+            expected = q == r if is_stand_in else may_stand_there and fed_no_later
             assert bool(mask[q, r]) == expected
 
 

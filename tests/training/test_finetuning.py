@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from diagd.decoding.likelihood import strategy_nll
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, read_shards
@@ -59,68 +58,67 @@ def losses_of(out):
     return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def nll_of(options, tokens, schedule):
+def nll_of(options, tokens, strategy):
     """Price a batch of sequences with the engine's protocol and cache."""
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
-    strategy = Diagonal(schedule.row_lag, schedule.frame_lag, options.row_start)
-    model = load_model(options.init)
-    return strategy_nll(model, clips, actions, strategy, options.context_frames).mean().item()
+    costs = strategy_nll(
+        load_model(options.init),
+        clips,
+        actions,
+        parse_strategy(strategy),
+        options.context_frames,
+        visible=options.visible,
+    )
+    return costs.mean().item()
 
 
+@pytest.mark.parametrize("visible", ["causal", "fed"])
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"row_lag": 1},
-        {"row_lag": 2, "frame_lag": 1, "row_start": "spatial"},
-        {"row_lag": 1, "frame_lag": 2, "row_start": "predecessor", "context_frames": 2},
-        {"row_lag": 3},
-    ],
-    ids=str,
+    ("strategy", "context_frames"),
+    [("k=1", 1), ("k=2,d=1/spatial", 1), ("k=1,d=2/predecessor", 2), ("k=3", 1), ("raster", 1)],
 )
-def test_the_first_loss_is_what_decoding_along_the_schedule_costs(changes, options):
-    run = options(steps=1, warmup_steps=0, **changes)
+def test_the_first_loss_is_what_decoding_by_the_strategy_costs(
+    strategy, context_frames, visible, options
+):
+    chosen = {"strategies": (strategy,), "context_frames": context_frames, "visible": visible}
+    run = options(steps=1, warmup_steps=0, **chosen)
     finetune(run)
     tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
-    expected = nll_of(run, tokens, run.schedule(2, 3))
-    assert losses_of(run.out) == [pytest.approx(expected, abs=1e-5)]
+    assert losses_of(run.out) == [pytest.approx(nll_of(run, tokens, strategy), abs=1e-5)]
 
 
 def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
-    run = options(steps=40, batch_size=8, validation=held_out)
+    mixture = ("k=1:3 k=2",)
+    run = options(steps=40, batch_size=8, validation=held_out, strategies=mixture)
     report = finetune(run)
     losses = losses_of(run.out)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     tokens = [draw_batch(read_shards(held_out), 4, 8, seed) for seed in range(8)]
     tuned = dataclasses.replace(run, init=str(run.out))
-    for name, schedule in (
-        ("validation_loss", run.schedule(2, 3)),
-        ("validation_loss_raster", DiagonalSchedule.raster(TokenGrid(3, 2, 3))),
-    ):
-        expected = sum(nll_of(tuned, batch, schedule) for batch in tokens) / 8
-        assert report[name] == pytest.approx(expected, abs=1e-4)
+    found = report["validation_loss_by_strategy"]
+    assert list(found) == ["k=1", "k=2", "raster"]
+    for strategy, loss in found.items():
+        expected = sum(nll_of(tuned, batch, strategy) for batch in tokens) / 8
+        assert loss == pytest.approx(expected, abs=1e-4)
+    assert report["validation_loss"] == pytest.approx((3 * found["k=1"] + found["k=2"]) / 4)
 
 
-def test_a_share_of_the_steps_is_raster(options):
-    """With a rate of almost zero, a step's loss is one of two numbers."""
-    run = options(raster_share=0.5, learning_rate=1e-12, steps=12)
+def test_the_loss_of_a_step_is_that_of_the_strategy_drawn_for_it(options):
+    """With a rate of almost zero, the model stays what it was."""
+    run = options(strategies=("raster k=1", "k=1,d=2"), learning_rate=1e-12, steps=12)
     finetune(run)
-    raster = []
+    drawn = [str(run.mixture().draw(run.seed, step)) for step in range(12)]
+    assert set(drawn) == {"raster", "k=1", "k=1,d=2"}
     for step, loss in enumerate(losses_of(run.out)):
         tokens = draw_batch(clips_of(), run.frames, run.batch_size, step)
-        prices = [
-            nll_of(run, tokens, schedule)
-            for schedule in (run.schedule(2, 3), DiagonalSchedule.raster(TokenGrid(3, 2, 3)))
-        ]
-        raster.append(abs(loss - prices[1]) < abs(loss - prices[0]))
-        assert loss == pytest.approx(prices[raster[-1]], abs=1e-5)
-    assert 0 < sum(raster) < 12
+        assert loss == pytest.approx(nll_of(run, tokens, drawn[step]), abs=1e-5)
 
 
 def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypatch):
-    whole = options("whole", raster_share=0.3)
-    killed = options("killed", raster_share=0.3, save_minutes=0.0)
+    whole = options("whole", strategies=("raster", "k=1:2"))
+    killed = options("killed", strategies=("raster", "k=1:2"), save_minutes=0.0)
     finetune(whole)
     with monkeypatch.context() as patch:
         kill_after(patch, 5)
@@ -137,7 +135,9 @@ def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
     written = (options().out / "finetune.json").read_text()
     message = "run holds a run of another model or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
-        finetune(options(row_lag=2))
+        finetune(options(strategies=("k=2",)))
+    with pytest.raises(ValueError, match=message):
+        finetune(options(visible="fed"))
     assert (options().out / "finetune.json").read_text() == written
 
 
@@ -153,13 +153,23 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     (world / "scenes").mkdir()
     (world / "scenes" / "hall.png").write_bytes(b"a picture")
     flags = (
-        *("--init", world, "--tokens", shards, "--out", out, "-k", 2, "--row-start", "spatial"),
+        *(
+            "--init",
+            world,
+            "--tokens",
+            shards,
+            "--out",
+            out,
+            "--strategies",
+            "raster",
+            "k=2/spatial",
+        ),
         *("--frames", 3, "--steps", 2, "--warmup-steps", 0, "--precision", "no", "--no-compile"),
     )
     outcome = command("finetune", *flags, "--json")
     assert (outcome.code, outcome.document) == (0, {"steps": 2}), outcome.err
     told = json.loads((out / "finetune.json").read_text())
-    assert (told["row_lag"], told["frame_lag"], told["row_start"]) == (2, 9, "spatial")
+    assert (told["strategies"], told["visible"]) == ("raster k=2/spatial", "causal")
     assert (told["init"], told["options"]["steps"]) == (str(world), 2)
     dreamt = command("generate", "--model", out, "--frames", 2, "--output", tmp_path / "dream.mp4")
     assert dreamt.code == 0, dreamt.err
@@ -174,6 +184,7 @@ def launch(processes, options):
         name: getattr(options, name)
         for name in ("init", "tokens", "out", "frames", "steps", "batch_size", "warmup_steps")
     }
+    flags["strategies"] = " ".join(options.strategies)
     flags |= {"learning_rate": options.learning_rate, "precision": "no", "log_every": 1}
     arguments = [str(x) for k, v in flags.items() for x in (f"--{k.replace('_', '-')}", v)]
     run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -187,21 +198,27 @@ def launch(processes, options):
 
 @pytest.mark.slow
 def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
-    one, two = options("one", batch_size=4), options("two", batch_size=2)
+    mixture = ("raster k=1",)
+    one = options("one", batch_size=4, strategies=mixture)
+    two = options("two", batch_size=2, strategies=mixture)
     finetune(one)
     launch(2, two)
     assert losses_of(two.out) == pytest.approx(losses_of(one.out), abs=1e-4)
-    assert losses_of(one.out)[-1] < losses_of(one.out)[0]
+    drawn = {one.mixture().draw(one.seed, step) for step in range(one.steps)}
+    assert len(drawn) == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"steps": 0}, r"steps must be at least 1, got 0"),
-        ({"row_start": "raster"}, r"row_start must be one of .*, got 'raster'"),
-        ({"context_frames": 0}, r"context_frames must be in \[1, frames=4\), got 0"),
-        ({"context_frames": 4}, r"context_frames must be in \[1, frames=4\), got 4"),
-        ({"raster_share": 1.0}, r"raster_share must be in \[0, 1\), got 1.0"),
+        ({"strategies": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
+        ({"strategies": ("k=1 exact",)}, r"strategies must have a schedule .*, got 'exact'"),
+        ({"strategies": ("diagonal",)}, r"a strategy looks like raster, .* got 'diagonal'"),
+        ({"strategies": ()}, r"strategies must name at least one, such as k=1"),
+        ({"visible": "all"}, r"visible must be one of causal, fed, got 'all'"),
+        ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
+        ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, options):
@@ -212,8 +229,8 @@ def test_options_that_cannot_be_are_refused(changes, message, options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"row_lag": 4}, r"row_lag must be in \[1, width=3\], got 4"),
-        ({"frame_lag": 5}, r"frame_lag must be in \[1, .*=4\], got 5"),
+        ({"strategies": ("raster k=4",)}, r"row_lag must be in \[1, width=3\], got 4"),
+        ({"strategies": ("k=1,d=5",)}, r"frame_lag must be in \[1, .*=4\], got 5"),
         ({"init": "nowhere"}, r"no model at 'nowhere'"),
         ({"frames": 7}, r"tokens: clips must have at least frames=7 frames, got 6"),
     ],

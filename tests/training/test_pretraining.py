@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.training import pretraining
+from diagd.training.mixture import MixtureLoss
 from diagd.training.pretraining import pretrain
 from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config, start_model
@@ -26,10 +26,10 @@ def test_actions_are_inputs_all_the_same(options):
 def test_weights_are_decayed_and_norms_are_not(options, monkeypatch):
     """With gradients of zero, AdamW does nothing but decay."""
 
-    def flat(model, tokens, image_vocab_size):
+    def flat(loss, model, tokens, step):
         return 0 * torch.stack([weight.square().sum() for weight in model.parameters()]).sum()
 
-    monkeypatch.setattr(pretraining, "next_token_loss", flat)
+    monkeypatch.setattr(MixtureLoss, "__call__", flat)
     run = options(steps=1, warmup_steps=0, learning_rate=0.5, weight_decay=0.1)
     start = start_model(fit_config(run.model, clips_of(), run.frames), run.seed).state_dict()
     pretrain(run)

@@ -33,6 +33,14 @@ def test_a_batch_is_a_function_of_its_seed_alone():
     assert not torch.equal(draw_batch(clips, 3, 5, 18), batch)
 
 
+def test_runs_of_different_seeds_draw_different_batches():
+    """Torch keeps the low 32 bits of a seed; the loop puts the run's seed above them."""
+    clips = clips_of()
+    batches = [draw_batch(clips, 3, 5, (seed << 40) + 17) for seed in range(3)]
+    assert not torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[1], batches[2])
+
+
 def test_batches_reach_the_last_frame_and_no_further():
     clips = clips_of(num_clips=1, num_frames=4)
     found = {tuple(row) for row in draw_batch(clips, 3, 50, 0).tolist()}

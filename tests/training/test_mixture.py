@@ -1,0 +1,89 @@
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from diagd.decoding.strategies.table import parse_strategy
+from diagd.training.mixture import Mixture
+from diagd.training.pretraining import pretrain
+from tests.training.runs import assert_same_run, kill_after
+from tests.worlds import clips_of, write_shard
+
+
+def test_a_mixture_has_one_spelling():
+    mixture = Mixture.parse(["raster k=1:2", "k=1,d=14:0.5 zipar=4"])
+    assert [(str(one), weight) for one, weight in mixture.weights.items()] == [
+        ("raster", 1),
+        ("k=1", 2),
+        ("k=1,d=14", 0.5),
+        ("zipar=4", 1),
+    ]
+    assert str(mixture) == "raster k=1:2 k=1,d=14:0.5 zipar=4"
+    assert Mixture.parse([str(mixture)]) == mixture
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "strategies must name at least one, such as k=1"),
+        ("raster k=0.5", "a strategy looks like raster, .* got 'k=0.5'"),
+        ("raster mc-sjd", r"must have a schedule \(raster, k=..., zipar=...\), got 'mc-sjd'"),
+        ("k=1 raster k=1/temporal:2", "strategies must be named once each, got k=1 twice"),
+        ("k=1:0", "weight must be a number above 0, as in k=1:2, got 'k=1:0'"),
+        ("k=1:much", "weight must be a number above 0, as in k=1:2, got 'k=1:much'"),
+        ("k=1:", "weight must be a number above 0, as in k=1:2, got 'k=1:'"),
+        ("k=1:inf", "weight must be a number above 0, as in k=1:2, got 'k=1:inf'"),
+    ],
+)
+def test_what_is_no_mixture_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture.parse([text])
+
+
+def test_strategies_are_drawn_as_often_as_their_weights_say():
+    mixture = Mixture.parse(["raster", "k=1:2", "k=2:5"])
+    counts = Counter(str(mixture.draw(3, step)) for step in range(4000))
+    for name, share in (("raster", 1 / 8), ("k=1", 2 / 8), ("k=2", 5 / 8)):
+        deviation = (4000 * share * (1 - share)) ** 0.5
+        assert abs(counts[name] - 4000 * share) < 4 * deviation
+
+
+def test_a_draw_is_a_function_of_seed_and_step_alone():
+    mixture = Mixture.parse(["raster k=1 k=2"])
+    drawn = [mixture.draw(0, step) for step in range(50)]
+    torch.manual_seed(9)
+    assert [mixture.draw(0, step) for step in reversed(range(50))] == drawn[::-1]
+    assert [mixture.draw(1, step) for step in range(50)] != drawn
+    assert mixture.draw(5, 7) == Mixture.parse(["raster k=1 k=2"]).draw(5, 7)
+    assert {Mixture.parse(["k=3"]).draw(0, step) for step in range(9)} == {parse_strategy("k=3")}
+
+
+def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options, monkeypatch):
+    mixture = ("raster k=1:2 k=1,d=2",)
+    whole = options("whole", strategies=mixture, visible="fed")
+    killed = options("killed", strategies=mixture, visible="fed", save_minutes=0.0)
+    pretrain(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, 7)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+
+
+def test_training_reports_every_strategy_and_records_its_rule(options, tmp_path):
+    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
+    run = options(strategies=("k=1:2 k=2",), visible="fed", validation=held_out)
+    report = pretrain(run)
+    assert list(report["validation_loss_by_strategy"]) == ["k=1", "k=2", "raster"]
+    told = json.loads((run.out / "train.json").read_text())
+    assert (told["strategies"], told["visible"]) == ("k=1:2 k=2", "fed")
+    with pytest.raises(ValueError, match="run holds a run of another model or schedule"):
+        pretrain(options(strategies=("k=1:2 k=2",)))
+
+
+def test_lags_that_do_not_fit_the_grid_are_refused_before_anything_is_written(options):
+    with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=3\], got 4"):
+        pretrain(options(strategies=("raster k=4",)))
+    assert not options().out.exists()
