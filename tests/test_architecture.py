@@ -30,7 +30,7 @@ LAYERS = (
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("files", "flags", "provenance", "unpickling"),
+    ("files", "flags", "memory", "provenance", "unpickling"),
 )
 
 

@@ -15,7 +15,7 @@ from diagd.decoding.inputs import check_prompt, check_seeds
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes
 from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
-from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.visibility import NEVER, visible_slots
 
@@ -212,9 +212,10 @@ class Stream:
         """Gather, forward, sample, scatter."""
         lane = Lanes.of(lanes)
         visible = visible_slots(lane.positions, lane.steps, self.fed_at[:num_slots])
-        logits = self.model.forward(
-            self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
-        )
+        tokens = self.tokens[:, lane.inputs].clamp_(
+            min=0
+        )  # UNDRAWN is no id: found in `finish_frame`
+        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, self.cache)
         drawn = self.draw(logits, lane) if self.rule is None else self.rule(logits, lane)
         self.tokens.index_copy_(1, lane.outputs, drawn)
 
@@ -233,13 +234,34 @@ class Stream:
             )
 
     def finish_frame(self, num_used: int) -> Tensor:
-        """Count the frame that ends before slot `num_used`; return it, (B, height, width) int64."""
+        """Count the frame that ends before slot `num_used`; return it, (B, height, width) int64.
+
+        Here, once a frame, is looked whether every token could be drawn; on a GPU, it waits for it.
+
+        Raises:
+            ValueError: the logits of a token had no best id; says which.
+        """
+        grid = self.frame.grid
+        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
+        undrawn = (visual == UNDRAWN).any(0)
+        if undrawn.any():
+            row, column = divmod(int(undrawn.int().argmax()), grid.width)
+            raise ValueError(
+                f"no token can be drawn at frame {self.num_generated}, row {row}, column {column} "
+                f"(seen after step {self.num_steps}): the model's logits there are NaN or infinite"
+                + self._first_broken_layer()
+            )
         self.num_used = num_used
         self.num_held += 1
         self.num_generated += 1
-        grid = self.frame.grid
-        visual = self.tokens[:, num_used - grid.tokens_per_frame : num_used]
         return visual.reshape(-1, grid.height, grid.width).clone()
+
+    def _first_broken_layer(self) -> str:
+        """Say in which layer numbers broke, as far as its keys show."""
+        for layer, keys in enumerate(getattr(self.cache, "keys", ())):
+            if not keys.isfinite().all():
+                return f", broken from layer {layer} on"
+        return ""
 
     def drop_oldest(self) -> None:
         """Make room: keep the prefix and the newest frames, and prefill them again."""

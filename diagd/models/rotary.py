@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from diagd.memory import check_memory
 from diagd.models.config import ModelConfig
 
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos configs
@@ -60,6 +61,12 @@ def rotary_angles(config: ModelConfig) -> Tensor:
     )
 
 
+def _check_table(config: ModelConfig, name: str, bytes_a_position: int) -> None:
+    """Raise ValueError where a table of all positions would never fit the memory."""
+    table = f"the {name} table of max_positions={config.max_positions}"
+    check_memory(config.max_positions * bytes_a_position, table)
+
+
 class RotaryTable(nn.Module):
     """Cosines and sines of every position; real even while the weights are on the meta device."""
 
@@ -68,6 +75,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        _check_table(config, "rotary", 6 * config.head_dim)  # angles, their parts and the two
         angles = rotary_angles(config)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -95,6 +103,7 @@ class PositionTable(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        _check_table(config, "position", 18 * config.hidden_size)  # waves in float64, and the rest
         space_dim = config.hidden_size // 6 * 2
         sizes = config.hidden_size - 2 * space_dim, space_dim, space_dim
         coordinates = grid_coordinates(config).double().unbind(-1)
