@@ -154,10 +154,12 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
             or not isinstance(value, int | float)
             or not 0 < value <= sys.float_info.max
         ):
-            raise ValueError(f"{field.name} must be a finite number above 0, got {value!r}")
+            raise ValueError(
+                f"{field.name} must be a finite number above 0, got {repr(value)[:20]}"
+            )
     else:
         lowest = 0 if field.default == 0 else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ValueError(f"{field.name} must be an integer of at least {lowest}, got {value!r}")
         if value > _MAX_SIZE:
-            raise ValueError(f"{field.name} must be at most {_MAX_SIZE}, got {str(value)[:20]}")
+            raise ValueError(f"{field.name} must be at most {_MAX_SIZE}, got {repr(value)[:20]}")

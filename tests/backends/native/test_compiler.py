@@ -120,11 +120,6 @@ def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
         ("exit 0", "could not build the kernels: it wrote nothing"),
         (': > "$out"', "could not build the kernels: it wrote nothing"),
         ('echo no library > "$out"', r"my-c\+\+ built fail their test: .*file too short"),
-        ('c++ -shared -xc /dev/null -o "$out"', "fail their test: .*undefined symbol"),
-        (
-            'echo "int size_of_layer(void) { return 8; }" | c++ -shared -xc - -o "$out"',
-            "fail their test: the kernels' record layer has 8 bytes, expected 144",
-        ),
         (
             'echo "int size_of_layer(void) { return *(volatile int*)0; }" |'
             ' c++ -shared -xc - -o "$out"',
