@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu test-slow bench demo
+.PHONY: check quick test test-pythons test-gpu test-slow asan bench demo
 
 check:
 	ruff format --check .
@@ -24,6 +24,13 @@ test-gpu:
 
 test-slow:
 	pytest -m slow
+
+# the tests of the C++ kernels, built with checks of every access to memory and every overflow
+asan:
+	DIAGD_CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 \
+	pytest -p no:cacheprovider -k "native or kernels" tests/backends tests/attack/test_kernels.py
 
 bench:
 	bash runs/bench_cpu.sh

@@ -30,7 +30,7 @@ LAYERS = (
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("files", "flags", "provenance", "system", "unpickling"),
+    ("files", "flags", "memory", "provenance", "system", "unpickling"),
 )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -42,8 +43,13 @@ def prepare(
     except OSError as error:
         if backend != "auto" or int8:
             raise ValueError(f"backend {name}: {error}") from None
-        logger.warning("%s: decoding with PyTorch's kernels, which are slower", error)
+        _say_once(f"{error}: decoding with PyTorch's kernels, which are slower")
         return prepare(model, "eager")
+
+
+@cache
+def _say_once(warning: str) -> None:
+    logger.warning("%s", warning)
 
 
 def _best(model: Transformer) -> Backend:

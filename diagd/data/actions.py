@@ -53,7 +53,10 @@ class ActionVocabulary:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
-            raise ValueError(f"action names must be distinct and not empty, got {self.names}")
+            shown = ", ".join(map(repr, self.names[:8]))
+            raise ValueError(
+                f"action names must be distinct and not empty, got {len(self.names)}: {shown}"
+            )
 
     def id_of(self, name: str) -> int:
         """Return the id of an action, or raise ValueError naming the known ones."""

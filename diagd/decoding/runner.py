@@ -49,6 +49,10 @@ class CausalModel(Protocol):
         Args:
             context: cross-attention input of all lanes, for models that have one.
 
+        Returns:
+            whatever `forward` takes. Where it has `keys`, a tensor for each layer, errors can say
+            in which layer numbers broke.
+
         Raises:
             ValueError: a context that does not fit the model, or a size below 1.
         """
@@ -93,7 +97,8 @@ class CausalModel(Protocol):
     ) -> Tensor:
         """Draw one token a lane; a backend with faster kernels for it draws the same tokens.
 
-        Arguments and result are those of `diagd.decoding.sampling.sample`.
+        Arguments and result are those of `diagd.decoding.sampling.sample`; where logits are broken,
+        so that no id is the best, the result is `UNDRAWN`.
         """
         return sample(logits, options, ranges, seeds, frames, rows, columns)
 

@@ -1,5 +1,8 @@
 """Draw tokens from logits: temperature, top-k, top-p, and Gumbel-max with noise bound to the token.
 
+Logits have a best id where none of the valid ones is NaN or +inf and one of them is above -inf.
+Elsewhere a token is `UNDRAWN`, never garbage; whoever writes the stream finds it.
+
 The noise of (row seed, frame, row, column, token id) is a counter-based hash of just these five:
 not of the step, the schedule, the device, the cache slot or who else is in the batch. So a seed
 repeats a run anywhere, and two schedules with one seed use the same noise for the same token.
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UNDRAWN = -1
 _MASK = 0xFFFFFFFF
 
 
@@ -113,12 +117,18 @@ def sample(
             count from the start of the stream.
 
     Returns:
-        (B, L) int64.
+        (B, L) int64; `UNDRAWN` where the logits have no best id.
     """
-    logits = truncated_logits(logits, options, ranges, rows, columns)
+    scores = truncated_logits(logits, options, ranges, rows, columns)
     if options.temperature > 0:
-        logits = logits + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
-    return _lowest_argmax(logits) + ranges.low
+        scores = scores + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
+    best = scores.amax(-1)  # NaN where any score is
+    return if_any_best(_lowest_id_of(best, scores) + ranges.low, best)
+
+
+def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
+    """Return the ids drawn (B, L), but `UNDRAWN` where the highest score (B, L) is not finite."""
+    return torch.where(best.abs() < float("inf"), drawn, UNDRAWN)
 
 
 def truncated_logits(
@@ -182,9 +192,8 @@ def truncate(logits: Tensor, options: SamplingOptions) -> Tensor:
     return logits
 
 
-def _lowest_argmax(values: Tensor) -> Tensor:
-    """Return the lowest index of the maximum of the last axis (torch.argmax promises none)."""
-    size = values.shape[-1]
-    ids = torch.arange(size, device=values.device)
-    best = values == values.amax(-1, keepdim=True)
-    return torch.where(best, ids, size - 1).amin(-1)
+def _lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
+    """Return the lowest index of the best score of the last axis (torch.argmax promises none)."""
+    size = scores.shape[-1]
+    ids = torch.arange(size, device=scores.device)
+    return torch.where(scores == best[..., None], ids, size - 1).amin(-1)

@@ -17,7 +17,7 @@ from diagd.decoding.inputs import check_prompt, check_seeds
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes
 from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
-from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.visibility import NEVER, visible_slots
 
@@ -250,9 +250,9 @@ class Stream:
         lane = Lanes.of(lanes)
         held, fed_at = self.held[:num_slots], self.fed_at[:num_slots]
         visible = visible_slots(lane.positions, lane.steps, held, fed_at)
-        logits = self.model.forward(
-            self.tokens[:, lane.inputs], lane.positions, lane.slots, visible, self.cache
-        )
+        # UNDRAWN is no id: it is found in `finish_frame`
+        tokens = self.tokens[:, lane.inputs].clamp_(min=0)
+        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, self.cache)
         drawn = self.draw(logits, lane) if self.rule is None else self.rule(logits, lane)
         self.tokens.index_copy_(1, lane.outputs, drawn)
 
@@ -273,13 +273,35 @@ class Stream:
             )
 
     def finish_frame(self, num_used: int) -> Tensor:
-        """Count the frame that ends before position `num_used`; return it, (B, height, width)."""
-        grid, self.num_used = self.frame.grid, num_used
-        slots = self.slots_between(num_used - grid.tokens_per_frame, num_used)
+        """Count the frame that ends before position `num_used`; return it, (B, height, width).
+
+        Here, once a frame, is looked whether every token could be drawn; on a GPU, it waits for it.
+
+        Raises:
+            ValueError: the logits of a token had no best id; says which.
+        """
+        grid = self.frame.grid
+        visual = self.tokens[:, self.slots_between(num_used - grid.tokens_per_frame, num_used)]
+        undrawn = (visual == UNDRAWN).any(0)
+        if undrawn.any():
+            row, column = divmod(int(undrawn.int().argmax()), grid.width)
+            raise ValueError(
+                f"no token can be drawn at frame {self.num_generated}, row {row}, column {column} "
+                f"(seen after step {self.num_steps}): the model's logits there are NaN or infinite"
+                + self._first_broken_layer()
+            )
+        self.num_used = num_used
         self.num_generated += 1
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
-        return self.tokens[:, slots].view(-1, grid.height, grid.width)
+        return visual.view(-1, grid.height, grid.width)
+
+    def _first_broken_layer(self) -> str:
+        """Say in which layer numbers broke, as far as its keys show."""
+        for layer, keys in enumerate(getattr(self.cache, "keys", ())):
+            if not keys.isfinite().all():
+                return f", broken from layer {layer} on"
+        return ""
 
     def drop_oldest(self) -> None:
         """Make room: keep the prefix and the newest frames, and prefill them again."""

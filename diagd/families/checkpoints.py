@@ -15,6 +15,7 @@ from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_o
 from diagd.families.presets import PRESETS
 from diagd.families.released import read_released
 from diagd.models.transformer import Transformer
+from diagd.models.weight_files import check_finite
 
 logger = logging.getLogger("diagd")
 
@@ -77,11 +78,14 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
     """Load what `find_model` found.
 
     Raises:
-        ValueError: Tensors are missing, unknown or of another shape (named).
+        ValueError: Tensors are missing, unknown, of another shape, or not finite (named).
     """
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
-    weights = {name: weight.to(device, dtype) for name, weight in found.weights.items()}
+    weights = {
+        name: check_finite(weight.to(device, dtype), found.path, name)
+        for name, weight in found.weights.items()
+    }
     model.load_state_dict(weights, assign=True)
     return model.to(device)
 
@@ -105,9 +109,15 @@ def empty_model(checkpoint: Checkpoint) -> Transformer:
     Raises:
         ValueError: Tensors are missing, unknown or of another shape (named).
     """
+    found, config = checkpoint.weights, checkpoint.config
+    if config.num_layers > len(found):
+        raise ValueError(
+            f"{checkpoint.path}: does not fit the config: num_layers is {config.num_layers}, "
+            f"and there are {len(found)} tensors in all"
+        )
     with torch.device("meta"):
-        model = Transformer(checkpoint.config)
-    found, expected = checkpoint.weights, model.state_dict()
+        model = Transformer(config)
+    expected = model.state_dict()
     misshaped = [
         f"{name} (expected {tuple(expected[name].shape)}, got {tuple(found[name].shape)})"
         for name in expected

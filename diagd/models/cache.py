@@ -4,10 +4,13 @@ Slots may be written in any order, which is what out-of-order decoding needs. Th
 scratch: padded lanes write there and nobody looks.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from diagd.memory import check_memory
 
 
 def check_sizes(batch_size: int, num_slots: int) -> None:
@@ -16,6 +19,11 @@ def check_sizes(batch_size: int, num_slots: int) -> None:
         raise ValueError(
             f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
         )
+
+
+def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
+    """Raise ValueError where a cache in this machine's memory could never be."""
+    check_memory(num_bytes, f"a cache of batch_size={batch_size} and num_slots={num_slots}")
 
 
 def refuse_context(context: Tensor | None) -> None:
@@ -47,6 +55,9 @@ class StaticKVCache:
     ) -> None:
         """Allocate zeroed buffers; zeros keep a masked slot from turning 0 * NaN into NaN."""
         shape = (batch_size, num_kv_heads, num_slots, head_dim)
+        if torch.device(device).type == "cpu":
+            size = 2 * num_layers * math.prod(shape) * dtype.itemsize
+            check_cache_fits(size, batch_size, num_slots)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.batch_size = batch_size

@@ -6,6 +6,7 @@ again.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -14,6 +15,7 @@ Norm = Literal["rms", "layer"]
 MLP = Literal["swiglu", "gelu"]
 Position = Literal["rope", "rope3d", "learned"]
 
+_MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
 _CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(Position)}
 
 
@@ -70,6 +72,11 @@ class ModelConfig:
                 f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, "
                 f"got {self.num_heads}"
             )
+        if self.num_heads * self.head_dim > _MAX_SIZE:
+            raise ValueError(
+                f"num_heads * head_dim must be at most {_MAX_SIZE}, "
+                f"got {self.num_heads} * {self.head_dim}"
+            )
         if self.image_vocab_size > self.vocab_size:
             raise ValueError(
                 f"image_vocab_size must be at most vocab_size={self.vocab_size}, "
@@ -79,6 +86,11 @@ class ModelConfig:
             raise ValueError(
                 f"prefix_length must be below max_positions={self.max_positions}, "
                 f"got {self.prefix_length}"
+            )
+        if self.tokens_per_frame > self.max_positions:
+            raise ValueError(
+                f"a frame must fit max_positions={self.max_positions}, got a grid of "
+                f"{self.grid_height}x{self.grid_width}"
             )
         if self.position == "rope" and self.head_dim % 2:
             raise ValueError(f"position='rope' needs an even head_dim, got {self.head_dim}")
@@ -140,10 +152,14 @@ def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 < value < float("inf")
+            or not 0 < value <= sys.float_info.max
         ):
-            raise ValueError(f"{field.name} must be a finite number above 0, got {value!r}")
+            raise ValueError(
+                f"{field.name} must be a finite number above 0, got {repr(value)[:20]}"
+            )
     else:
         lowest = 0 if field.default == 0 else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
             raise ValueError(f"{field.name} must be an integer of at least {lowest}, got {value!r}")
+        if value > _MAX_SIZE:
+            raise ValueError(f"{field.name} must be at most {_MAX_SIZE}, got {repr(value)[:20]}")

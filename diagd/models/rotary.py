@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from diagd.memory import check_memory
 from diagd.models.config import ModelConfig
 
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos configs
@@ -107,6 +108,10 @@ class PositionTable(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        check_memory(
+            18 * config.hidden_size * config.max_positions,  # waves in float64, and the rest
+            f"the position table of max_positions={config.max_positions}",
+        )
         space_dim = config.hidden_size // 6 * 2
         sizes = config.hidden_size - 2 * space_dim, space_dim, space_dim
         positions = torch.arange(config.max_positions, device="cpu")

@@ -160,6 +160,12 @@ class TrainingRun:
                 if self.step % options.log_every == 0 or self.step == options.steps:
                     seconds, logged = time.monotonic() - logged, time.monotonic()
                     mean = self._mean_over_processes(torch.stack(losses).mean())
+                    if not math.isfinite(mean):  # before anything good is overwritten
+                        raise ValueError(
+                            f"training diverged between steps {self.step - len(losses) + 1} and "
+                            f"{self.step}: loss {mean}; {self.options.out} keeps what was saved "
+                            "last, to go on from with a lower --learning-rate"
+                        )
                     bar.update(task, description=f"loss {mean:.3f}")
                     self._log(mean, seconds / len(losses))
                     losses = []
@@ -169,7 +175,10 @@ class TrainingRun:
         self.save()
 
     def take_step(self, loss: Loss) -> Tensor:
-        """Lower the loss by one optimiser step, and return what it was on the step's batch."""
+        """Lower the loss by one optimiser step, and return what it was on the step's batch.
+
+        It is NaN where the gradients are not finite, for the weights are lost then.
+        """
         options, accelerator = self.options, self.accelerator
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -177,12 +186,13 @@ class TrainingRun:
         with accelerator.autocast():
             value = loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
-        accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return value.detach()
+        finite = torch.as_tensor(0.0 if norm is None else norm).isfinite()
+        return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     def _batch(self) -> Tensor:
         """Return this process's share of the step's sequences."""

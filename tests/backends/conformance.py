@@ -21,7 +21,7 @@ from torch import Tensor
 
 import diagd
 from diagd.decoding.runner import CausalModel, RunnerName
-from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under
@@ -255,6 +255,36 @@ def it_draws_what_the_sampler_draws(backend: UnderTest) -> None:
                 assert torch.equal(model.sample(*arguments), sample(*arguments)), options
 
 
+def where_logits_are_broken_nothing_is_drawn(backend: UnderTest) -> None:
+    """And what is broken outside of the valid ids, or in another lane, changes nothing."""
+    model, lanes = backend.model(), torch.arange(7, device=backend.device)
+    logits = torch.randn(2, 7, 50, generator=torch.Generator().manual_seed(0)).to(model.device)
+    logits[0, 0] = torch.nan
+    logits[0, 1, 40] = logits[1, 2, 5] = torch.nan  # behind whole blocks of the kernels; the first
+    logits[0, 2, 20] = torch.inf
+    logits[1, 4, 5:44] = -torch.inf
+    logits[1, 5, 6:44] = -torch.inf  # one is left
+    logits[1, 6, :5], logits[1, 6, 44:] = torch.nan, torch.inf
+    by_place = torch.tensor([5, 44]).expand(7, 7, 2).clone()
+    by_place[3, 3] = torch.tensor([9, 12])
+    for options in (
+        SamplingOptions(),
+        SamplingOptions(0.9),
+        SamplingOptions(0.7, top_k=20),
+        SamplingOptions(1.0, top_p=0.8),
+        SamplingOptions(1.3, top_k=30, top_p=0.5, exclusive_top_p=True),
+    ):
+        for valid in ((5, 44), by_place):
+            ranges = ValidRanges.resolve(valid, 7, 7, 50, model.device)
+            seeds = torch.tensor([3, 4], device=model.device)
+            arguments = logits, options, ranges, seeds, lanes, lanes, lanes
+            drawn = model.sample(*arguments)
+            broken = [[0, 0], [0, 1], [0, 2], [1, 2], [1, 4]]
+            assert (drawn == UNDRAWN).nonzero().tolist() == broken, options
+            assert drawn[1, 5] == 5
+            assert torch.equal(drawn, sample(*arguments)), options
+
+
 GREEDY = SamplingOptions(valid_range=(0, NUM_VISUAL))
 SAMPLED = SamplingOptions(0.8, top_k=9, valid_range=(0, NUM_VISUAL))
 PROMPT = random_tokens(2, 16, vocab_size=NUM_VISUAL)  # a token and a frame of 3 x 5
@@ -327,6 +357,7 @@ CHECKS = (
     a_batch_is_its_rows_one_by_one,
     only_the_last_logits_are_kept_when_asked,
     it_draws_what_the_sampler_draws,
+    where_logits_are_broken_nothing_is_drawn,
     a_stream_goes_on_after_a_full_context,
 )
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.decoding import stream as stream_module
 from tests import oracles
 from tests.decoding.cases import (
@@ -21,6 +22,7 @@ from tests.decoding.cases import (
     model_of,
     reference_sampler,
 )
+from tests.models.tiny import tiny_model
 
 stream_settings = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -320,3 +322,55 @@ def test_numpy_integers_are_seeds():
     streams = (open_stream(Case(), sampling=sampling, seed=seed) for seed in (3, np.int64(3)))
     plain, numpy = (decode(engine, Case(), 3, None) for engine in streams)
     assert torch.equal(plain, numpy)
+
+
+class Breaking(Passing):
+    """Pass everything on to a model, but break the logits of one step."""
+
+    def __init__(self, model, step, number):
+        super().__init__(model)
+        self.left, self.number = step, number
+
+    def forward(self, *args, **kwargs):
+        logits = self.model.forward(*args, **kwargs)
+        self.left -= 1
+        return logits if self.left else torch.full_like(logits, self.number)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "raster",
+        "k=1",
+        "k=2,d=3/predecessor",
+        "exact,lanes=6",
+        "jacobi,lanes=4",
+        "tolerance=1.5,lanes=5",
+        "sjd,lanes=4",
+        "mc-sjd,lanes=4",
+        "zipar=2",
+        "zipar-adaptive=2",
+    ],
+)
+def test_broken_logits_end_the_frame_in_one_line_whatever_the_strategy(strategy, number):
+    sampling = diagd.SamplingOptions(temperature=1.0, valid_range=(3, NUM_VISUAL))
+    model = model_of("own")
+    engine = diagd.DecodingEngine(Breaking(model, 4, number), 3, 5, sampling=sampling)
+    engine.prefill(torch.arange(16)[None] % NUM_VISUAL)  # one call; the others are steps
+    with pytest.raises(ValueError, match=r"no token can be drawn at frame 0, row \d, column \d "):
+        list(engine.decode(strategy, num_frames=1))
+
+
+def test_the_error_says_where_and_in_which_layer_numbers_broke():
+    model = tiny_model(num_action_tokens=0)
+    model.model.blocks[1].self_attn.k_proj.weight.data[0, 0] = torch.nan
+    for prepared in (model, NativeModel(model)):
+        engine = diagd.DecodingEngine(prepared, 3, 5)
+        engine.prefill(torch.arange(16)[None])
+        message = (
+            r"no token can be drawn at frame 0, row 0, column 0 \(seen after step 15\): "
+            "the model's logits there are NaN or infinite, broken from layer 1 on"
+        )
+        with pytest.raises(ValueError, match=message):
+            list(engine.decode("raster", num_frames=1))

@@ -186,3 +186,41 @@ def test_the_hub_mixin_writes_and_reads_the_same_folder(tmp_path):
     for name, weight in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], weight)
         assert torch.equal(again.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(folder, number):
+    weight = load_file(folder / "model.safetensors")["model.layers.1.mlp.up_proj.weight"]
+    weight[3, 7] = number
+    edit_weights(folder, model__layers__1__mlp__up_proj__weight=weight)
+    message = r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_weights_that_a_type_cannot_hold_are_refused(folder):
+    weight = load_file(folder / "model.safetensors")["model.norm.weight"]
+    edit_weights(folder, model__norm__weight=weight * 1e6)
+    load_model(folder)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight .* \(in torch\.float16\)"):
+        load_model(folder, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_positions": 10**12}, "config.json: max_positions must be at most 268435456, got 10"),
+        ({"max_positions": 2**28, "head_dim": 2**20}, "num_heads|rotary table of max_positions"),
+        ({"grid_height": 10**6, "grid_width": 10**6}, "max_positions=64, got a grid of 1000000x"),
+        ({"num_layers": 10**6}, "num_layers is 1000000, and there are 21 tensors in all"),
+        ({"hidden_size": 2**28, "intermediate_size": 2**28}, "mis-shaped tensors"),
+        ({"num_heads": 2**27, "num_kv_heads": 2**27}, r"num_heads \* head_dim must be at most"),
+        ({"vocab_size": 2**62}, "vocab_size must be at most 268435456"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number above 0, got 1000"),
+    ],
+)
+def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(ValueError, match=message) as failure:
+        load_model(folder)
+    assert len(str(failure.value)) < 800

@@ -1,6 +1,9 @@
+import pytest
 import torch
 
+from diagd.backends.native.model import NativeModel
 from diagd.models.cache import StaticKVCache
+from tests.models.tiny import tiny_model
 
 
 def test_written_slots_are_read_back_and_the_others_stay_zero():
@@ -23,3 +26,12 @@ def test_reading_copies_nothing():
 def test_bytes_counts_keys_and_values_of_all_layers():
     cache = StaticKVCache(2, 1, 3, 6, 4, dtype=torch.bfloat16)
     assert cache.bytes == 2 * 2 * (1 * 3 * 6 * 4) * 2
+
+
+def test_a_cache_that_never_fits_is_refused_before_it_is_allocated():
+    for model in (tiny_model(), NativeModel(tiny_model()), NativeModel(tiny_model(), "bfloat16")):
+        message = (
+            r"a cache of batch_size=3 and num_slots=1099511627776 would take .* GB, this machine"
+        )
+        with pytest.raises(ValueError, match=message):
+            model.make_cache(3, 2**40)

@@ -215,3 +215,32 @@ def test_held_out_clips_of_another_tokenizer_are_refused(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", other)
     with pytest.raises(ValueError, match="validation: clips have another grid, tokenizer or"):
         pretrain(options(validation=held_out))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [lambda loss: loss * torch.nan, lambda loss: loss + (loss - loss.detach()).sqrt()],
+    ids=["loss", "gradient alone"],
+)
+def test_a_run_that_diverges_says_so_and_keeps_its_last_good_checkpoint(
+    options, monkeypatch, broken
+):
+    good = options("good", steps=6, log_every=3, save_minutes=0)
+    original = loop.TrainingRun.take_step
+    kept = {}
+
+    def step(self, loss):
+        if self.step == 4:
+            kept.update(weights_of(self.options.out))
+
+            return original(self, lambda *given: broken(loss(*given)))
+        return original(self, loss)
+
+    monkeypatch.setattr(loop.TrainingRun, "take_step", step)
+    message = r"training diverged between steps 4 and 6: loss nan; .*good keeps what was saved last"
+    with pytest.raises(ValueError, match=message):
+        pretrain(good)
+    assert [line["step"] for line in log_of(good.out)] == [3]
+    weights = weights_of(good.out)
+    assert all(weights[name].isfinite().all() for name in weights)
+    assert all(torch.equal(weights[name], kept[name]) for name in kept)

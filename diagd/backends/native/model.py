@@ -12,25 +12,38 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from diagd.backends.native.boundary import (
+    DrawRecord,
+    StepRecord,
+    check_draw,
+    check_records,
+    check_step,
+)
 from diagd.backends.native.compiler import load_library
 from diagd.backends.native.cores import usable_cores
-from diagd.backends.native.weights import NativeDType, NativeWeights, fields, whole_blocks
+from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
-from diagd.models.cache import check_sizes, refuse_context
+from diagd.models.cache import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
 
 class NativeCache:
-    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there.
+
+    Attributes:
+        kind: what a model must have in common with the one that it was made for.
+    """
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype
     ) -> None:
         self.batch_size, self.num_slots = batch_size, num_slots
+        self.kind = _cache_kind(config, dtype)
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots)
         size = heads * slots * whole_blocks(config.head_dim)
+        check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
@@ -55,12 +68,17 @@ class NativeModel(CausalModel):
     """
 
     def __init__(
-        self, model: Transformer, weights: NativeDType = "float32", use_up: bool = False
+        self,
+        model: Transformer,
+        weights: NativeDType = "float32",
+        use_up: bool = False,
+        library: ctypes.CDLL | None = None,
     ) -> None:
         """Pack the weights of a model.
 
         Args:
             use_up: empty the model layer by layer, so that a large one is never there twice.
+            library: the kernels; those of `load_library` by default.
 
         Raises:
             ValueError: Unknown `weights`, or a model with cross-attention or a position table.
@@ -72,12 +90,14 @@ class NativeModel(CausalModel):
         if model.config.context_size or model.config.position_table:
             raise ValueError("the native kernels have no cross-attention and no position table")
         self.config, self.weights = model.config, weights
-        self._library = load_library()
+        self._library = library or load_library()
+        check_records(self._library)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self.seconds: Tensor | None = None
         self.max_threads = usable_cores()
         self._laid_out = NativeWeights(model, weights, use_up)
+        self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property
     def device(self) -> torch.device:
@@ -131,24 +151,27 @@ class NativeModel(CausalModel):
     ) -> Tensor:
         """Feed lanes in one call of the kernels; arguments as in `CausalModel.forward`.
 
-        Their shapes are believed: the kernels read as many numbers as tokens and visible promise.
-
         Returns:
             (B, lanes kept, vocab_size) float32 logits, rows of a wider buffer.
 
         Raises:
-            ValueError: Arguments of another dtype, an index out of range, or a mask that is wider
-                than the cache; nothing has been written then.
+            ValueError: Arguments of another shape, dtype or device, a cache of another model or
+                batch, an index out of range, or too many lanes; no memory has been touched then.
         """
-        indices = tokens, positions, slots
-        if any(index.dtype != torch.int64 for index in indices) or visible.dtype != torch.bool:
-            raise ValueError("tokens, positions and slots must be int64, and visible bool")
+        check_step(tokens, positions, slots, visible)
         batch, lanes = tokens.shape
+        if getattr(cache, "kind", None) != self._cache_kind or cache.batch_size != batch:
+            raise ValueError(f"cache must be made by this model for a batch of {batch}")
+        if visible.shape[1] > cache.num_slots or logits_to_keep < 0:
+            raise ValueError(
+                f"visible must have at most {cache.num_slots} columns, got {visible.shape[1]}, and "
+                f"logits_to_keep must be 0 or more, got {logits_to_keep}"
+            )
         keep = min(logits_to_keep or lanes, lanes)
         logits = torch.empty(batch, keep, whole_blocks(self.vocab_size))
-        tokens, positions, slots = (index.contiguous() for index in indices)
+        tokens, positions, slots = (index.contiguous() for index in (tokens, positions, slots))
         visible = visible.contiguous()
-        step = _Step(
+        step = StepRecord(
             batch=batch,
             lanes=lanes,
             visible_slots=visible.shape[1],
@@ -179,7 +202,12 @@ class NativeModel(CausalModel):
         rows: Tensor,
         columns: Tensor,
     ) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
+        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`).
+
+        Raises:
+            ValueError: Arguments of another shape, dtype or device.
+        """
+        check_draw(logits, ranges, seeds, frames, rows, columns)
         batch, lanes = logits.shape[:2]
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
@@ -191,9 +219,10 @@ class NativeModel(CausalModel):
         drawn = torch.empty(batch, lanes, dtype=torch.int64)
         places = seeds, frames, rows, columns
         seeds, frames, rows, columns = (place.contiguous() for place in places)
-        draw = _Draw(
+        draw = DrawRecord(
             batch=batch,
             lanes=lanes,
+            vocab=logits.shape[2],
             stride=logits.stride(1),
             threads=self._num_threads,
             top_k=options.top_k or 0,
@@ -209,28 +238,14 @@ class NativeModel(CausalModel):
             columns=columns.data_ptr(),
             drawn=drawn.data_ptr(),
         )
-        self._library.draw(ctypes.byref(draw))
+        if self._library.draw(ctypes.byref(draw)):
+            raise ValueError(f"valid ids must be in [0, {logits.shape[2]}) and not none at all")
         return drawn
+
+
+def _cache_kind(config: ModelConfig, dtype: torch.dtype) -> tuple[object, ...]:
+    return config.num_layers, config.num_kv_heads, config.head_dim, dtype
 
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-
-
-class _Step(ctypes.Structure):
-    """Step in csrc/decoder.cpp."""
-
-    _fields_ = [
-        *fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
-        *fields(ctypes.c_void_p, "tokens at slots visible keys values logits seconds"),
-    ]
-
-
-class _Draw(ctypes.Structure):
-    """Draw in csrc/sampler.cpp."""
-
-    _fields_ = [
-        *fields(ctypes.c_int32, "batch lanes stride threads top_k exclusive_top_p"),
-        *fields(ctypes.c_float, "temperature top_p"),
-        *fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn"),
-    ]

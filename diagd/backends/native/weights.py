@@ -6,44 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diagd.backends.native.boundary import LayerRecord, ModelRecord
 from diagd.models.layers import SwiGLU
 from diagd.models.transformer import Transformer
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
 BLOCK = 32  # columns of a block of weights, as in csrc/kernels.h
-
-
-def fields(kind: type, names: str) -> list[tuple[str, type]]:
-    """Declare members of one type for a ctypes structure."""
-    return [(name, kind) for name in names.split()]
-
-
-class LayerRecord(ctypes.Structure):
-    """Addresses of one layer's weights: LayerWeights in csrc/decoder.cpp."""
-
-    _fields_ = fields(
-        ctypes.c_void_p,
-        "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias "
-        "qkv_scale out_scale gate_up_scale down_scale "
-        "norm1 norm1_bias norm2 norm2_bias q_norm k_norm",
-    )
-
-
-class ModelRecord(ctypes.Structure):
-    """Shape of a model and addresses of its weights: Model in csrc/decoder.cpp."""
-
-    _fields_ = [
-        *fields(
-            ctypes.c_int32,
-            "hidden intermediate layers heads kv_heads head_dim vocab rms gated threads "
-            "num_embeddings max_positions prefix actions grid_width grid_tokens",
-        ),
-        ("eps", ctypes.c_float),
-        *fields(
-            ctypes.c_void_p,
-            "embeddings head positions frequencies axes norm norm_bias head_scale weights",
-        ),
-    ]
 
 
 class NativeWeights:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, Lanes
-from diagd.decoding.sampling import truncated_logits
+from diagd.decoding.sampling import UNDRAWN, truncated_logits
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.strategies.exact.rules import couple
 from diagd.decoding.strategies.strategy import Conditions, Spelled, Strategy
@@ -144,7 +144,10 @@ class _Frame:
             return False  # drawn for the first time in this step
         token = before - stream.ranges.low
         new = couple(target, source[None, None], token, stream.seeds, lane, afresh=False)
-        stream.tokens[:, lane.outputs] = new + stream.ranges.low
+        drawn = stream.tokens[:, lane.outputs]
+        stream.tokens[:, lane.outputs] = torch.where(
+            drawn == UNDRAWN, UNDRAWN, new + stream.ranges.low
+        )
         return bool((new == token).all())
 
     def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
@@ -153,7 +156,7 @@ class _Frame:
         drawn = stream.draw(logits, lane)
         scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
         if stream.sampling.temperature == 0:
-            ids = (drawn - stream.ranges.low)[..., None]
+            ids = (drawn - stream.ranges.low).clamp(min=0)[..., None]
             self.probabilities = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
         else:
             self.probabilities = scores.softmax(-1)

@@ -59,7 +59,11 @@ def load(document: Any, world: VideoGenerator) -> PendingStart:
     if not (isinstance(shape, list) and len(shape) == 4 and all(type(n) is int for n in shape)):
         raise ValueError("the saved dream's start has no shape")
     height_px, width_px = world.frame_size_px
-    if shape[1:] != [height_px, width_px, 3] or not 1 <= shape[0] <= MAX_START_FRAMES:
+    if not 1 <= shape[0] <= MAX_START_FRAMES:
+        raise ValueError(
+            f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {shape[0]}"
+        )
+    if shape[1:] != [height_px, width_px, 3]:
         given = "x".join(map(str, shape[1:3]))
         raise ValueError(
             f"the saved dream has frames of {given} pixels, this model {height_px}x{width_px}"

@@ -1,36 +1,67 @@
+"""What is in the cache of kernels is whole and tested, or it is built again, or it is one line."""
+
 import ctypes
 import os
+import subprocess
+import threading
+import time
 
 import pytest
 import torch
 
+from diagd.backends import prepare as backends
 from diagd.backends.native import compiler
+from tests.models.tiny import tiny_model
 
 
 @pytest.fixture
-def build(tmp_path, monkeypatch):
-    """Build into an empty cache folder, whatever this process has loaded already."""
+def folder(tmp_path, monkeypatch):
+    """Return the folder of an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return compiler.load_library.__wrapped__
+    compiler._library.cache_clear()
+    yield compiler.cache_folder()
+    compiler._library.cache_clear()
 
 
-def test_kernels_are_built_once_and_kept(build, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def whole_build():
+    """Return the path and the content of a build that is right."""
+    path = compiler.find_or_build()
+    return path, path.read_bytes()
+
+
+@pytest.fixture
+def fake_compiler(tmp_path, monkeypatch, folder):
+    """Return a function that makes a shell script the compiler; "$out" is what it has to write."""
+
+    def fake(script):
+        path = tmp_path / "my-c++"
+        path.write_text(f"#!/bin/sh\nfor out; do :; done\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    return fake
+
+
+def test_kernels_are_built_once_and_kept(folder, monkeypatch):
     numbers = torch.arange(1000.0)
-    library = build()
+    library = compiler.load_library()
     library.stream.restype = ctypes.c_float
     assert library.stream(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(256), 2) == 32640
-    (built,) = (tmp_path / "cache" / "diagd").iterdir()
-    monkeypatch.setattr(compiler.subprocess, "run", None)  # would fail if it were called
-    build()
-    assert list(built.parent.iterdir()) == [built]
+    (built,) = folder.iterdir()
+    monkeypatch.setattr(compiler.psutil, "Popen", None)  # would fail if it were called
+    assert compiler.find_or_build() == built
+    assert list(folder.iterdir()) == [built]
 
 
 def test_other_sources_or_flags_are_another_build(tmp_path, monkeypatch):
     path = compiler.find_compiler()
     assert path is not None
     first = compiler._fingerprint(path)
-    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-g"))
+    monkeypatch.setenv("DIAGD_CXXFLAGS", "-g")
     assert compiler._fingerprint(path) != first
+    monkeypatch.delenv("DIAGD_CXXFLAGS")
     monkeypatch.setattr(compiler, "SOURCES", tmp_path)
     assert compiler._fingerprint(path) != first
 
@@ -42,17 +73,111 @@ def test_the_compiler_of_the_environment_comes_first(monkeypatch, tmp_path):
     assert compiler.find_compiler() == str(own)
 
 
-def test_no_compiler_is_an_error_that_says_what_to_do(build, monkeypatch):
+def test_a_damaged_build_is_not_loaded_but_built_again(folder, whole_build, fake_compiler, caplog):
+    """The compiler copies the right build, for speed."""
+    path, content = whole_build
+    own = fake_compiler(f'cp "{path}" "$out"')
+    good = compiler.find_or_build()
+    assert good.read_bytes() == content
+    middle = len(content) // 2
+    flipped = bytes([content[middle] ^ 1])
+    for damaged in (b"", content[:middle], content[:middle] + flipped + content[middle + 1 :]):
+        good.write_bytes(damaged)
+        caplog.clear()
+        assert compiler.find_build(str(own)) is None
+        assert f"{good}: damaged, so the kernels are built again" in caplog.text
+    assert compiler.find_or_build() == good
+    assert good.read_bytes() == content
+    assert list(folder.iterdir()) == [good]
+
+
+def test_builders_at_the_same_time_leave_one_build(folder, whole_build, fake_compiler):
+    fake_compiler(f'sleep 0.$$; cp "{whole_build[0]}" "$out"')
+    found = []
+    builders = [
+        threading.Thread(target=lambda: found.append(compiler.find_or_build())) for _ in range(3)
+    ]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert len(found) == 3
+    assert {*found} == {*folder.iterdir()}
+
+
+def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     with pytest.raises(OSError, match=r"no C\+\+ compiler found \(set CXX, or install g\+\+\)"):
-        build()
+        compiler.load_library()
 
 
-def test_a_failing_compiler_is_quoted_and_leaves_nothing(build, tmp_path, monkeypatch):
-    broken = tmp_path / "c++"
-    broken.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n")
-    os.chmod(broken, 0o755)
-    monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(OSError, match=r"could not build the kernels: .*error: no such thing"):
-        build()
-    assert not list((tmp_path / "cache" / "diagd").iterdir())
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'x.cpp:1: error: no such thing' >&2; exit 1", "kernels: x.cpp:1: error: no such"),
+        ("exit 3", "could not build the kernels: exit code 3"),
+        ("kill -SEGV $$", "could not build the kernels: ended by SIGSEGV"),
+        ("exit 0", "could not build the kernels: it wrote nothing"),
+        (': > "$out"', "could not build the kernels: it wrote nothing"),
+        ('echo no library > "$out"', r"my-c\+\+ built fail their test: .*file too short"),
+        (
+            'echo "int size_of_layer(void) { return *(volatile int*)0; }" |'
+            ' c++ -shared -xc - -o "$out"',
+            "fail their test: ended by SIGSEGV",
+        ),
+    ],
+)
+def test_a_compiler_that_fails_in_any_way_is_one_line_and_leaves_nothing(
+    script, message, folder, fake_compiler
+):
+    fake_compiler(script)
+    with pytest.raises(OSError, match=message) as failure:
+        compiler.load_library()
+    assert "\n" not in str(failure.value)
+    assert not list(folder.iterdir())
+
+
+def test_kernels_that_compute_something_else_are_not_trusted(folder, tmp_path, monkeypatch):
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    for source in compiler.SOURCES.iterdir():
+        text = source.read_text().replace("1 / std::sqrt(variance + m.eps)", "1 / variance")
+        (sources / source.name).write_text(text)
+    monkeypatch.setattr(compiler, "SOURCES", sources)
+    monkeypatch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
+    with pytest.raises(OSError, match=r"fail their test: logits in float32 are .* away"):
+        compiler.load_library()
+    assert not list(folder.iterdir())
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(fake_compiler, monkeypatch, tmp_path):
+    fake_compiler(f"sleep 1000 & echo $! > {tmp_path / 'child'}; wait")
+    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
+    with pytest.raises(OSError, match=r"could not build the kernels: not done after 0\.5 seconds"):
+        compiler.load_library()
+    child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 10
+    while time.monotonic() < deadline and _runs(child):
+        time.sleep(0.01)
+    assert not _runs(child)
+
+
+def _runs(pid):
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout.strip()[:1] not in ("", "Z")
+
+
+def test_a_failure_is_said_once_and_not_tried_again(fake_compiler, tmp_path, caplog):
+    backends._say_once.cache_clear()
+    fake_compiler(f"echo x >> {tmp_path / 'calls'}; exit 1")
+    for _ in range(3):
+        assert backends.prepare(tiny_model())[2] == "eager"
+    assert caplog.text.count("decoding with PyTorch's kernels, which are slower") == 1
+    assert (tmp_path / "calls").read_text() == "x\n"
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(folder, fake_compiler):
+    fake_compiler("exit 0")
+    folder.parent.write_text("no folder")
+    with pytest.raises(OSError, match=r"Not a directory|File exists"):
+        compiler.load_library()
+    assert os.path.isfile(folder.parent)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 
@@ -37,11 +39,32 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
         ({"positions": torch.tensor([0, -1])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([-1, 0])}, "a token, position or slot is out of range"),
         ({"slots": torch.tensor([0, 5])}, "a token, position or slot is out of range"),
-        ({"slots": torch.tensor([0.0, 1.0])}, "must be int64, and visible bool"),
-        ({"visible": torch.ones(2, 2)}, "must be int64, and visible bool"),
+        ({"slots": torch.tensor([0.0, 1.0])}, "slots must be int64 on the cpu, got torch.float32"),
+        ({"visible": torch.ones(2, 2)}, "visible must be bool on the cpu, got torch.float32"),
+        ({"positions": torch.arange(2, device="meta")}, "must be int64 on the cpu, .* on meta"),
+        (
+            {"visible": torch.ones(3, 2, dtype=torch.bool)},
+            r"got \(1, 2\), \(2,\), \(2,\), \(3, 2\)",
+        ),
+        ({"visible": torch.ones(2, 6, dtype=torch.bool)}, "at most 5 columns, got 6"),
+        ({"visible": torch.ones(2, dtype=torch.bool)}, r"tokens must be \(B, L\)"),
+        ({"positions": torch.arange(0)}, r"positions and slots \(L,\)"),
+        ({"slots": torch.arange(1)}, r"positions and slots \(L,\)"),
+        ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(B, L\)"),
+        ({"tokens": torch.zeros(2, 2, dtype=torch.int64)}, "cache must be .* for a batch of 2"),
+        ({"logits_to_keep": -1}, "logits_to_keep must be 0 or more, got -1"),
+        (
+            {
+                "tokens": torch.zeros(1, 1, dtype=torch.int64).expand(1, 2**20),
+                "positions": torch.zeros(1, dtype=torch.int64).expand(2**20),
+                "slots": torch.zeros(1, dtype=torch.int64).expand(2**20),
+                "visible": torch.ones(1, 1, dtype=torch.bool).expand(2**20, 1),
+            },
+            r"B \* L from 1 to 131072",
+        ),
     ],
 )
-def test_indices_out_of_range_are_refused_before_memory_is_touched(changes, message):
+def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes, message):
     native = NativeModel(tiny_model())
     step = {
         "tokens": torch.zeros(1, 2, dtype=torch.int64),
@@ -51,6 +74,73 @@ def test_indices_out_of_range_are_refused_before_memory_is_touched(changes, mess
     }
     with pytest.raises(ValueError, match=message):
         native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
+
+
+def test_a_cache_of_another_model_is_refused():
+    native, slots = NativeModel(tiny_model()), torch.arange(2)
+    step = torch.zeros(1, 2, dtype=torch.int64), slots, slots, slots[:, None] >= slots
+    native.forward(*step, NativeModel(tiny_model(seed=3)).make_cache(1, 5))  # of the same kind
+    for other in (
+        NativeModel(tiny_model(), "bfloat16"),
+        NativeModel(tiny_model(num_layers=3)),
+        NativeModel(tiny_model(num_kv_heads=1)),
+        NativeModel(tiny_model(head_dim=6)),
+        tiny_model(),
+    ):
+        with pytest.raises(ValueError, match="cache must be made by this model for a batch of 1"):
+            native.forward(*step, other.make_cache(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logits": torch.zeros(3, 50)}, r"logits must be \(B, L, V\)"),
+        ({"seeds": torch.arange(3)}, r"seeds \(B,\)"),
+        ({"rows": torch.arange(3)}, r"frames, rows and columns \(L,\)"),
+        ({"columns": torch.zeros(4)}, "columns must be int64 on the cpu, got torch.float32"),
+        ({"logits": torch.zeros(2, 4, 50, device="meta")}, "floats on the cpu, got .* on meta"),
+        ({"logits": torch.zeros(2, 4, 40)}, r"valid ids must be in \[0, 40\), got \[3, 50\)"),
+        (
+            {"ranges": ValidRanges(0, 50, torch.tensor([[[0, 2**40]]]).expand(4, 4, 2))},
+            r"valid ids must be in \[0, 50\)",
+        ),
+        (
+            {"ranges": ValidRanges(0, 50, torch.tensor([[[-9, 3]]]).expand(4, 4, 2))},
+            r"valid ids must be in \[0, 50\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_draws_that_do_not_fit_are_refused_before_memory_is_touched(changes, message, temperature):
+    draw = {
+        "logits": torch.zeros(2, 4, 50),
+        "options": SamplingOptions(temperature),
+        "ranges": ValidRanges(3, 50, None),
+        "seeds": torch.arange(2),
+        **dict.fromkeys(("frames", "rows", "columns"), torch.arange(4)),
+    }
+    with pytest.raises(ValueError, match=message):
+        NativeModel(tiny_model()).sample(**{**draw, **changes})
+
+
+def test_records_of_another_size_are_refused(monkeypatch):
+    monkeypatch.setattr(boundary, "_RECORDS", {"step": boundary.DrawRecord})
+    with pytest.raises(OSError, match="record step has 88 bytes, expected 104"):
+        NativeModel(tiny_model())
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name",
+    ["embed_tokens.weight", "layers.1.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight"],
+)
+def test_broken_numbers_reach_the_logits(name, number):
+    """Attention swallowed them: a weight of 0 for every slot, and plausible logits."""
+    model, tokens = tiny_model(), random_tokens(1, 9)
+    model.model.get_parameter(name).data[:, 3] = number
+    for weights in ("float32", "bfloat16"):
+        fed = feed(NativeModel(model, weights), tokens, torch.arange(9) // 2)
+        assert not fed.isfinite().any(), weights
 
 
 def test_arguments_that_cannot_be_are_refused():

@@ -51,7 +51,7 @@ DAMAGE = {
     f"at most {MAX_FRAMES} frames": change(["frames"], [[]] * (MAX_FRAMES + 1)),
     "start has no shape": change(["start", "shape"], [2, "24", 40, 3]),
     "frames of 48x40 pixels, this model 24x40": change(["start", "shape"], [2, 48, 40, 3]),
-    "frames of 24x40 pixels": change(["start", "shape"], [10**9, 24, 40, 3]),
+    "starts with 1 to 64 frames, got 1000000000": change(["start", "shape"], [10**9, 24, 40, 3]),
     "start needs 1 actions": change(["start", "actions"], []),
     "unknown action 'fly'": change(["start", "actions"], ["fly"]),
     "an action must be a short text": change(["start", "actions"], [7]),

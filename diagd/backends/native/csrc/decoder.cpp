@@ -36,6 +36,10 @@ struct Step {
   float* logits;                                         // (B, keep, vocab rounded up to 32)
   double* seconds;                                       // linears, attention, rest; null: untimed
 };
+// What the Python side has to have made of these records.
+int size_of_layer() { return sizeof(LayerWeights); }
+int size_of_model() { return sizeof(Model); }
+int size_of_step() { return sizeof(Step); }
 }
 
 namespace {
@@ -226,7 +230,7 @@ struct Decoder {
         total += weight;
       }
       const float mass = sum(total);
-      inverse[r] = mass > 0 ? 1 / mass : 0;  // a lane that sees nothing attends to nothing
+      inverse[r] = mass == 0 ? 0 : 1 / mass;  // a lane that sees nothing attends to nothing
     }
     mix(scores, count, values, result);
     for (int r = 0; r < count; r++) {
@@ -243,11 +247,12 @@ struct Decoder {
   // This thread's share of all attention: rows of a head stay together, for they read the same.
   void attend_share(int thread, int threads, int layer, float* scores) const {
     const int count = s.lanes * group, heads = s.batch * m.kv_heads;
-    const int chunks = std::min(count, std::max(ceil_to(count, ATTENDING) / ATTENDING,
-                                                ceil_to(threads, heads) / heads));
-    for (int task = heads * chunks * thread / threads;
+    const int64_t chunks = std::min(count, std::max(ceil_to(count, ATTENDING) / ATTENDING,
+                                                    ceil_to(threads, heads) / heads));
+    for (int64_t task = heads * chunks * thread / threads;
          task < heads * chunks * (thread + 1) / threads; task++) {
-      const int kv = task / chunks, chunk = task % chunks, first = count * chunk / chunks;
+      const int kv = task / chunks;
+      const int64_t chunk = task % chunks, first = count * chunk / chunks;
       attend(kv / m.kv_heads, kv % m.kv_heads, first, count * (chunk + 1) / chunks - first, layer,
              scores);
     }

@@ -64,14 +64,15 @@ INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite number
 INLINE void put(float* p, float x) { *p = x; }
 INLINE void put(bf16* p, float x) { *p = round_to_bf16(x); }
 
-// 2^x to 3 ulp for x below 127; 0 where it would be less than 2^-126: such numbers are slow.
+// 2^x to 3 ulp for x below 127; 0 where it would be less than 2^-126: such numbers are slow. NaN stays
+// NaN, so that what went wrong in attention is seen in the logits.
 INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
-  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_GE_OQ);
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
   const __m512 n = _mm512_roundscale_ps((__m512)x, 8);
   const Floats r = x - (Floats)n;
 #else
-  const Floats clamped = x > -126.0f ? x : splat(-126.0f);
+  const Floats clamped = x < -126.0f ? splat(-126.0f) : x;
   const Floats magic = splat(12582912.0f), shifted = clamped + magic;  // rounds
   const Floats r = clamped - (shifted - magic);
 #endif

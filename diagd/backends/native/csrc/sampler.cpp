@@ -9,15 +9,17 @@
 
 extern "C" {
 struct Draw {
-  int32_t batch, lanes, stride, threads;    // stride: floats from one lane's logits to the next
+  int32_t batch, lanes, vocab;
+  int32_t stride, threads;                  // stride: floats from one lane's logits to the next
   int32_t top_k, exclusive_top_p;           // 0 keeps all; the id that crosses top_p goes, too
   float temperature, top_p;                 // 0 is greedy; 1 keeps all
   const float* logits;                      // (B, L, stride)
   const int64_t *low, *high;                // (L,) valid ids of each lane
   const int64_t *seeds;                     // (B,)
   const int64_t *frames, *rows, *columns;   // (L,)
-  int64_t* drawn;                           // (B, L)
+  int64_t* drawn;                           // (B, L); UNDRAWN where there is no best
 };
+int size_of_draw() { return sizeof(Draw); }
 }
 
 namespace {
@@ -38,8 +40,28 @@ float uniform_of(uint32_t key, int id) {
   return std::min(((float)bits + 0.5f) * 0x1p-32f, 1 - 0x1p-24f);
 }
 
+constexpr int64_t UNDRAWN = -1;  // as in diagd/decoding/sampling.py
+
+// The highest of n scores; NaN where any is NaN.
+float highest(const float* scores, int n) {
+  Floats best = splat(-INFINITY), broken = {};
+  int i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) {
+    const Floats x = load(scores + i);
+    broken = x == x ? broken : x;
+    best = x > best ? x : best;
+  }
+  float total = sum(broken), peak = max(best);
+  for (; i < n; i++) {
+    if (scores[i] != scores[i]) total = scores[i];
+    peak = std::max(peak, scores[i]);
+  }
+  return total == total ? peak : total;
+}
+
 int64_t greedy(const float* logits, int low, int high) {
-  return std::max_element(logits + low, logits + high) - logits;
+  const float peak = highest(logits + low, high - low);
+  return std::isfinite(peak) ? std::find(logits + low, logits + high, peak) - logits : UNDRAWN;
 }
 
 int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
@@ -50,13 +72,14 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
   float* masses = scores.data() + whole;
   for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
   for (int i = n; i < whole; i++) scores[i] = 0;
+  const float peak = highest(scores.data(), n);
+  if (!std::isfinite(peak)) return UNDRAWN;
   float lowest = -INFINITY;
   if (d.top_k > 0 && d.top_k < n) {  // ties with the last one stay
     std::vector<float> order(scores.begin(), scores.begin() + n);
     std::nth_element(order.begin(), order.begin() + d.top_k - 1, order.end(), std::greater<>());
     lowest = order[d.top_k - 1];
   }
-  const float peak = *std::max_element(scores.begin(), scores.begin() + n);
   for (int i = 0; i < whole; i += WIDTH) store(masses + i, exp(load(scores.data() + i) - peak));
   double total = 0;
   kept.clear();
@@ -105,8 +128,11 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
 
 }  // namespace
 
-extern "C" void draw(const Draw* draw) {
+// Returns 0, or 1 without having done anything where the valid ids of a lane are none of the logits'.
+extern "C" int draw(const Draw* draw) {
   const Draw& d = *draw;
+  for (int lane = 0; lane < d.lanes; lane++)
+    if (d.low[lane] < 0 || d.low[lane] >= d.high[lane] || d.high[lane] > d.vocab) return 1;
   std::atomic<int> next{0};
   team.run(d.threads, [&](int, int, Barrier&) {
     std::vector<Candidate> kept;
@@ -122,4 +148,5 @@ extern "C" void draw(const Draw* draw) {
                                       : sample(d, logits, low, high, key, kept, scores);
     }
   });
+  return 0;
 }

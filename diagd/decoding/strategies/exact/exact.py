@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import gumbel_noise, truncated_logits
+from diagd.decoding.sampling import gumbel_noise, if_any_best, truncated_logits
 from diagd.decoding.strategies.exact.costs import best_num_lanes
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.rules import keep_within
@@ -132,4 +132,4 @@ class _KeepWithin:
             places = lane.frames, lane.rows, lane.columns
             scores = scores + gumbel_noise(stream.seeds, *places, low, high)
         drafts = stream.tokens[:, lane.outputs] - low
-        return keep_within(scores, drafts, self.tolerance) + low
+        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import truncated_logits
+from diagd.decoding.sampling import if_any_best, truncated_logits
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.exact import LANES, check_least
 from diagd.decoding.strategies.exact.rules import couple
@@ -78,4 +78,5 @@ class _Coupling:
         drafts = stream.tokens[:, lane.outputs] - low
         target, source = scores.softmax(-1), self.sources[:, lane.outputs]
         self.sources.index_copy_(1, lane.outputs, target)
-        return couple(target, source, drafts, stream.seeds, lane, self.afresh) + low
+        drawn = couple(target, source, drafts, stream.seeds, lane, self.afresh) + low
+        return if_any_best(drawn, scores.amax(-1))

@@ -1,0 +1,135 @@
+"""What crosses into C++: the records, as both sides see them, and checks before memory is read.
+
+The kernels read as many numbers as a record promises, so what comes from outside is held against
+the promise first: a look at shapes and types, a few microseconds. Indices are checked by the
+kernels themselves, before they write anything.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.sampling import ValidRanges
+
+MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class LayerRecord(ctypes.Structure):
+    """Addresses of one layer's weights: LayerWeights in csrc/decoder.cpp."""
+
+    _fields_ = _fields(
+        ctypes.c_void_p,
+        "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias "
+        "qkv_scale out_scale gate_up_scale down_scale "
+        "norm1 norm1_bias norm2 norm2_bias q_norm k_norm",
+    )
+
+
+class ModelRecord(ctypes.Structure):
+    """Shape of a model and addresses of its weights: Model in csrc/decoder.cpp."""
+
+    _fields_ = [
+        *_fields(
+            ctypes.c_int32,
+            "hidden intermediate layers heads kv_heads head_dim vocab rms gated threads "
+            "num_embeddings max_positions prefix actions grid_width grid_tokens",
+        ),
+        ("eps", ctypes.c_float),
+        *_fields(
+            ctypes.c_void_p,
+            "embeddings head positions frequencies axes norm norm_bias head_scale weights",
+        ),
+    ]
+
+
+class StepRecord(ctypes.Structure):
+    """Step in csrc/decoder.cpp."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
+        *_fields(ctypes.c_void_p, "tokens at slots visible keys values logits seconds"),
+    ]
+
+
+class DrawRecord(ctypes.Structure):
+    """Draw in csrc/sampler.cpp."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int32, "batch lanes vocab stride threads top_k exclusive_top_p"),
+        *_fields(ctypes.c_float, "temperature top_p"),
+        *_fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn"),
+    ]
+
+
+_RECORDS = {"layer": LayerRecord, "model": ModelRecord, "step": StepRecord, "draw": DrawRecord}
+
+
+def check_records(library: ctypes.CDLL) -> None:
+    """Raise OSError unless both sides see records of the same size."""
+    for name, record in _RECORDS.items():
+        theirs, ours = getattr(library, f"size_of_{name}")(), ctypes.sizeof(record)
+        if theirs != ours:
+            raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")
+
+
+def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor) -> None:
+    """Raise ValueError unless these are tokens (B, L), indices (L,) and a mask (L, M) in memory."""
+    lanes = tokens.shape[-1:]
+    if (
+        tokens.ndim != 2
+        or visible.ndim != 2
+        or not positions.shape == slots.shape == visible.shape[:1] == lanes
+        or not 0 < tokens.numel() <= MAX_ROWS
+    ):
+        shapes = (str(tuple(one.shape)) for one in (tokens, positions, slots, visible))
+        raise ValueError(
+            "tokens must be (B, L), positions and slots (L,), visible (L, M), with B * L from 1 to "
+            f"{MAX_ROWS}, got {', '.join(shapes)}"
+        )
+    _check_int64(tokens=tokens, positions=positions, slots=slots)
+    if visible.dtype != torch.bool or not visible.is_cpu:
+        raise ValueError(f"visible must be bool on the cpu, got {_kind_of(visible)}")
+
+
+def check_draw(
+    logits: Tensor,
+    ranges: ValidRanges,
+    seeds: Tensor,
+    frames: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+) -> None:
+    """Raise ValueError unless these are logits (B, L, V), seeds (B,) and places (L,) in memory."""
+    batch, lanes = logits.shape[:1], logits.shape[1:2]
+    if (
+        logits.ndim != 3
+        or seeds.shape != batch
+        or not frames.shape == rows.shape == columns.shape == lanes
+    ):
+        shapes = (str(tuple(one.shape)) for one in (logits, seeds, frames, rows, columns))
+        raise ValueError(
+            "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,), "
+            f"got {', '.join(shapes)}"
+        )
+    _check_int64(seeds=seeds, frames=frames, rows=rows, columns=columns)
+    if not logits.is_cpu or not logits.is_floating_point():
+        raise ValueError(f"logits must be floats on the cpu, got {_kind_of(logits)}")
+    if not 0 <= ranges.low < ranges.high <= logits.shape[2]:
+        raise ValueError(
+            f"valid ids must be in [0, {logits.shape[2]}), got [{ranges.low}, {ranges.high})"
+        )
+
+
+def _check_int64(**indices: Tensor) -> None:
+    for name, index in indices.items():
+        if index.dtype != torch.int64 or not index.is_cpu:
+            raise ValueError(f"{name} must be int64 on the cpu, got {_kind_of(index)}")
+
+
+def _kind_of(tensor: Tensor) -> str:
+    return f"{tensor.dtype} on {tensor.device}"

@@ -1,0 +1,87 @@
+"""Hold freshly built kernels against PyTorch's, before anybody trusts them: tiny, every type.
+
+    python -m diagd.backends.native.self_test LIBRARY
+
+It runs in a process of its own, so that kernels which crash, or never end, are only kernels that
+failed. Exit code 0 is "passed"; else the last line on stderr says what differed.
+"""
+
+import ctypes
+import sys
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from diagd.backends.native.model import NativeModel
+from diagd.backends.native.weights import NativeDType
+from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.models.config import ModelConfig
+from diagd.models.transformer import Transformer
+
+WIDTHS = (1, 2, 5, 14, 15, 33)  # lanes of the steps: around the sizes of the kernels' tiles
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}  # of the largest logit
+
+
+def check_kernels(library: ctypes.CDLL) -> None:
+    """Raise ValueError where steps or draws of the kernels differ from PyTorch's."""
+    shape: dict[str, Any] = {
+        "hidden_size": 72,
+        "intermediate_size": 100,
+        "num_layers": 2,
+        "num_heads": 4,
+        "head_dim": 18,
+        "vocab_size": 90,
+        "image_vocab_size": 80,
+        "max_positions": sum(WIDTHS),
+        "grid_height": 3,
+        "grid_width": 5,
+    }
+    gated = ModelConfig(**shape, num_kv_heads=2, qk_norm=True)
+    plain = ModelConfig(
+        **shape, num_kv_heads=4, norm="layer", mlp="gelu", bias=True, position="learned"
+    )
+    for config in (gated, plain):
+        model = Transformer.random(config)
+        for weight in model.parameters():  # logits, attention and norms that are far from flat
+            weight.data = (
+                weight * 5 if weight.dim() > 1 else weight + torch.linspace(-0.2, 0.2, len(weight))
+            )
+        for weights in get_args(NativeDType):
+            native = NativeModel(model, weights, library=library)
+            _compare_steps(model, native, TOLERANCE[weights])
+            _compare_draws(native)
+
+
+@torch.inference_mode()
+def _compare_steps(model: Transformer, native: NativeModel, tolerance: float) -> None:
+    count = sum(WIDTHS)
+    tokens = torch.randint(90, (2, count), generator=torch.Generator().manual_seed(0))
+    cache, logits = native.make_cache(2, count + 1), list[Tensor]()
+    for slots in torch.arange(count).split(WIDTHS):
+        visible = slots[:, None] >= torch.arange(int(slots[-1]) + 1)
+        logits.append(native.forward(tokens[:, slots], slots, slots, visible, cache))
+    expected = model.logits(tokens)
+    error = (torch.cat(logits, 1) - expected).abs().max() / expected.abs().max()
+    if not error <= tolerance:
+        raise ValueError(f"logits in {native.weights} are {error:.2g} away, allowed {tolerance}")
+
+
+def _compare_draws(native: NativeModel) -> None:
+    lanes, seeds = torch.arange(40), torch.arange(3)
+    logits = torch.randn(3, 40, 90, generator=torch.Generator().manual_seed(0)) * 3
+    logits[0, 7, 5] = torch.nan
+    ranges = ValidRanges(2, 80, None)
+    for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
+        arguments = logits, options, ranges, seeds, lanes, lanes, lanes
+        drawn, expected = native.sample(*arguments), sample(*arguments)
+        differing = int((drawn != expected).sum())
+        if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may turn a draw
+            raise ValueError(f"{differing} of {drawn.numel()} draws differ under {options}")
+
+
+if __name__ == "__main__":
+    try:
+        check_kernels(ctypes.CDLL(sys.argv[1]))
+    except (ValueError, OSError, AttributeError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,153 @@
+"""Configs, safetensors headers and kernel caches of anybody's making: they load, or it is one line.
+
+Nothing may be allocated that the file does not hold, so each attempt is quick and small.
+"""
+
+import json
+import resource
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, seed, settings
+from hypothesis import strategies as st
+
+from diagd.backends.native import compiler
+from diagd.families.checkpoints import load_model
+from diagd.families.own_format import save_model
+from diagd.models.weight_files import read_weights
+from tests.models.tiny import tiny_fields, tiny_model
+
+pytestmark = pytest.mark.slow
+attack = settings(
+    max_examples=1500,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+NUMBERS = st.sampled_from(
+    [-(2**63), -1, 0, 1, 2, 3, 7, 64, 10**6, 2**28, 2**31, 10**9, 10**12, 2**62, 2**64, 10**400]
+)
+JUNK = st.one_of(
+    NUMBERS,
+    st.floats(),
+    st.none(),
+    st.booleans(),
+    st.text(max_size=5),
+    st.lists(NUMBERS, max_size=2),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tiny_model(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def attempt(path: Path) -> None:
+    """Load a model: it works or is refused in a line that is not endless, quickly and small."""
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    try:
+        load_model(path)
+    except (ValueError, OSError) as error:
+        complaint = str(error)
+    else:
+        complaint = ""
+    assert len(complaint) < 3000
+    assert time.monotonic() - started < 30
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 2**20, f"{grown} KiB"  # a GiB: tables of 2^20 positions are no lie
+
+
+@seed(15)
+@attack
+@given(changes=st.dictionaries(st.sampled_from([*tiny_fields(), "x"]), JUNK, max_size=3))
+@example(changes={"max_positions": 10**12})
+@example(changes={"grid_height": 10**6, "grid_width": 10**6})
+@example(changes={"num_layers": 10**9})
+@example(changes={"hidden_size": 2**62})
+@example(changes={"num_heads": 2**28, "num_kv_heads": 2**28})
+@example(changes={"rope_theta": 10**400})
+@example(changes={"rope_theta": float("inf")})
+def test_a_config_of_anything_loads_or_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    fields = {**tiny_fields(), **changes}
+    if fields["max_positions"] == 2**28:
+        return  # may be true: whether such a table fits is up to the machine
+    (folder / "config.json").write_text(json.dumps(fields))
+    attempt(folder)
+
+
+@seed(15)
+@attack
+@given(
+    tensor=st.fixed_dictionaries(
+        {},
+        optional={
+            "dtype": st.sampled_from(["F32", "BF16", "I64", "F4", "F8_E8M0", "BOOL", "X", 3]),
+            "shape": st.lists(NUMBERS, max_size=3) | JUNK,
+            "data_offsets": st.lists(NUMBERS, max_size=3) | JUNK,
+        },
+    ),
+    length=st.none() | NUMBERS.filter(lambda n: 0 <= n < 2**64),
+    body=st.binary(max_size=40),
+)
+@example(tensor={}, length=2**62, body=b"")
+@example(
+    tensor={"dtype": "F32", "shape": [2**62], "data_offsets": [0, 4]}, length=None, body=b"4444"
+)
+@example(
+    tensor={"dtype": "F32", "shape": [2**62, 0], "data_offsets": [0, 0]}, length=None, body=b""
+)
+def test_a_safetensors_header_of_anything_is_read_or_refused(
+    folder: Path, tensor: dict[str, Any], length: int | None, body: bytes
+) -> None:
+    text = json.dumps({"model.norm.weight": tensor}).encode()
+    size = struct.pack("<Q", len(text) if length is None else length)
+    path = folder / "model.safetensors"
+    path.write_bytes(size + text + body)
+    try:
+        held = sum(weight.nbytes for weight in read_weights(path).values())
+    except ValueError:
+        held = 0
+    assert held <= len(body)
+    attempt(folder)
+
+
+@seed(15)
+@attack
+@given(place=st.integers(0, 10**9), new=st.binary(min_size=1, max_size=8), cut=st.booleans())
+def test_damaged_weight_files_load_or_are_refused(
+    folder: Path, place: int, new: bytes, cut: bool
+) -> None:
+    path = folder / "model.safetensors"
+    save_model(tiny_model(), folder)
+    content = path.read_bytes()
+    place %= len(content)
+    path.write_bytes(content[:place] + (b"" if cut else new + content[place + len(new) :]))
+    attempt(folder)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_damaged_kernels_are_never_loaded(
+    part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = compiler.find_or_build()
+    content = own.read_bytes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    damaged = tmp_path / "diagd" / own.name
+    damaged.parent.mkdir()
+    path = compiler.find_compiler()
+    assert path is not None
+    generator = torch.Generator().manual_seed(part)
+    for _ in range(250):
+        place, value = (
+            int(torch.randint(n, (1,), generator=generator)) for n in (len(content), 256)
+        )
+        flipped = content[:place] + bytes([value]) + content[place + 1 :]
+        for now in (flipped, content[:place], content + bytes([value])):
+            damaged.write_bytes(now)
+            assert (compiler.find_build(path) is None) == (now != content)
