@@ -2,21 +2,22 @@
 
 import diagd
 world = diagd.VideoGenerator.from_pretrained("doom")
-video = world.generate(frames, ["forward"] * 16, num_frames=16, strategy="k=1")
+video = world.generate("clip.mp4", "forward*12,left*4", strategy="k=1")
+video.save("dream.gif")
 """
 
+import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from diagd.backends.prepare import Backend, prepare
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, Actions, as_actions
 from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.generate_tokens import GenerationStats, generate_tokens
+from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -24,24 +25,21 @@ from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
+from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.pretrained import load_parts, prefix_ids
 from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
+from diagd.pipeline.prompts import (
+    Clip,
+    Picture,
+    Prompt,
+    PromptReader,
+    check_one_length,
+    is_batch,
+    one_each,
+)
 from diagd.tokenizers.vq import VideoTokenizer
 
-
-@dataclass(frozen=True)
-class GeneratedVideo:
-    """What a world model generated.
-
-    Attributes:
-        frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64.
-        stats: what decoding took; tokenizing is not in it.
-    """
-
-    frames: Tensor
-    tokens: Tensor
-    stats: GenerationStats
+logger = logging.getLogger("diagd")
 
 
 class VideoGenerator:
@@ -70,6 +68,7 @@ class VideoGenerator:
         self.config, self.defaults = config, defaults
         self.height, self.width = config.grid_height, config.grid_width
         self.valid_range = visual_ranges(defaults, config)
+        self.prompts = PromptReader(tokenizer, vocabulary, defaults, self.frame_size_px)
 
     @classmethod
     def from_pretrained(
@@ -103,50 +102,85 @@ class VideoGenerator:
         """Height and width of a frame in pixels."""
         return self.tokenizer.frame_size_px(self.height, self.width)
 
+    @overload
+    def generate(
+        self, frames: str | Path | Picture, *rest: Any, **settings: Any
+    ) -> GeneratedVideo: ...
+    @overload
+    def generate(self, frames: list[Any], *rest: Any, **settings: Any) -> Any: ...
     def generate(
         self,
-        frames: Tensor,
-        actions: Sequence[str] | None = None,
-        num_frames: int = 16,
+        frames: Any,
+        actions: Any = None,
+        num_frames: int | None = None,
         row_lag: int | None = None,
         frame_lag: int | None = None,
         *,
         strategy: Strategy | str | None = None,
         raster: bool = False,
         exact: bool = False,
-        context_actions: Sequence[str] | None = None,
+        context_actions: Any = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
-    ) -> GeneratedVideo:
-        """Go on from context frames.
+    ) -> GeneratedVideo | list[GeneratedVideo]:
+        """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
+
+        What is done that nobody asked for (pictures fitted, the idle action put between frames) is
+        logged, a line each.
 
         Args:
-            frames: (m, H_px, W_px, 3) uint8 RGB, the context, of `frame_size_px`.
-            actions: one action name for each generated frame, that leads to it.
+            frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
+                which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
+                (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
+                pictures. A list of clips is a batch; their contexts are of one length.
+            actions: one for each generated frame, that leads to it: a string such as
+                `forward*8,left*4`, whose last action goes on if there are too few, or names, or
+                (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
+                None for a model without actions.
+            num_frames: frames to generate. By default one for each action; the model's own number
+                without actions.
             row_lag, frame_lag, raster, exact: short for the strategies `k=...,d=...`, `raster` and
                 `exact`.
             strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
                 `k=1` by default.
-            context_actions: the m - 1 actions between the context frames.
-            sampling: the model's own by default; visual ids only in any case.
-            text: (1, M, size) states of a text encoder, for models that read a text.
+            context_actions: the m - 1 actions between the context frames, in any form of `actions`;
+                by default those in the jsonl file beside a path, or else the idle action. For a
+                batch a list of these.
+            sampling: how tokens are drawn, the model's own way by default; visual ids only in any
+                case.
+            seed: of the draws, 64 bits; row b of a batch uses seed + b.
+            text: (1, M, size) states of a text encoder, for models that read a text; (B, M, size)
+                for a batch of such.
+
+        Returns:
+            A video; for a batch a list of videos, each as it would be alone.
 
         Raises:
-            ValueError: frames, actions or a strategy that do not fit.
+            FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
-        num_grids = self.grids_of(num_frames)
         chosen = strategy_of(strategy, row_lag, frame_lag, raster=raster, exact=exact)
-        action_ids = self.action_ids(actions, num_frames, "generated frame")
-        prompt, context = self.prompt(frames, context_actions)
+        clips = list(frames) if is_batch(frames) else [frames]
+        coming = one_each(frames, actions, "actions")
+        between = one_each(frames, context_actions, "context_actions")
+        if num_frames is None:
+            num_frames = self._num_frames(coming[0])
+        num_grids = self.grids_of(num_frames)
+        ids = [self.action_ids(row, num_frames, "generated frame") for row in coming]
+        prompts = [self.read_prompt(*row) for row in zip(clips, between, strict=True)]
+        given = check_one_length([prompt.frames for prompt in prompts])
+        read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
+        num_context = len(read[0][1])
         if self.tokenizer.temporal_compression > 1:
-            check_clip(len(frames), num_frames, len(context) + num_grids, self.config)
+            check_clip(given, num_frames, num_context + num_grids, self.config)
+        if text is not None and len(text) == 1:
+            text = text.expand(len(clips), -1, -1)
         out = generate_tokens(
             self.model,
-            prompt,
+            torch.cat([tokens for tokens, _ in read]),
             chosen,
-            action_ids,
-            context_frames=len(context),
+            torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
+            context_frames=num_context,
             sampling=self.sampling(sampling),
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
@@ -154,11 +188,28 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        tokens = out.tokens[0]
+        videos = [
+            GeneratedVideo(self._pixels(context, tokens, num_frames), tokens, out.stats, prompt.fps)
+            for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True)
+        ]
+        return videos if is_batch(frames) else videos[0]
+
+    def read_prompt(self, clip: Clip, context_actions: Actions | None = None) -> Prompt:
+        """Return a clip as `generate` sees it (see `PromptReader.read`), logging what was done."""
+        prompt = self.prompts.read(clip, context_actions)
+        for note in prompt.notes:
+            logger.warning(note)
+        return prompt
+
+    def _num_frames(self, actions: Actions | None) -> int:
+        if actions is None or self.vocabulary is None:
+            return self.defaults.num_frames
+        return len(as_actions(actions, self.vocabulary))
+
+    def _pixels(self, context: Tensor, tokens: Tensor, num_frames: int) -> Tensor:
         if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
-            whole = self.tokenizer.decode(torch.cat([context, tokens]))
-            return GeneratedVideo(whole[-num_frames:].cpu(), tokens, out.stats)
-        return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
+            return self.tokenizer.decode(torch.cat([context, tokens]))[-num_frames:].cpu()
+        return self.tokenizer.decode(tokens).cpu()
 
     def grids_of(self, num_frames: int) -> int:
         """Return the token grids of so many generated frames, or raise ValueError if uneven."""
@@ -172,7 +223,7 @@ class VideoGenerator:
 
     def stream(
         self,
-        frames: Tensor,
+        frames: Clip,
         actions: Iterator[str],
         row_lag: int | None = None,
         *,
@@ -194,9 +245,9 @@ class VideoGenerator:
 
     def start(
         self,
-        frames: Tensor,
+        frames: Clip,
         *,
-        context_actions: Sequence[str] | None = None,
+        context_actions: Actions | None = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
     ) -> DecodingEngine:
@@ -215,8 +266,9 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        prompt, context = self.prompt(frames, context_actions)
-        engine.prefill(prompt, len(context))
+        prompt = self.read_prompt(frames, context_actions)
+        tokens, context = self.prompt(prompt.frames, prompt.context_actions)
+        engine.prefill(tokens, len(context))
         return engine
 
     def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
@@ -225,7 +277,7 @@ class VideoGenerator:
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, replays=self.runner != "eager"))
 
-    def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
+    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.
 
         Raises:

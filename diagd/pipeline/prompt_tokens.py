@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, Actions, as_actions
 from diagd.models.config import ModelConfig
 
 
@@ -29,7 +29,7 @@ def check_clip(given: int, coming: int, num_grids: int, config: ModelConfig) -> 
 
 def action_ids(
     codec: ActionCodec | None,
-    actions: Sequence[str] | None,
+    actions: Actions | None,
     count: int,
     what: str,
     first_id: int,
@@ -44,13 +44,13 @@ def action_ids(
         ValueError: not `count` actions, one that the codec does not know, or any without a codec.
     """
     if codec is None:
-        if actions:
+        if actions is not None and len(actions):
             raise ValueError("this model takes no actions")
         return None
-    given = len(actions) if actions is not None else 0
-    if given != count:
-        raise ValueError(f"expected {count} actions, one for each {what}, got {given}")
-    ids = [codec.tokens_of(action) for action in actions or ()]
+    names = [] if actions is None else as_actions(actions, codec, count)
+    if len(names) != count:
+        raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
+    ids = [codec.tokens_of(name) for name in names]
     local = torch.tensor(ids, dtype=torch.int64).view(1, count, codec.num_tokens)
     return local + first_id
 
