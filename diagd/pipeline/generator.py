@@ -7,6 +7,7 @@ video.save("dream.gif")
 """
 
 import logging
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -24,6 +25,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults, visual_ranges
+from diagd.families.hub import is_repository, upload
 from diagd.models.config import ModelConfig
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.pretrained import load_parts, prefix_ids
@@ -37,6 +39,7 @@ from diagd.pipeline.prompts import (
     is_batch,
     one_each,
 )
+from diagd.pipeline.world_folder import WorldSource, save_world
 from diagd.tokenizers.vq import VideoTokenizer
 
 logger = logging.getLogger("diagd")
@@ -52,6 +55,7 @@ class VideoGenerator:
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
+        source: where it was read from, if it was; only such a world can be saved.
     """
 
     def __init__(
@@ -62,10 +66,11 @@ class VideoGenerator:
         tokenizer: VideoTokenizer,
         vocabulary: ActionCodec | None,
         defaults: GenerationDefaults,
+        source: WorldSource | None = None,
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
-        self.config, self.defaults = config, defaults
+        self.config, self.defaults, self.source = config, defaults, source
         self.height, self.width = config.grid_height, config.grid_width
         self.valid_range = visual_ranges(defaults, config)
         self.prompts = PromptReader(tokenizer, vocabulary, defaults, self.frame_size_px)
@@ -81,9 +86,13 @@ class VideoGenerator:
         config: str | Path | None = None,
         tokenizer: str | Path | None = None,
     ) -> "VideoGenerator":
-        """Load a checkpoint with a tokenizer, ours or a released one, or the bundled model `doom`.
+        """Load a world: a model with its tokenizer and its actions.
 
         Args:
+            name_or_path: the bundled model `doom`, a folder of ours, a released checkpoint, or
+                `user/name` on the Hugging Face Hub, which is downloaded once.
+            device: where the weights are, such as `cpu` or `cuda`.
+            dtype: of the weights, float32 or bfloat16.
             backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
                 `diagd.backends.prepare.prepare`).
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
@@ -95,7 +104,51 @@ class VideoGenerator:
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
         model, runner, _ = prepare(parts.model, backend, int8)
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults)
+        source = WorldSource(name_or_path, config, tokenizer)
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
+
+        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
+        actions, generation defaults, prompt, scenes and model card come along. A world without a
+        card gets one, with what its training log tells.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or from this very folder.
+            FileNotFoundError: what it was read from has gone.
+        """
+        save_world(self.source, Path(folder), self.frame_size_px)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
+
+        Args:
+            repository: `user/name`; made if there is none.
+            private: who sees a new repository; the account's setting by default.
+            token: an access token that may write; by default that of `hf auth login`.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or no name of a repository.
+            OSError: the Hub refuses or cannot be reached.
+        """
+        if not is_repository(repository):
+            raise ValueError(f"expected a repository such as user/name, got {repository!r}")
+        with tempfile.TemporaryDirectory() as folder:
+            save_world(self.source, Path(folder), self.frame_size_px, repository)
+            return upload(Path(folder), repository, private, token)
+
+    def __repr__(self) -> str:
+        """Say in one line what it is."""
+        name = "unnamed" if self.source is None else self.source.name_or_path
+        size = "x".join(map(str, self.frame_size_px))
+        actions = f"{len(self.vocabulary.names)} actions" if self.vocabulary else "no actions"
+        return f"VideoGenerator({name}: {size} px, {self.height}x{self.width} tokens, {actions})"
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
