@@ -1,8 +1,10 @@
 """The shape of the code base: which way imports point, and that every file stays readable."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -152,6 +154,33 @@ def test_type_checkers_see_the_public_names_where_they_are():
     assert sorted(seen) == diagd.__all__ == sorted(diagd.__all__)
     for name, where in seen.items():
         assert getattr(diagd, name) is getattr(importlib.import_module(where or ""), name)
+
+
+def test_dir_lists_the_public_names_before_they_are_used():
+    script = "import diagd; print(set(diagd.__all__) <= set(dir(diagd)), 'generate_tokens' in vars(diagd))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True False\n", "")
+
+
+@pytest.mark.parametrize("name", diagd.__all__)
+def test_the_docstring_of_a_public_name_says_every_argument(name):
+    """So do those of its public methods, and of the attributes of a record."""
+    public = getattr(diagd, name)
+    members = inspect.getmembers(public, lambda m: inspect.isfunction(m) or inspect.ismethod(m))
+    documented = [(name, public)] + [
+        m for m in members if inspect.isclass(public) and m[0][0] != "_"
+    ]
+    for where, part in documented:
+        if not part.__module__.startswith("diagd."):
+            continue
+        text = inspect.getdoc(part) or ""
+        if inspect.isclass(part):  # what a caller gives and what a record holds
+            text += inspect.getdoc(part.__init__) or ""
+            if dataclasses.is_dataclass(part):
+                part = part.__init__
+        names = set(inspect.signature(part).parameters) - {"self", "args", "kwargs"}
+        missing = [name for name in names if not re.search(rf"\b{name}\b", text)]
+        assert not missing, f"{where}: {missing}"
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -40,7 +40,7 @@ def _write_gif(path: Path, frames: Tensor, fps: Fraction) -> None:
     graph, rate = Graph(), fps.limit_denominator(1001)
     height_px, width_px = frames.shape[1:3]
     source = graph.add_buffer(
-        width=width_px, height=height_px, format="rgb24", time_base=Fraction(1, 100)
+        width=width_px, height=height_px, format=av.VideoFormat("rgb24"), time_base=Fraction(1, 100)
     )
     split, palette, use, sink = (
         graph.add(name) for name in ("split", "palettegen", "paletteuse", "buffersink")

@@ -113,7 +113,7 @@ def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         raise FileNotFoundError(f"video not found: {path}")
     try:
         # as a stream of bytes: ffmpeg takes `a:b.mp4` for an address and `50%d.png` for a pattern
-        with Path(path).open("rb") as file, av.open(file) as container:
+        with Path(path).open("rb") as file, av.open(file, "r") as container:
             if not container.streams.video:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             yield container, container.streams.video[0]

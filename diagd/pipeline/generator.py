@@ -7,7 +7,6 @@ video.save("dream.gif")
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -25,7 +24,6 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults, visual_ranges
-from diagd.families.hub import is_repository, upload
 from diagd.models.config import ModelConfig
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.pretrained import load_parts, prefix_ids
@@ -37,9 +35,9 @@ from diagd.pipeline.prompts import (
     PromptReader,
     check_one_length,
     is_batch,
-    one_each,
+    rows_of,
 )
-from diagd.pipeline.world_folder import WorldSource, save_world
+from diagd.pipeline.world_folder import WorldSource, save_world, upload_world
 from diagd.tokenizers.vq import VideoTokenizer
 
 logger = logging.getLogger("diagd")
@@ -137,11 +135,7 @@ class VideoGenerator:
             ValueError: the world was not read from anywhere, or no name of a repository.
             OSError: the Hub refuses or cannot be reached.
         """
-        if not is_repository(repository):
-            raise ValueError(f"expected a repository such as user/name, got {repository!r}")
-        with tempfile.TemporaryDirectory() as folder:
-            save_world(self.source, Path(folder), self.frame_size_px, repository)
-            return upload(Path(folder), repository, private, token)
+        return upload_world(self.source, repository, self.frame_size_px, private, token)
 
     def __repr__(self) -> str:
         """Say in one line what it is."""
@@ -213,21 +207,19 @@ class VideoGenerator:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
         chosen = strategy_of(strategy, row_lag, frame_lag, raster=raster, exact=exact)
-        clips = list(frames) if is_batch(frames) else [frames]
-        coming = one_each(frames, actions, "actions")
-        between = one_each(frames, context_actions, "context_actions")
+        rows = rows_of(frames, actions, context_actions)
         if num_frames is None:
-            num_frames = self._num_frames(coming[0])
+            num_frames = self._num_frames(rows[0][1])
         num_grids = self.grids_of(num_frames)
-        ids = [self.action_ids(row, num_frames, "generated frame") for row in coming]
-        prompts = [self.read_prompt(*row) for row in zip(clips, between, strict=True)]
+        ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
+        prompts = [self.read_prompt(clip, between) for clip, _, between in rows]
         given = check_one_length([prompt.frames for prompt in prompts])
         read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
         num_context = len(read[0][1])
         if self.tokenizer.temporal_compression > 1:
             check_clip(given, num_frames, num_context + num_grids, self.config)
         if text is not None and len(text) == 1:
-            text = text.expand(len(clips), -1, -1)
+            text = text.expand(len(rows), -1, -1)
         out = generate_tokens(
             self.model,
             torch.cat([tokens for tokens, _ in read]),

@@ -200,24 +200,26 @@ def is_batch(given: Any) -> bool:
     return getattr(given, "ndim", 0) == 5
 
 
-def one_each(clips: Any, values: Any, what: str) -> list[Any]:
-    """Return a value for each clip of a batch, or the value of a single clip; None is for all.
+def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, Any, Any]]:
+    """Return each clip of a batch, or the only one, with its actions and those between its frames.
 
     Raises:
-        ValueError: no clips, or not one value for each.
+        ValueError: no clips, or not as many sequences of actions.
     """
     if not is_batch(clips):
-        return [values]
+        return [(clips, actions, context_actions)]
     if not len(clips):
         raise ValueError("a batch must hold at least one clip, got an empty list")
-    if values is None:
-        return [None] * len(clips)
-    if isinstance(values, str) or len(values) != len(clips):
-        given = repr(values) if isinstance(values, str) else len(values)
-        raise ValueError(
-            f"{what} of a batch: expected {len(clips)}, one for each clip, got {given}"
-        )
-    return list(values)
+    columns = [list(clips)]
+    for what, values in (("actions", actions), ("context_actions", context_actions)):
+        values = [None] * len(clips) if values is None else values
+        if isinstance(values, str) or len(values) != len(clips):
+            given = repr(values) if isinstance(values, str) else len(values)
+            raise ValueError(
+                f"{what} of a batch: expected {len(clips)}, one for each clip, got {given}"
+            )
+        columns.append(list(values))
+    return list(zip(*columns, strict=True))
 
 
 def check_one_length(batch: list[Tensor]) -> int:

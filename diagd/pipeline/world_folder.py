@@ -4,11 +4,13 @@ It is what `from_pretrained` and every command read, and what the Hugging Face H
 """
 
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from diagd.families.checkpoints import find_model
 from diagd.families.family import Checkpoint
+from diagd.families.hub import is_repository, upload
 from diagd.families.own_format import write_checkpoint
 from diagd.files import read_json_lines, write_text
 from diagd.pipeline.pretrained import codec_of, save_parts
@@ -53,14 +55,34 @@ def save_world(
     target.mkdir(parents=True, exist_ok=True)
     save_parts(found, target, None if source.tokenizer is None else Path(source.tokenizer))
     write_checkpoint(target, found.config, found.weights)
-    for name in EXTRAS:
-        part, goal = folder / name, target / name
+    for extra in EXTRAS:
+        part, goal = folder / extra, target / extra
         if part.is_dir():
             shutil.copytree(part, goal, dirs_exist_ok=True)
         elif part.is_file():
             shutil.copyfile(part, goal)
     if not (target / CARD_FILE).exists():
         write_text(target / CARD_FILE, _card(found, target, size_px, name or str(target)))
+
+
+def upload_world(
+    source: WorldSource | None,
+    repository: str,
+    size_px: tuple[int, int],
+    private: bool | None,
+    token: str | None,
+) -> str:
+    """Put a world, as `save_world` writes it, on the Hugging Face Hub; returns the address.
+
+    Raises:
+        ValueError: no source, or no name of a repository.
+        OSError: the Hub refuses or cannot be reached.
+    """
+    if not is_repository(repository):
+        raise ValueError(f"expected a repository such as user/name, got {repository!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        save_world(source, Path(folder), size_px, repository)
+        return upload(Path(folder), repository, private, token)
 
 
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:

@@ -3,7 +3,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from diagd.data.saving import save_frames
 from diagd.data.video import contact_sheet, read_video
@@ -17,9 +17,8 @@ def shown(path):
     """Read what a browser would show: frames, milliseconds each, and how often."""
     with Image.open(path) as picture:
         frames, durations = [], []
-        for number in range(picture.n_frames):
-            picture.seek(number)
-            frames.append(torch.from_numpy(np.array(picture.convert("RGB"))))
+        for frame in ImageSequence.Iterator(picture):
+            frames.append(torch.from_numpy(np.array(frame.convert("RGB"))))
             durations.append(picture.info["duration"])
         return torch.stack(frames), durations, picture.info["loop"]
 

@@ -3,12 +3,14 @@ import json
 import re
 import shutil
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import diagd
-from diagd.data.video import read_video
+from diagd.data.video import read_video, write_image
 from diagd.families.defaults import GenerationDefaults
 from diagd.tokenizers.vq import VQTokenizer
 from tests.worlds import (
@@ -321,3 +323,18 @@ def test_loading_refuses_actions_of_another_model(world, tmp_path):
     message = r"actions\.json names 2 action ids and 1 tokens an action, the model has 4 and 1"
     with pytest.raises(ValueError, match=message):
         diagd.VideoGenerator.from_pretrained(folder)
+
+
+def test_the_example_of_the_readme_runs(world, tmp_path, monkeypatch):
+    """As it stands, but for the model and the upload."""
+    monkeypatch.chdir(tmp_path)
+    write_image("photo.jpg", smooth_frames(1, 50, 70)[0])
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    code = text.partition("Pixels in, pixels out:")[2].split("```python\n")[1].split("```")[0]
+    *lines, last = code.replace('"doom"', repr(str(world))).splitlines()
+    assert last == 'world.push_to_hub("user/name")'
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    assert names["video"].frames.shape == (12, HEIGHT_PX, WIDTH_PX, 3)
+    assert (tmp_path / "dream.gif").is_file()
+    assert [len(video.frames) for video in names["videos"]] == [8, 8]
