@@ -30,6 +30,9 @@ class GeneratedVideo:
     def save(self, path: str | Path) -> None:
         """Write the frames as .mp4, .gif or .webp, or side by side as .png (see `save_frames`).
 
+        Args:
+            path: its suffix says which; the file is whole or not there.
+
         Raises:
             ValueError: another suffix.
         """

@@ -6,7 +6,6 @@ video = world.generate("clip.mp4", "forward*12,left*4", strategy="k=1")
 video.save("dream.gif")
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -27,11 +26,17 @@ from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.pretrained import load_parts, prefix_ids
-from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
+from diagd.pipeline.prompt_tokens import (
+    action_ids,
+    check_clip,
+    check_size,
+    grids_of,
+    paint,
+    prompt_tokens,
+)
 from diagd.pipeline.prompts import (
     Clip,
     Picture,
-    Prompt,
     PromptReader,
     check_one_length,
     is_batch,
@@ -39,8 +44,6 @@ from diagd.pipeline.prompts import (
 )
 from diagd.pipeline.world_folder import WorldSource, save_world, upload_world
 from diagd.tokenizers.vq import VideoTokenizer
-
-logger = logging.getLogger("diagd")
 
 
 class VideoGenerator:
@@ -212,7 +215,7 @@ class VideoGenerator:
             num_frames = self._num_frames(rows[0][1])
         num_grids = self.grids_of(num_frames)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
-        prompts = [self.read_prompt(clip, between) for clip, _, between in rows]
+        prompts = [self.prompts.read(clip, between) for clip, _, between in rows]
         given = check_one_length([prompt.frames for prompt in prompts])
         read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
         num_context = len(read[0][1])
@@ -234,37 +237,24 @@ class VideoGenerator:
             runner=self.runner,
         )
         videos = [
-            GeneratedVideo(self._pixels(context, tokens, num_frames), tokens, out.stats, prompt.fps)
+            GeneratedVideo(
+                paint(self.tokenizer, context, tokens)[-num_frames:].cpu(),
+                tokens,
+                out.stats,
+                prompt.fps,
+            )
             for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True)
         ]
         return videos if is_batch(frames) else videos[0]
-
-    def read_prompt(self, clip: Clip, context_actions: Actions | None = None) -> Prompt:
-        """Return a clip as `generate` sees it (see `PromptReader.read`), logging what was done."""
-        prompt = self.prompts.read(clip, context_actions)
-        for note in prompt.notes:
-            logger.warning(note)
-        return prompt
 
     def _num_frames(self, actions: Actions | None) -> int:
         if actions is None or self.vocabulary is None:
             return self.defaults.num_frames
         return len(as_actions(actions, self.vocabulary))
 
-    def _pixels(self, context: Tensor, tokens: Tensor, num_frames: int) -> Tensor:
-        if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
-            return self.tokenizer.decode(torch.cat([context, tokens]))[-num_frames:].cpu()
-        return self.tokenizer.decode(tokens).cpu()
-
     def grids_of(self, num_frames: int) -> int:
-        """Return the token grids of so many generated frames, or raise ValueError if uneven."""
-        step = self.tokenizer.temporal_compression
-        if num_frames % step:
-            raise ValueError(
-                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
-                f"got {num_frames}"
-            )
-        return num_frames // step
+        """Return the token grids of num_frames generated frames; ValueError if that is uneven."""
+        return grids_of(num_frames, self.tokenizer.temporal_compression)
 
     def stream(
         self,
@@ -280,7 +270,8 @@ class VideoGenerator:
         Old frames leave the context when it is full (see `Stream`).
 
         Args:
-            row_lag, strategy: as in `generate`.
+            frames, row_lag, strategy: as in `generate`.
+            actions: names; the stream ends with them.
             settings: what `start` takes (context_actions, sampling, seed).
         """
         engine, chosen = self.start(frames, **settings), strategy_of(strategy, row_lag)
@@ -298,6 +289,7 @@ class VideoGenerator:
     ) -> DecodingEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
+        Arguments (frames, context_actions, sampling, seed) are those of `generate`.
         Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
@@ -311,19 +303,23 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        prompt = self.read_prompt(frames, context_actions)
+        prompt = self.prompts.read(frames, context_actions)
         tokens, context = self.prompt(prompt.frames, prompt.context_actions)
         engine.prefill(tokens, len(context))
         return engine
 
     def check(self, strategy: Strategy, sampling: SamplingOptions | None = None) -> None:
-        """Raise ValueError where this world cannot decode so."""
+        """Raise ValueError where this world cannot decode by this strategy and sampling."""
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, replays=self.runner != "eager"))
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+        Args:
+            actions: in any form that `generate` takes.
+            what: each action stands before, for the error.
 
         Raises:
             ValueError: not `count` actions, or one that the model does not know.
@@ -334,12 +330,17 @@ class VideoGenerator:
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (1, P) tokens of prefix, context frames and actions between; and the grids."""
+        """Return (1, P) tokens of prefix, context frames and actions between; and the grids.
+
+        Args:
+            frames: (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`.
+            context_actions: the m - 1 actions between them.
+        """
         check_size(frames, self.frame_size_px)
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         return prompt_tokens(prefix_ids(self.config), grids, ids), grids
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: as asked for, else by default; visual ids only."""
+        """Return how tokens are drawn: by options, or else by default; visual ids only."""
         return self.defaults.sampling(options, self.valid_range)

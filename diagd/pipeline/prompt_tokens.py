@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diagd.data.actions import ActionCodec, Actions, as_actions
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.vq import VideoTokenizer
 
 
 def check_size(frames: Tensor, size_px: tuple[int, int]) -> None:
@@ -25,6 +26,27 @@ def check_clip(given: int, coming: int, num_grids: int, config: ModelConfig) -> 
         raise ValueError(
             f"{given} frames and {coming} to come are {num_grids} grids, the model holds {held}"
         )
+
+
+def grids_of(num_frames: int, step: int) -> int:
+    """Return the token grids of generated frames, `step` of which the tokenizer joins.
+
+    Raises:
+        ValueError: no whole number of grids.
+    """
+    if num_frames % step:
+        raise ValueError(
+            f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+            f"got {num_frames}"
+        )
+    return num_frames // step
+
+
+def paint(tokenizer: VideoTokenizer, context: Tensor, grids: Tensor) -> Tensor:
+    """Return the pixels of generated grids, behind those of the context if they depend on it."""
+    if tokenizer.temporal_compression > 1:
+        grids = torch.cat([context, grids])
+    return tokenizer.decode(grids)
 
 
 def action_ids(

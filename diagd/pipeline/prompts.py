@@ -4,6 +4,7 @@ A prompt file is a video, a still image, or a recording (see `diagd.families.cli
 actions are in the jsonl file beside it; a recording has its own.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from diagd.data.video import Video, read_video, video_length
 from diagd.families.clip_files import ClipFile
 from diagd.families.defaults import GenerationDefaults
 from diagd.tokenizers.vq import VideoTokenizer
+
+logger = logging.getLogger("diagd")
 
 
 class Image(Protocol):
@@ -74,10 +77,11 @@ class PromptReader:
     size_px: tuple[int, int]
 
     def read(self, clip: Clip, actions: Actions | None = None) -> Prompt:
-        """Read a prompt in any form; of a file, as many frames as the model sees by default.
+        """Read a prompt in any form, and log what was done that nobody asked for.
 
         Args:
-            clip: a path (see `read_file`); or pictures of any size, all of which are seen: an
+            clip: a path (see `read_file`), of whose frames the model sees as many as it does by
+                default; or pictures of any size, all of which are seen: an
                 array, a tensor or a picture of PIL, or a list of them, uint8 RGB.
             actions: between the frames, instead of those that the file has; by default the idle
                 action stands there.
@@ -85,6 +89,12 @@ class PromptReader:
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
+        prompt = self._read(clip, actions)
+        for note in prompt.notes:
+            logger.warning(note)
+        return prompt
+
+    def _read(self, clip: Clip, actions: Actions | None) -> Prompt:
         if isinstance(clip, str | Path):
             prompt = self.read_file(Path(clip))
             frames, fps, notes = prompt.frames, prompt.fps, prompt.notes
