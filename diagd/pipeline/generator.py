@@ -236,15 +236,10 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        videos = [
-            GeneratedVideo(
-                paint(self.tokenizer, context, tokens)[-num_frames:].cpu(),
-                tokens,
-                out.stats,
-                prompt.fps,
-            )
-            for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True)
-        ]
+        videos = []
+        for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True):
+            shown = paint(self.tokenizer, context, tokens)[-num_frames:].cpu()
+            videos.append(GeneratedVideo(shown, tokens, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
 
     def _num_frames(self, actions: Actions | None) -> int:
