@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_the_examples_of_the_readme_write_the_same_tokens(tmp_path):
         assert word in code
         code = code.replace(word, ours)
     prompt = torch.randint(NUM_VISUAL, (2, 2 * 8 * 13), generator=torch.Generator().manual_seed(0))
-    names = {"prompt": prompt}
+    names: dict[str, Any] = {"prompt": prompt}
     exec(code, names)
     assert names["out"].tokens.shape == (2, 3, 8, 13)
     assert len(names["out"].tokens.unique()) > 5
