@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
+    from diagd.pipeline.generated_video import GeneratedVideo
     from diagd.pipeline.generator import VideoGenerator
     from diagd.pipeline.hf_generate import custom_generate
 
@@ -30,6 +31,7 @@ __all__ = [
     "DiagonalSchedule",
     "Exact",
     "GeneratedTokens",
+    "GeneratedVideo",
     "GuidedModel",
     "GymEnv",
     "GymVectorEnv",
@@ -50,6 +52,7 @@ _MODULES = {
     "DiagonalSchedule": "decoding.schedule",
     "Exact": "decoding.strategies.exact.exact",
     "GeneratedTokens": "decoding.generate_tokens",
+    "GeneratedVideo": "pipeline.generated_video",
     "GuidedModel": "models.guidance",
     "GymEnv": "gym",
     "GymVectorEnv": "gym",
@@ -71,3 +74,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'diagd' has no attribute {name!r}")
     module = importlib.import_module(f"diagd.{_MODULES[name]}")
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

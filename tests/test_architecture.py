@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -162,6 +163,31 @@ def test_type_checkers_see_the_public_names_where_they_are():
     assert sorted(seen) == diagd.__all__ == sorted(diagd.__all__)
     for name, where in seen.items():
         assert getattr(diagd, name) is getattr(importlib.import_module(where or ""), name)
+
+
+def test_dir_lists_the_public_names_before_they_are_used():
+    script = "import diagd; print(set(diagd.__all__) <= set(dir(diagd)), 'Raster' in vars(diagd))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True False\n", "")
+
+
+CALLED = ("VideoGenerator", "GeneratedVideo", "DiagonalSchedule", "TokenGrid")
+
+
+@pytest.mark.parametrize("name", diagd.__all__)
+def test_the_docstring_of_a_public_name_says_every_argument(name):
+    """So do those of the methods of the classes that people call."""
+    public = getattr(diagd, name)
+    parts = [public]
+    if name in CALLED:
+        methods = [word for word, _ in inspect.getmembers(public, inspect.isroutine)]
+        parts += [getattr(public, word) for word in methods if word in vars(public)]
+    for part in parts:
+        if part.__name__[0] == "_":
+            continue
+        said = set(re.findall(r"\w+", inspect.getdoc(part) or ""))
+        asked = set(inspect.signature(part).parameters) - {"self", "args", "kwargs"}
+        assert not asked - said, part
 
 
 def test_an_unknown_name_is_an_attribute_error():

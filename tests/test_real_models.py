@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
@@ -30,7 +29,6 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import load_parts
-from diagd.pipeline.prompt_files import read_prompt
 from diagd.tokenizers.text import encode_text, read_embedding
 from tests.families.cosmos.scripts import write_scripts
 from tests.golden import FIXTURES, golden
@@ -177,7 +175,7 @@ def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     world = VideoGenerator.from_pretrained(model, backend="eager", tokenizer=tokenizer)
     picture = rectangles(1, size=(45, 81))
     write_image(tmp_path / "photo.png", picture[0])
-    start = read_prompt(tmp_path / "photo.png", world, 1, 8, Console(quiet=True))
+    start = world.prompts.read_file(tmp_path / "photo.png", 1)
     assert start.frames.equal(fit_frames(picture, 32, 48))
     assert not start.frames.equal(resize(picture, 32, 48))
 

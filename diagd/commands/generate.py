@@ -2,6 +2,7 @@
 
 diagd generate                                       # the bundled model, its prompt, dream.mp4
 diagd generate --actions "forward*8,left*8" --compare
+diagd generate --prompt photo.jpg --actions forward --frames 8 --output dream.gif
 diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p --prompt clip.mp4
 """
@@ -16,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import Backend
+from diagd.data.saving import check_suffix
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal, Raster
@@ -25,9 +27,10 @@ from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import FrameLag, OptionalRowLag
-from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.coming import read_coming, read_text
+from diagd.pipeline.generated_video import GeneratedVideo
+from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_generated
-from diagd.pipeline.prompt_files import read_coming, read_prompt, read_text
 
 RASTER_FRAMES = 2
 
@@ -43,10 +46,11 @@ class GenerateOptions:
     model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
     config: Path | None = None  # a released checkpoint's config, if not beside it
     tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
-    # video (its last frames are continued), image or npz; default: the bundled clip
+    # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
     prompt: Path | None = None
     context_frames: int | None = None  # frames of the prompt that the model sees
-    # such as forward*8,left*4, or a jsonl file; default: the clip's, or the bundled walk
+    # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
+    # bundled walk
     actions: str | None = None
     text: str | None = None  # what the video shows, for models that read a text
     text_encoder: Path | None = None  # folder of the T5 that encodes the text
@@ -71,15 +75,15 @@ class GenerateOptions:
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
-    output: Path = Path("dream.mp4")  # the contact sheet goes beside it as .png
+    # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone
+    output: Path = Path("dream.mp4")
 
     def __post_init__(self) -> None:
         for name, lowest in (("frames", 1), ("context_frames", 1), ("raster_frames", 0)):
             value = getattr(self, name)
             if value is not None and value < lowest:
                 raise ValueError(f"{name} must be at least {lowest}, got {value}")
-        if self.output.suffix != ".mp4":
-            raise ValueError(f"output must end in .mp4, got {self.output}")
+        check_suffix(self.output)
         if self.tolerance != 1 and not self.exact:
             raise ValueError("tolerance needs --exact")
         if self.compare and self.decoding(GenerationDefaults(), 1) == Raster():
@@ -129,14 +133,13 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     world.grids_of(num_frames)
     given = Path(options.model).parent if Path(options.model).is_file() else None
     folder = given or model_path(options.model)
-    prompt = read_prompt(
-        options.prompt or folder / "prompt.mp4",
-        world,
-        options.context_frames or defaults.context_frames,
-        num_frames,
-        console,
+    prompt = world.prompts.read_file(
+        options.prompt or folder / "prompt.mp4", options.context_frames, num_frames
     )
-    actions = read_coming(options.actions, folder / "walk.jsonl", prompt, world, num_frames)
+    for note in prompt.notes:
+        console.print(note)
+    walk = folder / "walk.jsonl"
+    actions = read_coming(options.actions, walk, prompt, world, num_frames, console)
     text = read_text(
         options.text, options.text_encoder, options.text_embedding, world.config.context_size
     )
@@ -171,5 +174,6 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     report = report_runs(videos)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")
-    console.print(f"wrote {options.output} and {sheet}")
+    wrote = " and ".join(map(str, dict.fromkeys([options.output, sheet])))
+    console.print(f"wrote {wrote}")
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}

@@ -7,19 +7,28 @@ On the command line a sequence is written `forward*8,left*4`.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from diagd.files import write_json, write_text
+
+# One action a frame: `forward*8,left*4`, or (T,) names or integers, their places in `codec.names`
+Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
+
+IDLE_NAMES = ("none", "noop", "no-op", "no_op", "nothing", "idle", "null")
 
 
 class ActionCodec(Protocol):
     """How actions, written as words, become the conditioning tokens of a model.
 
     Attributes:
-        names: words for what can be done; the first one is doing nothing.
+        names: words for what can be done (see `idle_action`).
         num_tokens: tokens an action takes.
         num_ids: local ids are in [0, num_ids); a model's action ids follow its visual ones.
         combines: whether words joined by `+` are an action, too (`forward+jump`).
@@ -95,6 +104,40 @@ class ActionVocabulary:
     def save(self, path: Path) -> None:
         """Write `{"names": [...]}`."""
         write_json(path, {"names": self.names})
+
+
+def idle_action(codec: ActionCodec) -> str:
+    """Return the action that is doing nothing: `none`, `noop` or the like, else the first one."""
+    idle = (name for name in codec.names if name.lower() in IDLE_NAMES)
+    return next(idle, codec.names[0])
+
+
+def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
+    """Return actions as names, in whatever form they are given.
+
+    Args:
+        num_frames: actions wanted. The last action of a string goes on until there are so many;
+            whoever gives a list means its length.
+
+    Raises:
+        ValueError: an unknown action, or something that is no sequence of actions.
+    """
+    if isinstance(given, str):
+        actions = parse_actions(given, codec)
+        return actions + actions[-1:] * ((num_frames or 0) - len(actions))
+    values = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    names, size = [], len(codec.names)
+    for value in values if isinstance(values, Iterable) else [None]:
+        if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
+            raise ValueError(
+                "actions must be a string such as forward*8,left*4, names, or (T,) integers, "
+                f"got {values if value is None else value!r}"
+            )
+        if not isinstance(value, str) and not 0 <= value < size:
+            raise ValueError(f"actions as numbers must be in [0, {size}), got {value}")
+        names.append(value if isinstance(value, str) else codec.names[int(value)])
+        codec.tokens_of(names[-1])
+    return names
 
 
 def parse_actions(text: str, codec: ActionCodec) -> list[str]:

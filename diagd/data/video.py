@@ -1,5 +1,6 @@
 """Read and write videos as uint8 tensors (T, H_px, W_px, 3), through PyAV."""
 
+import collections
 import contextlib
 import itertools
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ def read_video(
     max_frames: int | None = None,
     *,
     start: int = 0,
+    last: int | None = None,
     fps: Fraction | float | None = None,
     size_px: tuple[int, int] | None = None,
 ) -> Video:
@@ -48,6 +50,7 @@ def read_video(
 
     Args:
         start: frames left out at the head, counted at the rate of `fps`.
+        last: keep only so many, those at the end.
         fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
         size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
 
@@ -55,7 +58,7 @@ def read_video(
         FileNotFoundError: no such file.
         ValueError: the file is no video, is damaged, is truncated or holds no such frame.
     """
-    frames, decoded = [], 0
+    frames, decoded = collections.deque[Tensor](maxlen=last), 0
     with _opened(path) as (container, stream):
         expected = stream.frames  # 0 when the container does not say
         rate = Fraction(stream.average_rate or stream.guessed_rate or 1)
@@ -68,7 +71,7 @@ def read_video(
             decoded += 1
             if number < wanted:
                 continue
-            frames.append(fit(torch.from_numpy(frame.to_ndarray(format="rgb24")), size_px))
+            frames.append(fit(_upright(frame), size_px))
             if len(frames) == max_frames:
                 break
             wanted = next(numbers)
@@ -80,7 +83,13 @@ def read_video(
         raise ValueError(f"{path} has no frame behind the first {start}, it ends after {decoded}")
     if Path(path).suffix.lower() in IMAGE_SUFFIXES:
         return Video(frames[0][None], Fraction(1))
-    return Video(torch.stack(frames), rate if fps is None else Fraction(fps))
+    return Video(torch.stack(list(frames)), rate if fps is None else Fraction(fps))
+
+
+def _upright(frame: av.VideoFrame) -> Tensor:
+    """Return (H_px, W_px, 3) uint8 RGB, turned as the file says (telephones film on their side)."""
+    pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
+    return torch.rot90(pixels, round(frame.rotation / 90)).contiguous()
 
 
 def video_length(path: str | Path) -> tuple[int, Fraction]:
@@ -103,11 +112,12 @@ def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"video not found: {path}")
     try:
-        with av.open(str(path)) as container:
+        # as a stream of bytes: ffmpeg takes `a:b.mp4` for an address and `50%d.png` for a pattern
+        with Path(path).open("rb") as file, av.open(file, "r") as container:
             if not container.streams.video:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             yield container, container.streams.video[0]
-    except (FFmpegError, EOFError) as error:
+    except (FFmpegError, OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"{path} cannot be decoded (corrupt or truncated): {reason}") from None
 

@@ -12,7 +12,24 @@ from diagd.decoding.stream import Stream
 
 
 class DecodingEngine(Stream):
-    """A stream of frames from a raster-order model; arguments as in `Stream`."""
+    """A stream of frames from a raster-order model, read by `prefill` and written by `decode`.
+
+    Args:
+        model: what to decode with (see `CausalModel`).
+        height, width: tokens of a frame.
+        num_action_tokens: conditioning tokens before each generated frame, 0 or more.
+        batch_size: videos decoded side by side.
+        max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
+        keep_frames: frames that stay when the context is full; default half of what it holds.
+        sampling: how tokens are drawn; greedy by default.
+        seed: of the draws, 64 bits: one number (batch row b uses seed + b) or one for each row.
+        runner: how steps are executed: `eager`, `compile` or `cuda-graph`.
+        context: (1 or B, M, size) cross-attention input for models that have one.
+        around_step: wraps the function that runs a step, for those who time or count steps.
+
+    Raises:
+        ValueError: arguments that do not fit the model or each other.
+    """
 
     _under_way: Generator[Tensor, None, None] | None = None
 

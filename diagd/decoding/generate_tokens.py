@@ -45,7 +45,12 @@ class GenerationStats:
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """Tokens (B, T, height, width) int64 and what they took."""
+    """What `generate_tokens` returns.
+
+    Attributes:
+        tokens: (B, T, height, width) int64, the generated frames only.
+        stats: what they took (see `GenerationStats`).
+    """
 
     tokens: Tensor
     stats: GenerationStats
@@ -70,18 +75,23 @@ def generate_tokens(
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
     Args:
+        model: what to decode with, from `load_model` or `HuggingFaceModel` (see `CausalModel`).
         prompt: (B, P) int64: `context_frames` frames with the actions between them, after a text
             or BOS prefix where the model has one.
         schedule: how to decode: a schedule, which has a grid of its own, or a strategy, by name
             (`k=1`, `exact`; see `diagd.decoding.strategies.table`) or as a value.
-        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
+        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame; None
+            where there are none.
+        context_frames: frames at the prompt's end, 0 or more: stand-ins are taken from them, and
+            they are the ones that leave when the context is full.
         row_start: of a schedule, the token that stands in for a predecessor not yet known (see
             `Diagonal`), `temporal` by default; a strategy says it itself.
-        sampling: greedy by default.
-        seed: one number (batch row b uses seed + b) or one for each row.
+        sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
+        seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
         grid: the frames to generate, where `schedule` is a strategy.
-        context: cross-attention input for models that have one.
-        keep_frames: frames that stay when the context is full (see `Stream`).
+        context: (1 or B, M, size) cross-attention input for models that have one.
+        keep_frames: frames that stay when the context is full; default half of what it holds.
+        runner: how steps are executed: `eager`, `compile` or `cuda-graph`.
         exact: short for the strategy `exact`; of a schedule only the grid matters then.
 
     Raises:

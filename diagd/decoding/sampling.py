@@ -22,13 +22,17 @@ class SamplingOptions:
     """How a token is drawn.
 
     Attributes:
-        temperature: 0 is greedy (lowest id on ties).
-        top_k: keep the k likeliest ids (and those that tie with the last of them).
-        top_p: keep the likeliest ids until their mass reaches top_p, in (0, 1].
+        temperature: 0 or more; 0 is greedy (lowest id on ties).
+        top_k: keep the k likeliest ids (and those that tie with the last of them), at least 1.
+            None: all.
+        top_p: keep the likeliest ids until their mass reaches top_p, in (0, 1]. None: all.
         valid_range: ids that may be drawn, low <= id < high: one pair for all places, or an int
             tensor (height, width, 2) with a pair for each place of the frame. None: all ids.
         exclusive_top_p: drop the id with which the mass crosses top_p as well, unless it is the
             likeliest (WHAM's rule).
+
+    Raises:
+        ValueError: a value out of its range, or truncation at temperature 0.
     """
 
     temperature: float = 0.0

@@ -12,7 +12,16 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The tokens of a video: `num_frames` frames of `height` rows and `width` columns."""
+    """The tokens of a video: a grid of (frame t, row i, column j).
+
+    Attributes:
+        num_frames: frames to generate, at least 1.
+        height: token rows of a frame, at least 1.
+        width: token columns of a frame, at least 1.
+
+    Raises:
+        ValueError: a size below 1.
+    """
 
     num_frames: int
     height: int
@@ -25,7 +34,7 @@ class TokenGrid:
 
     @classmethod
     def parse(cls, text: str) -> "TokenGrid":
-        """Read `TxHxW`, such as `3x40x64`."""
+        """Read a text `TxHxW`, such as `3x40x64`, or raise ValueError."""
         match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip(), flags=re.ASCII)
         if not match:
             raise ValueError(f"grid must look like TxHxW (for example 3x40x64), got {text!r}")
@@ -79,17 +88,17 @@ class DiagonalSchedule(_Lags):
 
     @classmethod
     def raster(cls, grid: TokenGrid) -> "DiagonalSchedule":
-        """Next-token prediction: one token a step."""
+        """Next-token prediction of a grid: one token a step."""
         return cls(grid, row_lag=grid.width, frame_lag=grid.tokens_per_frame)
 
     @classmethod
     def spatial(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
-        """Diagonals within a frame; a frame starts when the one before is whole."""
+        """Diagonals of row_lag within a frame of the grid; one is whole before the next starts."""
         return cls(grid, row_lag)
 
     @classmethod
     def overlapping(cls, grid: TokenGrid, row_lag: int = 1) -> "DiagonalSchedule":
-        """Diagonals through all frames: frame_lag = row_lag * height, the paper's choice."""
+        """Diagonals through all frames of a grid: frame_lag = row_lag * height, as in the paper."""
         return cls(grid, row_lag, frame_lag=row_lag * grid.height)
 
     @property

@@ -22,7 +22,8 @@ from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
-from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.generated_video import GeneratedVideo
+from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer
 
 

@@ -1,4 +1,4 @@
-"""Load models: bundled, in our own format, or as others released them.
+"""Load models: bundled, in our own format, as others released them, from the Hugging Face Hub.
 
 Released checkpoints are recognised by their tensors (see `families/table.py`). Nothing in a file is
 run. Every way it can be wrong is one line that names the file.
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from diagd.families.family import Checkpoint
+from diagd.families.hub import download, is_repository
 from diagd.families.naming import describe
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_own
 from diagd.families.presets import PRESETS
@@ -28,11 +29,11 @@ def available_models() -> list[str]:
 
 
 def model_path(name_or_path: str | Path) -> Path:
-    """Return the checkpoint folder of a bundled model's name, or a path that exists.
+    """Return the folder of a bundled model, a path that exists, or a download (`user/name`).
 
     Raises:
         ValueError: The name is a preset, which has a config but no weights.
-        FileNotFoundError: No such bundled model, file or folder.
+        FileNotFoundError: No such bundled model, file, folder or repository.
     """
     if str(name_or_path) in available_models():
         return _ASSETS / str(name_or_path)
@@ -44,10 +45,16 @@ def model_path(name_or_path: str | Path) -> Path:
             f"{str(name_or_path)!r} is a preset without weights: use Transformer.random"
             f"(PRESETS[{str(name_or_path)!r}]), or diagd bench, which fills it with random numbers"
         )
+    nowhere = f"no model at {str(name_or_path)!r}"
+    if is_repository(str(name_or_path)):
+        try:
+            return download(str(name_or_path))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{nowhere}, neither a file or folder nor {error}") from None
     raise FileNotFoundError(
-        f"no model at {str(name_or_path)!r}: expected a folder with {CONFIG_FILE} and "
-        f"{WEIGHTS_FILE}, a released checkpoint, or a bundled model "
-        f"({', '.join(available_models()) or 'none installed'})"
+        f"{nowhere}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a released "
+        f"checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}), or "
+        "user/name on the Hugging Face Hub"
     )
 
 
@@ -61,7 +68,8 @@ def load_model(
 
     Args:
         name_or_path: A name from `available_models`, our folder, or the checkpoint file of a
-            family, or the folder that holds one.
+            family, or the folder that holds one; or `user/name` on the Hugging Face Hub, which is
+            downloaded unless there is a folder of that name.
         config: A config file to read instead of the one beside the weights; of a released
             checkpoint in its original field names.
         device: Where to put the weights.

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec, read_actions
+from diagd.data.actions import ActionCodec, idle_action, read_actions
 from diagd.data.video import fit, frame_numbers, read_video, video_length
 from diagd.families import table
 from diagd.families.family import ActionRows, RecordingFormat
@@ -172,7 +172,7 @@ class ClipFile:
         else:
             actions = read_actions(_action_file(self.path), self.codec, stored)
         rows = self.rows or (form.rows if form else "arriving")
-        return actions if rows == "arriving" else [self.codec.names[0], *actions[:-1]]
+        return actions if rows == "arriving" else [idle_action(self.codec), *actions[:-1]]
 
 
 def recording_formats() -> dict[str, RecordingFormat]:

@@ -84,6 +84,8 @@ def save_model(
     A packed model is written with its plain weights.
 
     Args:
+        model: What `load_model` returns, or a model in training.
+        folder: Where to; made if there is none. `load_model` takes it.
         weights: The model's state dict, where it had to be gathered from several processes.
     """
     write_checkpoint(Path(folder), model.config, model.state_dict() if weights is None else weights)

@@ -24,6 +24,10 @@ _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt
 class HuggingFaceModel(CausalModel):
     """A transformers causal language model that can be decoded out of order.
 
+    Args:
+        model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; its weights and
+            code stay as they are.
+
     Raises:
         ValueError: The model is no causal language model, takes no position ids (ALiBi models),
             carries a state from token to token, limits attention to a window, ignores the 4-D mask,

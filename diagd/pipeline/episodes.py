@@ -106,7 +106,7 @@ def _read_scenes(
     if folder is not None:
         found, where = folder_scenes(Path(folder), world, wanted), folder
     else:
-        where = world.folder
+        where = None if world.source is None else world.source.folder
         found = [] if where is None else model_scenes(where, world, wanted)
     if not found:
         raise ValueError(f"nowhere to start: no clip or image in {where}, name a folder as scenes")

@@ -2,21 +2,21 @@
 
 import diagd
 world = diagd.VideoGenerator.from_pretrained("doom")
-video = world.generate(frames, ["forward"] * 16, num_frames=16, strategy="k=1")
+video = world.generate("clip.mp4", "forward*12,left*4", strategy="k=1")
+video.save("dream.gif")
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from diagd.backends.prepare import Backend, prepare
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, Actions, as_actions
 from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.generate_tokens import GenerationStats, generate_tokens
+from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -25,24 +25,26 @@ from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
+from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.pretrained import load_parts, prefix_ids
-from diagd.pipeline.prompt_tokens import action_ids, check_clip, check_size, prompt_tokens
+from diagd.pipeline.prompt_tokens import (
+    action_ids,
+    check_clip,
+    check_size,
+    grids_of,
+    paint,
+    prompt_tokens,
+)
+from diagd.pipeline.prompts import (
+    Clip,
+    Picture,
+    PromptReader,
+    check_one_length,
+    is_batch,
+    rows_of,
+)
+from diagd.pipeline.world_folder import WorldSource, save_world, upload_world
 from diagd.tokenizers.vq import VideoTokenizer
-
-
-@dataclass(frozen=True)
-class GeneratedVideo:
-    """What a world model generated.
-
-    Attributes:
-        frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64.
-        stats: what decoding took; tokenizing is not in it.
-    """
-
-    frames: Tensor
-    tokens: Tensor
-    stats: GenerationStats
 
 
 class VideoGenerator:
@@ -55,7 +57,7 @@ class VideoGenerator:
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
-        folder: where it was read from, with its prompt and its scenes; None: nowhere.
+        source: where it was read from, if it was; only such a world can be saved.
     """
 
     def __init__(
@@ -66,13 +68,14 @@ class VideoGenerator:
         tokenizer: VideoTokenizer,
         vocabulary: ActionCodec | None,
         defaults: GenerationDefaults,
-        folder: Path | None = None,
+        source: WorldSource | None = None,
     ) -> None:
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
-        self.config, self.defaults, self.folder = config, defaults, folder
+        self.config, self.defaults, self.source = config, defaults, source
         self.height, self.width = config.grid_height, config.grid_width
         self.valid_range = visual_ranges(defaults, config)
+        self.prompts = PromptReader(tokenizer, vocabulary, defaults, self.frame_size_px)
 
     @classmethod
     def from_pretrained(
@@ -85,9 +88,13 @@ class VideoGenerator:
         config: str | Path | None = None,
         tokenizer: str | Path | None = None,
     ) -> "VideoGenerator":
-        """Load a checkpoint with a tokenizer, ours or a released one, or the bundled model `doom`.
+        """Load a world: a model with its tokenizer and its actions.
 
         Args:
+            name_or_path: the bundled model `doom`, a folder of ours, a released checkpoint, or
+                `user/name` on the Hugging Face Hub, which is downloaded once.
+            device: where the weights are, such as `cpu` or `cuda`.
+            dtype: of the weights, float32 or bfloat16.
             backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
                 `diagd.backends.prepare.prepare`).
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
@@ -99,59 +106,130 @@ class VideoGenerator:
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
         model, runner, _ = prepare(parts.model, backend, int8)
-        path = model_path(name_or_path)
-        folder = path if path.is_dir() else path.parent
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults, folder)
+        source = WorldSource(name_or_path, config, tokenizer)
+        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
+
+        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
+        actions, generation defaults, prompt, scenes and model card come along. A world without a
+        card gets one, with what its training log tells.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or from this very folder.
+            FileNotFoundError: what it was read from has gone.
+        """
+        save_world(self.source, Path(folder), self.frame_size_px)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
+
+        Args:
+            repository: `user/name`; made if there is none.
+            private: who sees a new repository; the account's setting by default.
+            token: an access token that may write; by default that of `hf auth login`.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or no name of a repository.
+            OSError: the Hub refuses or cannot be reached.
+        """
+        return upload_world(self.source, repository, self.frame_size_px, private, token)
+
+    def __repr__(self) -> str:
+        """Say in one line what it is."""
+        name = "unnamed" if self.source is None else self.source.name_or_path
+        size = "x".join(map(str, self.frame_size_px))
+        actions = f"{len(self.vocabulary.names)} actions" if self.vocabulary else "no actions"
+        return f"VideoGenerator({name}: {size} px, {self.height}x{self.width} tokens, {actions})"
 
     @property
     def frame_size_px(self) -> tuple[int, int]:
         """Height and width of a frame in pixels."""
         return self.tokenizer.frame_size_px(self.height, self.width)
 
+    @overload
+    def generate(
+        self, frames: str | Path | Picture, *rest: Any, **settings: Any
+    ) -> GeneratedVideo: ...
+    @overload
+    def generate(self, frames: list[Any], *rest: Any, **settings: Any) -> Any: ...
     def generate(
         self,
-        frames: Tensor,
-        actions: Sequence[str] | None = None,
-        num_frames: int = 16,
+        frames: Any,
+        actions: Any = None,
+        num_frames: int | None = None,
         row_lag: int | None = None,
         frame_lag: int | None = None,
         *,
         strategy: Strategy | str | None = None,
         raster: bool = False,
         exact: bool = False,
-        context_actions: Sequence[str] | None = None,
+        context_actions: Any = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
-    ) -> GeneratedVideo:
-        """Go on from context frames.
+    ) -> GeneratedVideo | list[GeneratedVideo]:
+        """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
+
+        What is done that nobody asked for (pictures fitted, the idle action put between frames) is
+        logged, a line each.
 
         Args:
-            frames: (m, H_px, W_px, 3) uint8 RGB, the context, of `frame_size_px`.
-            actions: one action name for each generated frame, that leads to it.
+            frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
+                which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
+                (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
+                pictures. A list of clips is a batch; their contexts are of one length.
+            actions: one for each generated frame, that leads to it: a string such as
+                `forward*8,left*4`, whose last action goes on if there are too few, or names, or
+                (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
+                None for a model without actions.
+            num_frames: frames to generate. By default one for each action; the model's own number
+                without actions.
             row_lag, frame_lag, raster, exact: short for the strategies `k=...,d=...`, `raster` and
                 `exact`.
             strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
                 `k=1` by default.
-            context_actions: the m - 1 actions between the context frames.
-            sampling: the model's own by default; visual ids only in any case.
-            text: (1, M, size) states of a text encoder, for models that read a text.
+            context_actions: the m - 1 actions between the context frames, in any form of `actions`;
+                by default those in the jsonl file beside a path, or else the idle action. For a
+                batch a list of these.
+            sampling: how tokens are drawn, the model's own way by default; visual ids only in any
+                case.
+            seed: of the draws, 64 bits; row b of a batch uses seed + b.
+            text: (1, M, size) states of a text encoder, for models that read a text; (B, M, size)
+                for a batch of such.
+
+        Returns:
+            A video; for a batch a list of videos, each as it would be alone.
 
         Raises:
-            ValueError: frames, actions or a strategy that do not fit.
+            FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
-        num_grids = self.grids_of(num_frames)
         chosen = strategy_of(strategy, row_lag, frame_lag, raster=raster, exact=exact)
-        action_ids = self.action_ids(actions, num_frames, "generated frame")
-        prompt, context = self.prompt(frames, context_actions)
+        rows = rows_of(frames, actions, context_actions)
+        if num_frames is None:
+            num_frames = self._num_frames(rows[0][1])
+        num_grids = self.grids_of(num_frames)
+        ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
+        prompts = [self.prompts.read(clip, between) for clip, _, between in rows]
+        given = check_one_length([prompt.frames for prompt in prompts])
+        read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
+        num_context = len(read[0][1])
         if self.tokenizer.temporal_compression > 1:
-            check_clip(len(frames), num_frames, len(context) + num_grids, self.config)
+            check_clip(given, num_frames, num_context + num_grids, self.config)
+        if text is not None and len(text) == 1:
+            text = text.expand(len(rows), -1, -1)
         out = generate_tokens(
             self.model,
-            prompt,
+            torch.cat([tokens for tokens, _ in read]),
             chosen,
-            action_ids,
-            context_frames=len(context),
+            torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
+            context_frames=num_context,
             sampling=self.sampling(sampling),
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
@@ -159,25 +237,24 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )
-        tokens = out.tokens[0]
-        if self.tokenizer.temporal_compression > 1:  # a grid's pixels depend on those before it
-            whole = self.tokenizer.decode(torch.cat([context, tokens]))
-            return GeneratedVideo(whole[-num_frames:].cpu(), tokens, out.stats)
-        return GeneratedVideo(self.tokenizer.decode(tokens).cpu(), tokens, out.stats)
+        videos = []
+        for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True):
+            shown = paint(self.tokenizer, context, tokens)[-num_frames:].cpu()
+            videos.append(GeneratedVideo(shown, tokens, out.stats, prompt.fps))
+        return videos if is_batch(frames) else videos[0]
+
+    def _num_frames(self, actions: Actions | None) -> int:
+        if actions is None or self.vocabulary is None:
+            return self.defaults.num_frames
+        return len(as_actions(actions, self.vocabulary))
 
     def grids_of(self, num_frames: int) -> int:
-        """Return the token grids of so many generated frames, or raise ValueError if uneven."""
-        step = self.tokenizer.temporal_compression
-        if num_frames % step:
-            raise ValueError(
-                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
-                f"got {num_frames}"
-            )
-        return num_frames // step
+        """Return the token grids of num_frames generated frames; ValueError if that is uneven."""
+        return grids_of(num_frames, self.tokenizer.temporal_compression)
 
     def stream(
         self,
-        frames: Tensor,
+        frames: Clip,
         actions: Iterator[str],
         row_lag: int | None = None,
         *,
@@ -189,7 +266,8 @@ class VideoGenerator:
         Old frames leave the context when it is full (see `Stream`).
 
         Args:
-            row_lag, strategy: as in `generate`.
+            frames, row_lag, strategy: as in `generate`.
+            actions: names; the stream ends with them.
             settings: what `start` takes (context_actions, sampling, seed).
         """
         engine, chosen = self.start(frames, **settings), strategy_of(strategy, row_lag)
@@ -199,18 +277,20 @@ class VideoGenerator:
 
     def start(
         self,
-        frames: Tensor,
+        frames: Clip,
         *,
-        context_actions: Sequence[str] | None = None,
+        context_actions: Actions | None = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
     ) -> DecodingEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
+        Arguments (frames, context_actions, sampling, seed) are those of `generate`.
         Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
-        return self.start_batch([(frames, context_actions)], [seed], sampling)
+        prompt = self.prompts.read(frames, context_actions)
+        return self.start_batch([(prompt.frames, prompt.context_actions)], [seed], sampling)
 
     def start_batch(
         self,
@@ -242,13 +322,17 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode so."""
+        """Raise ValueError where this world cannot decode by this strategy and sampling."""
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, batch_size, self.runner != "eager"))
 
-    def action_ids(self, actions: Sequence[str] | None, count: int, what: str) -> Tensor | None:
+    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+        Args:
+            actions: in any form that `generate` takes.
+            what: each action stands before, for the error.
 
         Raises:
             ValueError: not `count` actions, or one that the model does not know.
@@ -259,12 +343,17 @@ class VideoGenerator:
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return (1, P) tokens of prefix, context frames and actions between; and the grids."""
+        """Return (1, P) tokens of prefix, context frames and actions between; and the grids.
+
+        Args:
+            frames: (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`.
+            context_actions: the m - 1 actions between them.
+        """
         check_size(frames, self.frame_size_px)
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         return prompt_tokens(prefix_ids(self.config), grids, ids), grids
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: as asked for, else by default; visual ids only."""
+        """Return how tokens are drawn: by options, or else by default; visual ids only."""
         return self.defaults.sampling(options, self.valid_range)

@@ -2,7 +2,7 @@
 
 model.generate(
     prompt,
-    custom_generate=diagd.custom_generate(schedule),
+    custom_generate=diagd.custom_generate(schedule, context_frames=2),
     max_new_tokens=schedule.grid.num_tokens,
     do_sample=False,
 )
@@ -35,17 +35,27 @@ _UNDERSTOOD = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, _Gui
 def custom_generate(
     schedule: DiagonalSchedule,
     actions: Tensor | None = None,
-    context_frames: int = 0,
+    context_frames: int = 1,
     row_start: RowStart = "temporal",
     valid_range: tuple[int, int] | Tensor | None = None,
     seed: int = 0,
 ) -> Callable[..., Tensor]:
     """Make the callable that `generate(custom_generate=...)` takes.
 
+    It writes what `diagd.generate_tokens` writes of the same arguments, with the same defaults.
     `do_sample`, `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are
     those of the call; any other logits processor is an error, and so is more than one sequence a
     prompt. The schedule says how much is generated: `max_new_tokens` has to allow it, and keeps
     transformers from warning of its own limit.
+
+    Args:
+        schedule: which token is written when, and how many frames.
+        actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
+        context_frames: frames of the grid's size at the prompt's end; 0 for a prompt of text alone.
+        row_start: the token that stands in for a predecessor not yet known (see `Diagonal`).
+        valid_range: ids that may be written, low <= id < high; (height, width, 2) int64 where they
+            differ from place to place (see `SamplingOptions`).
+        seed: of the draws, 64 bits; batch row b uses seed + b.
 
     Returns:
         A callable that returns (B, P + T * (n + height * width)) int64, the prompt first.

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from diagd.data.video import contact_sheet, write_image, write_video
-from diagd.pipeline.generator import GeneratedVideo
+from diagd.data.saving import SHEET_COLUMNS, save_frames
+from diagd.data.video import contact_sheet, write_image
+from diagd.pipeline.generated_video import GeneratedVideo
 
 
 def check_writable(output: Path) -> None:
@@ -32,10 +33,17 @@ def check_writable(output: Path) -> None:
 def write_generated(
     output: Path, sheet: Path, context: Tensor, videos: list[GeneratedVideo], fps: float
 ) -> None:
-    """Write the context followed by what was generated; several videos stand side by side."""
+    """Write the context followed by what was generated; several videos stand side by side.
+
+    Args:
+        output: see `save_frames`; nothing but the sheet is written if it is the sheet.
+        sheet: the frames of each video as one picture, a video below the other.
+    """
     whole = [torch.cat([context, video.frames]) for video in videos]
-    write_video(output, torch.cat(whole, dim=2), fps)
-    write_image(sheet, torch.cat([contact_sheet(frames, columns=5) for frames in whole], dim=0))
+    if output != sheet:
+        save_frames(output, torch.cat(whole, dim=2), fps)
+    sheets = [contact_sheet(frames, SHEET_COLUMNS) for frames in whole]
+    write_image(sheet, torch.cat(sheets, dim=0))
 
 
 def report_runs(videos: dict[str, GeneratedVideo]) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ def load_parts(
             f"{folder}: the model has {shape.image_vocab_size} visual ids, "
             f"its tokenizer {video_tokenizer.codebook_size} codes"
         )
-    codec, num_ids = _actions(found), shape.vocab_size - shape.image_vocab_size
+    codec, num_ids = codec_of(found), shape.vocab_size - shape.image_vocab_size
     if codec and (codec.num_ids, codec.num_tokens) != (num_ids, shape.num_action_tokens):
         raise ValueError(
             f"{folder}: {ACTIONS_FILE} names {codec.num_ids} action ids and {codec.num_tokens} "
@@ -84,7 +84,7 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))
         names.append(f"{TOKENIZER_FOLDER}/")
-    codec = _actions(found)
+    codec = codec_of(found)
     if codec is not None:
         write_actions_file(target / ACTIONS_FILE, codec)
         names.insert(0, ACTIONS_FILE)
@@ -103,7 +103,8 @@ def _tokenizer(found: Checkpoint, given: str | Path | None) -> VideoTokenizer:
     return tokenizer
 
 
-def _actions(found: Checkpoint) -> ActionCodec | None:
+def codec_of(found: Checkpoint) -> ActionCodec | None:
+    """Return the actions of a checkpoint, its family's or those in the file beside it."""
     if not found.config.num_action_tokens:
         return None
     return found.family.actions or read_actions_file(found.path.with_name(ACTIONS_FILE))

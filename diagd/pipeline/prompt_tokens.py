@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, Actions, as_actions
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.vq import VideoTokenizer
 
 
 def check_size(frames: Tensor, size_px: tuple[int, int]) -> None:
@@ -27,9 +28,30 @@ def check_clip(given: int, coming: int, num_grids: int, config: ModelConfig) -> 
         )
 
 
+def grids_of(num_frames: int, step: int) -> int:
+    """Return the token grids of generated frames, `step` of which the tokenizer joins.
+
+    Raises:
+        ValueError: no whole number of grids.
+    """
+    if num_frames % step:
+        raise ValueError(
+            f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+            f"got {num_frames}"
+        )
+    return num_frames // step
+
+
+def paint(tokenizer: VideoTokenizer, context: Tensor, grids: Tensor) -> Tensor:
+    """Return the pixels of generated grids, behind those of the context if they depend on it."""
+    if tokenizer.temporal_compression > 1:
+        grids = torch.cat([context, grids])
+    return tokenizer.decode(grids)
+
+
 def action_ids(
     codec: ActionCodec | None,
-    actions: Sequence[str] | None,
+    actions: Actions | None,
     count: int,
     what: str,
     first_id: int,
@@ -44,13 +66,13 @@ def action_ids(
         ValueError: not `count` actions, one that the codec does not know, or any without a codec.
     """
     if codec is None:
-        if actions:
+        if actions is not None and len(actions):
             raise ValueError("this model takes no actions")
         return None
-    given = len(actions) if actions is not None else 0
-    if given != count:
-        raise ValueError(f"expected {count} actions, one for each {what}, got {given}")
-    ids = [codec.tokens_of(action) for action in actions or ()]
+    names = [] if actions is None else as_actions(actions, codec, count)
+    if len(names) != count:
+        raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
+    ids = [codec.tokens_of(name) for name in names]
     local = torch.tensor(ids, dtype=torch.int64).view(1, count, codec.num_tokens)
     return local + first_id
 

@@ -1,14 +1,17 @@
 import json
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from diagd.commands import generate as dream
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import ACTIONS
+from diagd.data.saving import save_frames
 from diagd.data.video import contact_sheet, read_video, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
@@ -17,6 +20,7 @@ from diagd.families.own_format import save_model
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer
+from tests.data.encoding import encode_video
 from tests.worlds import (
     HEIGHT,
     HEIGHT_PX,
@@ -288,7 +292,6 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
             r"unknown action 'jump', expected one of: none, forward, left, r",
         ),
         (("--actions", "left*x"), r"actions must look like forward\*8,left\*4"),
-        (("--actions", "left*3"), r"expected 4 actions \(one a frame\), got 3"),
         (("--actions", "left*5"), r"expected 4 actions \(one a frame\), got 5"),
         (("--actions", "walk.jsonl"), r"action file not found: walk\.jsonl"),
         (("--prompt", "no.mp4"), r"video not found: no\.mp4"),
@@ -341,13 +344,72 @@ def test_a_prompt_that_is_no_video_is_refused(refused, tmp_path):
     refused(r"prompt\.mp4 cannot be decoded \(corrupt", "--prompt", tmp_path / "prompt.mp4")
 
 
-def test_a_prompt_without_its_actions_is_refused(refused, world, tmp_path):
+def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_path):
     shutil.copy(world / "prompt.mp4", tmp_path)
-    message = r"action file not found: .*prompt\.jsonl"
-    refused(message, "--prompt", tmp_path / "prompt.mp4")
     write_actions(tmp_path / "prompt.jsonl", ["left"] * 4)
     message = r"prompt\.jsonl: expected 5 actions \(one a frame\), got 4"
     refused(message, "--prompt", tmp_path / "prompt.mp4")
+
+
+def test_without_its_actions_the_idle_action_stands_in_a_prompt(generate, world, tmp_path):
+    shutil.copy(world / "prompt.mp4", tmp_path)
+    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "idle.mp4")
+    note = "prompt.mp4 comes without actions: 'none' stands between its frames"
+    assert note in " ".join(outcome.out.split())
+    write_actions(tmp_path / "prompt.jsonl", ["none"] * 5)
+    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "told.mp4")
+    assert "stands between" not in outcome.out
+    assert torch.equal(dreamt("idle.mp4"), dreamt("told.mp4"))
+    assert generate("--output", "own.mp4").code == 0
+    assert not torch.equal(dreamt("idle.mp4"), dreamt("own.mp4"))
+
+
+@pytest.mark.parametrize("name", ["ein Spaß.webm", "50%d: a.gif", "view 1.png", "Foto.JPG"])
+def test_a_prompt_is_any_video_or_picture_of_any_size_and_name(name, generate, tmp_path):
+    frames = smooth_frames(12, 50, 70)
+    if name.endswith("webm"):
+        encode_video(tmp_path / name, frames, 30, "libvpx-vp9")
+    elif name.endswith("JPG"):
+        Image.fromarray(frames[0].numpy()).save(tmp_path / name)
+    else:
+        save_frames(tmp_path / name, frames[: 1 if name.endswith("png") else 12], 20)
+    outcome = generate("--prompt", tmp_path / name)
+    assert (outcome.code, outcome.err) == (0, "")
+    out = " ".join(outcome.out.split())
+    assert "pixels: cropped to the centre and scaled to 24x40" in out
+    is_video = name.endswith(("webm", "gif"))
+    assert ("frames/s: read at the model's 8.75" in out) == is_video
+    assert ("'none' stands between its frames" in out) == is_video
+    video = read_video("dream.mp4")
+    assert len(video.frames) == (CONTEXT if is_video else 1) + FRAMES
+    assert video.fps == Fraction(35, 4)
+
+
+@pytest.mark.parametrize(
+    ("actions", "spelled", "note"),
+    [
+        ("left", "left*4", None),
+        ("right,left", "right,left*3", "2 actions for 4 frames: 'left' goes on to the end"),
+    ],
+)
+def test_the_last_action_goes_on_until_the_frames_are_full(actions, spelled, note, generate):
+    outcome = generate("--actions", actions, "--output", "short.mp4")
+    assert ("goes on" in outcome.out) == bool(note)
+    assert (note or "") in outcome.out
+    assert "goes on" not in generate("--actions", spelled, "--output", "spelled.mp4").out
+    assert torch.equal(dreamt("short.mp4"), dreamt("spelled.mp4"))
+
+
+@pytest.mark.parametrize("name", ["dream.gif", "dream.webp", "dream.png"])
+def test_the_output_is_what_its_name_says(name, generate, tmp_path):
+    outcome = generate("--output", name)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted({name, "dream.png"})
+    assert outcome.document["output"] == name
+    assert outcome.document["contact_sheet"] == "dream.png"
+    with Image.open(name) as picture:
+        shown = getattr(picture, "n_frames", 1)
+    assert shown == (1 if name == "dream.png" else CONTEXT + FRAMES)
 
 
 def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate):
@@ -366,7 +428,6 @@ def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate
         "tokenizer/config.json",
         "tokenizer/diffusion_pytorch_model.safetensors",
         "prompt.mp4",
-        "prompt.jsonl",
         "walk.jsonl",
     ],
 )
@@ -459,7 +520,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(refused, mo
     monkeypatch.setattr(dream.VideoGenerator, "from_pretrained", load_nothing)
     message = r"output folder does not exist: nowhere"
     refused(message, "--output", "nowhere/dream.mp4")
-    refused(r"output must end in \.mp4, got dream\.avi", "--output", "dream.avi")
+    refused(
+        r"output must end in \.mp4, \.gif, \.webp, \.png, got dream\.avi", "--output", "dream.avi"
+    )
 
 
 @pytest.mark.parametrize("name", ["dream.mp4", "dream.png"])

@@ -1,9 +1,13 @@
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from diagd.data.actions import (
     ActionVocabulary,
+    as_actions,
+    idle_action,
     parse_actions,
     read_actions,
     split_actions,
@@ -45,6 +49,58 @@ def test_an_unknown_action_lists_the_known_ones(text, name):
     message = rf"unknown action '{name}', expected one of: none, forward, left, forward\+left$"
     with pytest.raises(ValueError, match=message):
         parse_actions(text, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "left*2,forward+left",
+        ["left", "left", "forward+left"],
+        ("left", "left", "forward+left"),
+        [2, 2, 3],
+        ["left", 2, 3],
+        np.array([2, 2, 3], dtype=np.uint8),
+        np.array(["left", "left", "forward+left"]),
+        torch.tensor([2, 2, 3]),
+        iter(["left", "left", "forward+left"]),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_actions_are_words_names_or_numbers(given):
+    assert as_actions(given, VOCABULARY) == ["left", "left", "forward+left"]
+
+
+def test_the_last_action_of_a_string_goes_on_and_that_of_a_list_does_not():
+    assert as_actions("none,left", VOCABULARY, 4) == ["none", "left", "left", "left"]
+    assert as_actions("none,left", VOCABULARY, 1) == ["none", "left"]
+    assert as_actions(["none", "left"], VOCABULARY, 4) == ["none", "left"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([4], r"actions as numbers must be in \[0, 4\), got 4"),
+        (torch.tensor([0, -1]), r"actions as numbers must be in \[0, 4\), got -1"),
+        ([1.0], r"actions must be a string such as .*, or \(T,\) integers, got 1\.0"),
+        ([True], r"got True"),
+        (np.zeros((1, 2), np.int64), r"got \[0, 0\]"),
+        (["left", "jump"], r"unknown action 'jump', expected one of: none, forward, left"),
+        (torch.tensor(3), r"actions must be a string such as .*, got 3"),
+        (5, r"actions must be a string such as .*, got 5"),
+    ],
+)
+def test_what_is_no_action_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        as_actions(given, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("names", "idle"),
+    [(("left", "NOOP"), "NOOP"), (("left", "right"), "left"), (("a", "none", "noop"), "none")],
+)
+def test_the_idle_action_is_known_by_its_name_or_else_the_first(names, idle):
+    assert idle_action(ActionVocabulary(names)) == idle
+    assert idle_action(MinecraftActions()) == "none"
 
 
 def test_a_file_of_actions_comes_back_as_written(tmp_path):

@@ -6,6 +6,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 
 from diagd.data.video import (
     contact_sheet,
@@ -72,6 +73,31 @@ def test_reading_from_a_start_at_another_rate_picks_the_frames(
 def test_frames_fitted_while_reading_are_those_fitted_afterwards(clip):
     fitted = read_video(clip, size_px=(10, 30)).frames
     assert torch.equal(fitted, resize(read_video(clip).frames, 10, 30))
+
+
+@pytest.mark.parametrize("last", [1, 4, 99])
+def test_only_the_last_frames_are_kept(last, clip):
+    assert torch.equal(read_video(clip, last=last).frames, read_video(clip).frames[-last:])
+    slow = read_video(clip, last=2, fps=4.375)
+    assert torch.equal(slow.frames, read_video(clip).frames[[2, 4]])
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_photograph_stands_upright(orientation, tmp_path):
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    path = tmp_path / "photo.jpg"
+    Image.fromarray(smooth_frames(1, 48, 80)[0].numpy()).save(path, exif=exif, quality=95)
+    with Image.open(path) as picture:
+        upright = torch.from_numpy(np.array(ImageOps.exif_transpose(picture)))
+    frame = read_video(path).frames
+    assert frame.shape[1:] == upright.shape
+    assert psnr(frame, upright[None]).min() > 30
+
+
+@pytest.mark.parametrize("name", ["a b.mp4", "Spaß: 1.mp4", "50%d.mp4", "-.mp4", "[1]*.mp4"])
+def test_a_file_may_have_any_name(name, clip):
+    assert len(read_video(clip.rename(clip.with_name(name))).frames) == 6
 
 
 def test_a_start_behind_the_end_is_refused(clip):

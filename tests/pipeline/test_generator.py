@@ -1,14 +1,30 @@
+import base64
 import json
+import re
 import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import diagd
-from diagd.data.video import read_video
+from diagd.data.video import read_video, write_image
 from diagd.families.defaults import GenerationDefaults
 from diagd.tokenizers.vq import VQTokenizer
-from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, NUM_CODES, WALK, WIDTH, WIDTH_PX, write_world
+from tests.worlds import (
+    HEIGHT,
+    HEIGHT_PX,
+    NAMES,
+    NUM_CODES,
+    PROMPT_ACTIONS,
+    WALK,
+    WIDTH,
+    WIDTH_PX,
+    smooth_frames,
+    write_world,
+)
 
 GREEDY = diagd.SamplingOptions()
 BETWEEN = ["left", "right"]  # the actions between three context frames
@@ -154,6 +170,96 @@ def test_one_context_frame_is_enough(generator, context):
         assert video.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
 
 
+@pytest.mark.parametrize("actions", ["forward,left*2", [1, 2, 2], torch.tensor([1, 2, 2])])
+def test_actions_come_in_any_form_and_say_how_many_frames(actions, generator, context):
+    names = ["forward", "left", "left"]
+    told = generator.generate(context, names, 3, context_actions=BETWEEN, seed=1)
+    video = generator.generate(context, actions, context_actions="left,right", seed=1)
+    assert torch.equal(video.tokens, told.tokens)
+    longer = generator.generate(context, "forward,left", 3, context_actions=[2, 3], seed=1)
+    assert torch.equal(longer.tokens, told.tokens)
+
+
+def test_a_path_is_continued_with_its_own_actions_and_rate(generator, world):
+    prompt = read_video(world / "prompt.mp4")
+    video = generator.generate(world / "prompt.mp4", WALK, seed=1)
+    between = PROMPT_ACTIONS[-3:]
+    told = generator.generate(prompt.frames[-4:], WALK, context_actions=between, seed=1)
+    assert torch.equal(video.tokens, told.tokens)
+    assert (video.fps, told.fps) == (8, 8.75)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, None], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("strategy", ["k=1", "k=2,d=4", "raster", "exact"])
+def test_a_batch_is_what_its_clips_are_one_by_one(strategy, sampling, generator, world, context):
+    clips = [context, smooth_frames(3, HEIGHT_PX, WIDTH_PX, seed=7).numpy(), list(context.flip(0))]
+    actions = ["left*4", ["none", "right", "left", "forward"], [1, 1, 1, 1]]
+    between = [BETWEEN, None, "right"]
+    options = {"sampling": sampling, "strategy": strategy}
+    videos = generator.generate(clips, actions, context_actions=between, seed=4, **options)
+    assert len(videos) == 3
+    for row, video in enumerate(videos):
+        alone = generator.generate(
+            clips[row], actions[row], context_actions=between[row], seed=4 + row, **options
+        )
+        assert torch.equal(video.tokens, alone.tokens)
+        assert torch.equal(video.frames, alone.frames)
+        assert video.stats is videos[0].stats
+    assert len({tuple(video.tokens.flatten().tolist()) for video in videos}) == 3
+
+
+def test_paths_and_arrays_of_five_axes_are_batches_too(generator, world, context):
+    path = world / "prompt.mp4"
+    assert len(generator.generate([path, str(path)], ["left", "right"])) == 2
+    (video,) = generator.generate(context[None], [WALK], context_actions=[BETWEEN], seed=2)
+    alone = generator.generate(context, WALK, context_actions=BETWEEN, seed=2)
+    assert torch.equal(video.tokens, alone.tokens)
+
+
+@pytest.mark.parametrize(
+    ("clips", "actions", "message"),
+    [
+        ([], [], "a batch must hold at least one clip, got an empty list"),
+        (2, "left", r"actions of a batch: expected 2, one for each clip, got 'left'"),
+        (2, ["left"], r"actions of a batch: expected 2, one for each clip, got 1"),
+        (2, ["left*2", ["left"]], "expected 2 actions, one for each generated frame, got 1"),
+        (2, None, "expected 16 actions, one for each generated frame, got 0"),
+        (
+            "uneven",
+            ["left", "left"],
+            "clips of a batch must have as many context frames, got 3 and",
+        ),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(clips, actions, message, generator, context):
+    given = {2: [context, context], "uneven": [context, context[:1]]}
+    with pytest.raises(ValueError, match=message):
+        generator.generate(given.get(clips, clips) if clips else [], actions)
+
+
+def test_a_world_and_a_video_are_one_line(generator, world, context):
+    video = generator.generate(context, WALK, context_actions=BETWEEN)
+    seconds = f"{video.stats.seconds:.2f}"
+    assert repr(video) == (
+        f"GeneratedVideo(3 frames of 24x40 px, 8.75 fps, 21 steps in {seconds} s)"
+    )
+    assert repr(generator) == f"VideoGenerator({world}: 24x40 px, 3x5 tokens, 4 actions)"
+
+
+def test_a_video_plays_in_a_notebook_by_itself(generator, context, tmp_path):
+    video = generator.generate(context, WALK, context_actions=BETWEEN)
+    video.save(tmp_path / "a.mp4")
+    tag = re.fullmatch(
+        r'<video width="80" controls autoplay loop muted '
+        r'src="data:video/mp4;base64,([\w+/=]+)"></video>',
+        video._repr_html_(),
+    )
+    assert tag
+    assert base64.b64decode(tag[1]) == (tmp_path / "a.mp4").read_bytes()
+    shown = read_video(tmp_path / "a.mp4")
+    assert (shown.frames.shape, shown.fps) == (video.frames.shape, Fraction(35, 4))
+
+
 def test_a_model_without_actions(tmp_path, context):
     generator = diagd.VideoGenerator.from_pretrained(write_world(tmp_path, num_action_tokens=0))
     assert generator.vocabulary is None
@@ -169,31 +275,12 @@ def test_a_model_without_actions(tmp_path, context):
 
 
 @pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (torch.zeros(3, WIDTH_PX, HEIGHT_PX, 3, dtype=torch.uint8), r"got \(3, 40, 24, 3\)"),
-        (torch.zeros(HEIGHT_PX, WIDTH_PX, 3, dtype=torch.uint8), r"got \(24, 40, 3\)"),
-        (torch.zeros(3, 3, HEIGHT_PX, WIDTH_PX, dtype=torch.uint8), r"got \(3, 3, 24, 40\)"),
-    ],
-)
-def test_frames_of_another_shape_are_refused(frames, message, generator):
-    with pytest.raises(ValueError, match=rf"frames must be \(T, 24, 40, 3\) uint8, {message}"):
-        generator.generate(frames, ["left"], 1, context_actions=BETWEEN)
-
-
-def test_frames_of_another_dtype_are_refused(generator, context):
-    with pytest.raises(ValueError, match=r"frames must be uint8, got torch\.float32"):
-        generator.generate(context.float(), ["left"], 1, context_actions=BETWEEN)
-
-
-@pytest.mark.parametrize(
     ("actions", "between", "message"),
     [
         (None, BETWEEN, "expected 2 actions, one for each generated frame, got 0"),
         (["left"], BETWEEN, "expected 2 actions, one for each generated frame, got 1"),
         (["left"] * 3, BETWEEN, "expected 2 actions, one for each generated frame, got 3"),
         (["left", "jump"], BETWEEN, "unknown action 'jump', expected one of: none, forward"),
-        (["left"] * 2, None, "expected 2 actions, one for each context frame after the first, g"),
         (["left"] * 2, ["left"], "one for each context frame after the first, got 1"),
         (["left"] * 2, ["left", "jump"], "unknown action 'jump', expected one of: none, forward"),
     ],
@@ -236,3 +323,18 @@ def test_loading_refuses_actions_of_another_model(world, tmp_path):
     message = r"actions\.json names 2 action ids and 1 tokens an action, the model has 4 and 1"
     with pytest.raises(ValueError, match=message):
         diagd.VideoGenerator.from_pretrained(folder)
+
+
+def test_the_example_of_the_readme_runs(world, tmp_path, monkeypatch):
+    """As it stands, but for the model and the upload."""
+    monkeypatch.chdir(tmp_path)
+    write_image("photo.jpg", smooth_frames(1, 50, 70)[0])
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    code = text.partition("Pixels in, pixels out:")[2].split("```python\n")[1].split("```")[0]
+    *lines, last = code.replace('"doom"', repr(str(world))).splitlines()
+    assert last == 'world.push_to_hub("user/name")'
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    assert names["video"].frames.shape == (12, HEIGHT_PX, WIDTH_PX, 3)
+    assert (tmp_path / "dream.gif").is_file()
+    assert [len(video.frames) for video in names["videos"]] == [8, 8]

@@ -1,3 +1,6 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,7 +36,7 @@ def actions_of(num_action_tokens):
 def test_raster_order_writes_what_generate_writes(llama, prompt):
     plain = llama.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None)
     schedule = diagd.DiagonalSchedule.raster(GRID)
-    ours = generate(llama, prompt, diagd.custom_generate(schedule))
+    ours = generate(llama, prompt, diagd.custom_generate(schedule, context_frames=0))
     assert torch.equal(ours, plain)
 
 
@@ -50,7 +53,7 @@ def test_diagonals_write_what_generate_tokens_writes(row_start, llama, prompt):
         row_start=row_start,
         sampling=diagd.SamplingOptions(valid_range=valid),
     )
-    custom = diagd.custom_generate(schedule, actions, row_start=row_start, valid_range=valid)
+    custom = diagd.custom_generate(schedule, actions, 0, row_start, valid)
     sequence = generate(llama, prompt, custom, max_new_tokens=2 * (2 + 15))
     assert sequence.shape == (2, 4 + 2 * (2 + 15))
     assert torch.equal(sequence[:, :4], prompt)
@@ -62,8 +65,8 @@ def test_diagonals_write_what_generate_tokens_writes(row_start, llama, prompt):
 def test_context_frames_reach_the_decoder(llama):
     prompt = torch.randint(NUM_VISUAL, (2, 15), generator=torch.Generator().manual_seed(3))
     schedule = diagd.DiagonalSchedule.spatial(GRID)
-    out = diagd.generate_tokens(diagd.HuggingFaceModel(llama), prompt, schedule, context_frames=1)
-    custom = diagd.custom_generate(schedule, context_frames=1)
+    out = diagd.generate_tokens(diagd.HuggingFaceModel(llama), prompt, schedule)
+    custom = diagd.custom_generate(schedule)
     sequence = generate(llama, prompt, custom)
     assert torch.equal(sequence[:, 15:], out.tokens.flatten(1))
 
@@ -82,7 +85,7 @@ def test_the_generation_config_says_how_to_sample(flags, sampling, llama, prompt
     out = diagd.generate_tokens(
         model, prompt, schedule, context_frames=0, sampling=sampling, seed=9
     )
-    custom = diagd.custom_generate(schedule, seed=9)
+    custom = diagd.custom_generate(schedule, context_frames=0, seed=9)
     sequence = generate(llama, prompt, custom, do_sample=True, **flags)
     assert torch.equal(sequence[:, 4:], out.tokens.flatten(1))
 
@@ -97,13 +100,17 @@ def test_guidance_flags_write_what_generate_writes_with_them(negative_length, ll
         flags["negative_prompt_attention_mask"] = torch.ones(shape, dtype=torch.int64)
     plain = llama.generate(prompt, eos_token_id=None, **flags)
     schedule = diagd.DiagonalSchedule.raster(GRID)
-    ours = llama.generate(prompt, custom_generate=diagd.custom_generate(schedule), **flags)
+    ours = llama.generate(
+        prompt, custom_generate=diagd.custom_generate(schedule, context_frames=0), **flags
+    )
     assert torch.equal(ours, plain)
-    assert not torch.equal(ours, generate(llama, prompt, diagd.custom_generate(schedule)))
+    assert not torch.equal(
+        ours, generate(llama, prompt, diagd.custom_generate(schedule, context_frames=0))
+    )
 
 
 def test_without_a_limit_transformers_warns_and_nothing_else_changes(llama, prompt):
-    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     with pytest.warns(UserWarning, match="We recommend setting `max_new_tokens`"):
         unlimited = llama.generate(prompt, custom_generate=custom, do_sample=False)
     assert torch.equal(unlimited, generate(llama, prompt, custom))
@@ -128,13 +135,34 @@ NEGATIVE = {"guidance_scale": 2.0, "negative_prompt_ids": torch.zeros(2, 140, dt
     ],
 )
 def test_what_diagonals_cannot_honour_is_refused(flags, message, llama, prompt):
-    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     with pytest.raises(ValueError, match=message):
         generate(llama, prompt, custom, **flags)
 
 
 def test_the_weights_and_the_attention_of_the_model_stay_as_they_were(llama, prompt):
     before = llama(prompt).logits
-    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID))
+    custom = diagd.custom_generate(diagd.DiagonalSchedule.spatial(GRID), context_frames=0)
     generate(llama, prompt, custom)
     assert torch.equal(llama(prompt).logits, before)
+
+
+def test_the_examples_of_the_readme_write_the_same_tokens(tmp_path):
+    """They run as they stand, but for the model and the size of the grid."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    code = text.partition("## Use it on your model")[2].split("```python\n")[1].split("```")[0]
+    oracles.tiny_llama(VOCAB_SIZE, 5 * 8 * 13).save_pretrained(tmp_path)
+    for word, ours in (
+        ('"..."', repr(str(tmp_path))),
+        ("height=40, width=64", "height=8, width=13"),
+        ("frame_lag=40", "frame_lag=8"),
+    ):
+        assert word in code
+        code = code.replace(word, ours)
+    prompt = torch.randint(NUM_VISUAL, (2, 2 * 8 * 13), generator=torch.Generator().manual_seed(0))
+    names: dict[str, Any] = {"prompt": prompt}
+    exec(code, names)
+    assert names["out"].tokens.shape == (2, 3, 8, 13)
+    assert len(names["out"].tokens.unique()) > 5
+    assert torch.equal(names["sequence"][:, : prompt.shape[1]], prompt)
+    assert torch.equal(names["sequence"][:, prompt.shape[1] :], names["out"].tokens.flatten(1))

@@ -51,11 +51,18 @@ class Scheduled(Strategy):
 class Diagonal(Scheduled):
     """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
 
+    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
+
     Attributes:
-        row_lag, frame_lag: see `DiagonalSchedule`; without frame_lag frames do not overlap.
+        row_lag: the paper's k, in [1, width]: columns that a row runs ahead of the next one.
+        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps that a frame starts
+            after the one before. None: frames do not overlap.
         row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
             same place a frame earlier), `predecessor` (the predecessor a frame earlier) or
             `spatial` (the newest token of the row above).
+
+    Raises:
+        ValueError: an unknown row_start; lags are checked when the frames are known.
     """
 
     word = "k"

@@ -35,7 +35,10 @@ STRATEGIES: tuple[type[Strategy], ...] = (
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Read a name.
+    """Read a strategy's name.
+
+    Args:
+        text: such as `k=1,d=14` or `exact`; the table at the top of the module has them all.
 
     Raises:
         ValueError: no such strategy, or a number that it cannot have.

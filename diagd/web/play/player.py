@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from diagd.data.actions import idle_action
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
@@ -72,7 +73,7 @@ class Player:
         self.id = secrets.token_urlsafe(16)
         self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
         self.controls, self.paced, self.paused = controls or Controls(), False, False
-        self.idle_action = world.vocabulary.names[0]
+        self.idle_action = idle_action(world.vocabulary)
         self.pressed = self.tapped = self.idle_action
         self.input_id = 0
         self.pending_start: PendingStart | None = None

@@ -1,0 +1,147 @@
+"""A whole world as a folder: weights, tokenizer, actions, defaults, starts, and a model card.
+
+It is what `from_pretrained` and every command read, and what the Hugging Face Hub shows.
+"""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from diagd.families.checkpoints import find_model, model_path
+from diagd.families.family import Checkpoint
+from diagd.families.hub import is_repository, upload
+from diagd.families.own_format import write_checkpoint
+from diagd.files import read_json_lines, write_text
+from diagd.pipeline.pretrained import codec_of, save_parts
+
+CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
+# What a world may have besides its parts: where videos start, and how it was trained.
+EXTRAS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes", LOG_FILE, CURVE_FILE, CARD_FILE)
+
+
+@dataclass(frozen=True)
+class WorldSource:
+    """Where a world was read from; arguments as in `load_parts`."""
+
+    name_or_path: str | Path
+    config: str | Path | None = None
+    tokenizer: str | Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its prompt and its scenes are."""
+        path = model_path(self.name_or_path)
+        return path if path.is_dir() else path.parent
+
+
+def save_world(
+    source: WorldSource | None, target: Path, size_px: tuple[int, int], name: str | None = None
+) -> None:
+    """Copy a world into a folder of ours, weights to the bit; other files in it stay.
+
+    A tokenizer that comes as TorchScript (Cosmos) stays where it is. A world without a model card
+    gets one.
+
+    Args:
+        source: None is refused.
+        size_px: height and width of its frames.
+        name: what `from_pretrained` will be given; the folder by default.
+
+    Raises:
+        ValueError: no source, or the world is in that folder already.
+        FileNotFoundError: the source has gone.
+    """
+    if source is None:
+        raise ValueError("only a world that was read by from_pretrained can be saved")
+    found = find_model(source.name_or_path, source.config)
+    folder = found.path.parent
+    if target.resolve() == folder.resolve():
+        raise ValueError(f"{target} is where the world was read from: name another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    save_parts(found, target, None if source.tokenizer is None else Path(source.tokenizer))
+    write_checkpoint(target, found.config, found.weights)
+    for extra in EXTRAS:
+        part, goal = folder / extra, target / extra
+        if part.is_dir():
+            shutil.copytree(part, goal, dirs_exist_ok=True)
+        elif part.is_file():
+            shutil.copyfile(part, goal)
+    if not (target / CARD_FILE).exists():
+        write_text(target / CARD_FILE, _card(found, target, size_px, name or str(target)))
+
+
+def upload_world(
+    source: WorldSource | None,
+    repository: str,
+    size_px: tuple[int, int],
+    private: bool | None,
+    token: str | None,
+) -> str:
+    """Put a world, as `save_world` writes it, on the Hugging Face Hub; returns the address.
+
+    Raises:
+        ValueError: no source, or no name of a repository.
+        OSError: the Hub refuses or cannot be reached.
+    """
+    if not is_repository(repository):
+        raise ValueError(f"expected a repository such as user/name, got {repository!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        save_world(source, Path(folder), size_px, repository)
+        return upload(Path(folder), repository, private, token)
+
+
+def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
+    """Say in Markdown what a world is, how it was trained if its log tells, and how to use it."""
+    config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
+    weights = sum(weight.numel() for weight in found.weights.values())
+    dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
+    size = "x".join(map(str, size_px))
+    actions = "no actions" if codec is None else f"the actions {', '.join(codec.names)}"
+    given = "" if codec is None else f', "{codec.names[-1]}*{defaults.num_frames}"'
+    rows = {
+        "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
+        f"{weights / 1e6:.2f}M weights in {dtype}",
+        "frame": f"{config.grid_height}x{config.grid_width} tokens of "
+        f"{config.image_vocab_size:,} codes",
+        "context": f"{config.max_positions:,} tokens",
+        **_training(folder / LOG_FILE),
+    }
+    if found.family.licence:
+        rows["licence"] = found.family.licence
+    table = "\n".join(f"| {what} | {said} |" for what, said in rows.items())
+    curve = f"\n![Loss]({CURVE_FILE})\n" if (folder / CURVE_FILE).is_file() else ""
+    return f"""---
+library_name: diagd
+tags: [world-model, autoregressive-video]
+---
+
+# {name.rpartition("/")[2]}
+
+Goes on with video of {size} pixels at {defaults.fps:g} frames/s under {actions}.
+
+```python
+import diagd
+
+world = diagd.VideoGenerator.from_pretrained("{name}")
+video = world.generate("clip.mp4"{given})
+video.save("dream.mp4")
+```
+
+| | |
+|---|---|
+{table}
+{curve}"""
+
+
+def _training(log: Path) -> dict[str, str]:
+    """Return what a log of `diagd train` tells; a killed run may have left none."""
+    lines = read_json_lines(log) if log.is_file() else []
+    last = {key: value for line in lines for key, value in line.items() if value is not None}
+    if "step" not in last:
+        return {}
+    told = [f"{last['step']:,} steps"]
+    for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
+        if key in last:
+            told.append(f"{what} {last[key]:.3f} nats a token")
+    return {"training": ", ".join(told)}

@@ -1,0 +1,143 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import diagd
+from diagd.data.actions import write_actions
+from diagd.data.saving import save_frames
+from diagd.data.video import read_video, resize, write_image, write_video
+from diagd.pipeline.prompts import as_frames, is_batch
+from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
+
+FRAMES = smooth_frames(3, HEIGHT_PX, WIDTH_PX, seed=4)
+ONE = FRAMES[:1]
+
+
+def pictures(frames):
+    return [Image.fromarray(frame.numpy()) for frame in frames]
+
+
+@pytest.fixture(scope="module")
+def prompts(world):
+    return diagd.VideoGenerator.from_pretrained(world).prompts
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (FRAMES, FRAMES),
+        (FRAMES.numpy(), FRAMES),
+        (FRAMES.flip(0).numpy()[::-1], FRAMES),
+        (pictures(FRAMES), FRAMES),
+        (list(FRAMES), FRAMES),
+        (tuple(FRAMES.numpy()), FRAMES),
+        (FRAMES[0], ONE),
+        (FRAMES[0].numpy(), ONE),
+        (pictures(FRAMES)[0], ONE),
+        (pictures(FRAMES)[0].convert("RGBA"), ONE),
+    ],
+)
+def test_frames_are_tensors_arrays_or_pictures(given, expected, prompts):
+    assert torch.equal(as_frames(given), expected)
+    assert not is_batch(given)
+    prompt = prompts.read(given)
+    assert torch.equal(prompt.frames, expected)
+    assert prompt.context_actions == ["none"] * (len(expected) - 1)
+    assert prompt.fps == 8.75
+    assert len(prompt.notes) == (len(expected) > 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[FRAMES], [FRAMES.numpy(), ONE.numpy()], ["a.mp4", "b.mp4"], [pictures(FRAMES)], FRAMES[None]],
+)
+def test_a_list_of_clips_is_a_batch(given):
+    assert is_batch(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (FRAMES.movedim(-1, 1), r"uint8 \(3, 3, 24, 40\)"),
+        (FRAMES.float(), r"float32 \(3, 24, 40, 3\)"),
+        (FRAMES.numpy() / 255, r"float64 \(3, 24, 40, 3\)"),
+        (FRAMES[..., 0], r"uint8 \(3, 24, 40\)"),
+        (FRAMES[:0], r"uint8 \(0, 24, 40, 3\)"),
+        (3, r"int64 \(\)"),
+        (None, r"object \(\)"),
+    ],
+)
+def test_what_is_no_frames_is_refused(given, message, prompts):
+    message = rf"frames must be \(T, H_px, W_px, 3\) uint8 RGB, got {message}$"
+    with pytest.raises(ValueError, match=message):
+        prompts.read(given)
+
+
+def test_pictures_of_two_sizes_are_no_clip(prompts):
+    with pytest.raises(ValueError, match="a clip must be of one size, got 24x40, 24x39"):
+        prompts.read([FRAMES[0], FRAMES[0][:, 1:]])
+
+
+def test_frames_of_another_size_are_fitted_and_it_is_noted(prompts):
+    large = smooth_frames(2, 50, 70)
+    prompt = prompts.read(large.numpy(), ["left"])
+    assert torch.equal(prompt.frames, resize(large, HEIGHT_PX, WIDTH_PX))
+    note = "prompt is 50x70 pixels: cropped to the centre and scaled to 24x40"
+    assert (prompt.notes, prompt.context_actions) == ([note], ["left"])
+
+
+def test_a_path_is_read_with_the_actions_beside_it(prompts, world):
+    prompt = prompts.read(str(world / "prompt.mp4"))
+    assert torch.equal(prompt.frames, read_video(world / "prompt.mp4").frames[-4:])
+    assert prompt.context_actions == list(PROMPT_ACTIONS[-3:])
+    assert (prompt.fps, prompt.notes) == (8, [])
+    assert prompts.read(world / "prompt.mp4", "left").context_actions == ["left"] * 3
+
+
+def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(prompts, tmp_path):
+    frames = smooth_frames(30, HEIGHT_PX, WIDTH_PX)
+    write_video(tmp_path / "clip.mp4", frames, fps=26.25)
+    prompt = prompts.read(tmp_path / "clip.mp4")
+    assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[18::3])
+    assert prompt.context_actions == ["none"] * 3
+    assert prompt.fps == 8.75
+    assert prompt.notes == [
+        "prompt has 26.25 frames/s: read at the model's 8.75",
+        "clip.mp4 comes without actions: 'none' stands between its frames",
+    ]
+    write_actions(tmp_path / "clip.jsonl", ["left"] * 30)  # a recording: every frame counts
+    prompt = prompts.read(tmp_path / "clip.mp4")
+    assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[-4:])
+    assert (prompt.context_actions, prompt.notes) == (["left"] * 3, [])
+
+
+def test_one_frame_takes_no_note(prompts, tmp_path):
+    write_image(tmp_path / "view.png", FRAMES[0])
+    prompt = prompts.read(tmp_path / "view.png")
+    assert torch.equal(prompt.frames, ONE)
+    assert (prompt.context_actions, prompt.fps, prompt.notes) == ([], 8.75, [])
+
+
+def test_a_model_without_actions_has_none_between(tmp_path):
+    folder = write_world(tmp_path / "still", num_action_tokens=0)
+    prompts = diagd.VideoGenerator.from_pretrained(folder).prompts
+    save_frames(tmp_path / "clip.gif", smooth_frames(4, HEIGHT_PX, WIDTH_PX), 8)
+    for given in (FRAMES, tmp_path / "clip.gif"):
+        prompt = prompts.read(given)
+        assert (prompt.context_actions, prompt.notes) == (None, [])
+        with pytest.raises(ValueError, match="this model takes no actions"):
+            prompts.read(given, ["left"] * 2)
+
+
+def test_generate_says_in_a_line_what_it_did(world, caplog):
+    generator = diagd.VideoGenerator.from_pretrained(world)
+    with caplog.at_level(logging.WARNING, "diagd"):
+        video = generator.generate(np.asarray(FRAMES), "left*2")
+    note = "the prompt comes without actions: 'none' stands between its frames"
+    assert caplog.messages == [note]
+    told = generator.generate(FRAMES, ["left"] * 2, context_actions=["none"] * 2)
+    assert torch.equal(video.tokens, told.tokens)
+    assert len(caplog.messages) == 1

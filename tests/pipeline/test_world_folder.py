@@ -1,0 +1,85 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+import diagd
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.pretrained import load_parts
+from tests.worlds import WALK
+
+
+@pytest.fixture
+def trained(world, tmp_path):
+    """Return a copy of the world with a scene and a log of its training, torn at its end."""
+    folder = shutil.copytree(world, tmp_path / "trained")
+    (folder / "scenes").mkdir()
+    shutil.copy(world / "prompt.mp4", folder / "scenes" / "start.mp4")
+    lines = [{"step": 20, "loss": 4.5, "validation_loss": 3.25}, {"step": 1040, "loss": 2.125}]
+    log = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "log.jsonl").write_text(log + '{"step": 10')
+    return folder
+
+
+def files_of(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": torch.bfloat16, "backend": "eager"}])
+def test_a_world_saved_is_the_world_whatever_it_ran_in(settings, trained, tmp_path):
+    goal = tmp_path / "saved"
+    VideoGenerator.from_pretrained(trained, **settings).save_pretrained(goal)
+    before, after = files_of(trained), files_of(goal)
+    assert set(after) == {*before, "README.md", "generation.json"}
+    same = {"prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes/start.mp4", "log.jsonl"}
+    assert all(after[name] == before[name] for name in same)
+    one, other = (VideoGenerator.from_pretrained(folder) for folder in (trained, goal))
+    prompt = trained / "prompt.mp4"
+    videos = [w.generate(prompt, WALK, seed=3) for w in (one, other)]
+    assert torch.equal(videos[0].frames, videos[1].frames)
+    assert one.defaults == other.defaults
+
+
+def test_the_card_says_what_it_is_and_how_it_was_trained(trained, tmp_path):
+    goal = tmp_path / "saved"
+    VideoGenerator.from_pretrained(trained).save_pretrained(goal)
+    card = (goal / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: diagd\ntags: [world-model, autoregressive-video]\n")
+    for line in (
+        "# saved",
+        "Goes on with video of 24x40 pixels at 8.75 frames/s under the actions none, forward, "
+        "left, right.",
+        "| frame | 3x5 tokens of 20 codes |",
+        "| training | 1,040 steps, loss 2.125 nats a token, held-out loss 3.250 nats a token |",
+    ):
+        assert f"\n{line}\n" in card
+    code = card.split("```")[1].removeprefix("python")
+    assert "right*16" in code
+    shutil.copy(trained / "prompt.mp4", tmp_path / "clip.mp4")
+    code = code.replace('"clip.mp4"', f'"{tmp_path / "clip.mp4"}"')
+    exec(code.replace("dream.mp4", str(tmp_path / "dream.mp4")), {})
+    assert (tmp_path / "dream.mp4").is_file()
+
+
+def test_a_card_that_is_there_is_kept(trained, tmp_path):
+    (trained / "README.md").write_text("# Mine\n")
+    VideoGenerator.from_pretrained(trained).save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "README.md").read_text() == "# Mine\n"
+
+
+def test_a_world_is_not_saved_onto_itself_nor_from_nowhere(trained):
+    world = diagd.VideoGenerator.from_pretrained(trained)
+    before = files_of(trained)
+    with pytest.raises(ValueError, match="is where the world was read from: name another folder"):
+        world.save_pretrained(trained)
+    assert files_of(trained) == before
+    parts = load_parts(trained)
+    config = parts.model.config
+    by_hand = VideoGenerator(
+        parts.model, "eager", config, parts.tokenizer, parts.vocabulary, parts.defaults
+    )
+    assert repr(by_hand) == "VideoGenerator(unnamed: 24x40 px, 3x5 tokens, 4 actions)"
+    with pytest.raises(ValueError, match="only a world that was read by from_pretrained can be sa"):
+        by_hand.save_pretrained(trained.with_name("other"))
