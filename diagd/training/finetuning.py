@@ -6,9 +6,7 @@ under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.te
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
 """
 
-import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,28 +16,14 @@ from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model, model_path
-from diagd.families.own_format import (
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
-    TOKENIZER_FOLDER,
-)
 from diagd.files import write_json
 from diagd.flags import FrameLag, RowLag
-from diagd.training.loop import LoopOptions, TrainingRun, read_clips
+from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.losses import ViewLoss
+from diagd.training.options import LoopOptions
 from diagd.training.setup import check_fit, frames_held
+from diagd.training.world_parts import copy_parts
 
-PARTS = (
-    TOKENIZER_FOLDER,
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
-    "prompt.mp4",
-    "prompt.jsonl",
-    "walk.jsonl",
-    "scenes",
-)
 SCHEDULE_FILE = "finetune.json"
 
 
@@ -98,10 +82,10 @@ def finetune(options: FinetuneOptions) -> dict[str, float]:
     run = TrainingRun(options, clips, model, {"finetune": purpose})
     run.resume()
     if run.accelerator.is_main_process:
-        _copy_parts(model_path(options.init), options.out)
+        copy_parts(model_path(options.init), options.out)
         write_json(options.out / SCHEDULE_FILE, {**purpose, "options": asdict(options)})
     diagonal, raster = (
-        ViewLoss(view, run.accelerator.device, options.compile)
+        ViewLoss(view, run.accelerator.device, options.compiles)
         for view in (
             teacher_view(schedule, layout, options.row_start),
             teacher_view(DiagonalSchedule.raster(schedule.grid), layout),
@@ -119,13 +103,3 @@ def finetune(options: FinetuneOptions) -> dict[str, float]:
         report["validation_loss"] = run.validation_loss(held_out, diagonal)
         report["validation_loss_raster"] = run.validation_loss(held_out, raster)
     return report
-
-
-def _copy_parts(source: Path, folder: Path) -> None:
-    """Copy what makes a world of a model, so that every command takes the folder."""
-    for name in PARTS:
-        part, goal = source / name, folder / name
-        if part.is_dir():
-            shutil.copytree(part, goal, dirs_exist_ok=True)
-        elif part.is_file():
-            shutil.copyfile(part, goal)

@@ -1,47 +1,120 @@
 """Pretraining: next-token prediction over interleaved frames and actions, from token shards.
 
-Optimisation defaults are the paper's (arXiv:2503.14070, appendix).
+Optimisation defaults are those of the bundled world. Those of the paper (arXiv:2503.14070,
+appendix) are `--optimizer adamw --learning-rate 3e-4 --warmup-steps 10000 --steps 100000`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from rich.console import Console
 
+from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.families.presets import PRESETS
-from diagd.training.loop import LoopOptions, TrainingRun, read_clips
+from diagd.files import read_json_lines
+from diagd.tokenizers.shards import TokenClips
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.dreams import DreamStrip
+from diagd.training.loop import Look, Loss, TrainingRun, read_clips
 from diagd.training.losses import next_token_loss
-from diagd.training.setup import fit_config, start_model
+from diagd.training.options import LoopOptions
+from diagd.training.setup import OptimizerName, fit_config, start_model
+from diagd.training.sizing import plan_run
+from diagd.training.world_parts import copy_parts
+
+DEFAULT_MINUTES = 20.0
+DEFAULT_MODEL = "mc-ar-doom"
+RISE = 0.02  # nats a token by which a held-out loss has clearly risen
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(LoopOptions):
-    """Train MC-AR, a LLaMA decoder over frame and action tokens, from token shards."""
+    """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
 
-    model: str = "mc-ar-doom"  # preset: mc-ar-doom, mc-ar-42m, mc-ar-300m, mc-ar-700m, mc-ar-1.2b
+    Without --steps it takes 20 minutes, and a model that fits the time.
+    """
+
+    # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the time
+    model: str | None = None
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
-    steps: int = 100_000  # optimiser steps
-    warmup_steps: int = 10_000  # steps of linear warm-up
+    learning_rate: float = 3e-3  # peak; decays along a cosine to a tenth. 3e-4 for mc-ar-42m and up
+    optimizer: OptimizerName = "muon"  # or adamw; muon is for the blocks' matrices
 
     def __post_init__(self) -> None:
         choices = [name for name in PRESETS if name.startswith("mc-ar")]
-        if self.model not in choices:
+        if self.model is not None and self.model not in choices:
             raise ValueError(f"model must be one of {', '.join(choices)}, got {self.model!r}")
         super().__post_init__()
 
+    @property
+    def seconds(self) -> float | None:
+        """How long to train at most; None: as long as the steps take."""
+        given = super().seconds
+        return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
+
 
 def pretrain(options: TrainOptions) -> dict[str, float]:
-    """Train to the last step, from the newest checkpoint if there is one."""
+    """Train to the end, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
-    config = fit_config(options.model, clips, options.frames)
+    console = Console(stderr=True)
+    options, name = _with_plan(options, clips, console)
+    config = fit_config(name, clips, options.frames)
     model = start_model(config, options.seed, options.init)
     plain, size = next_token_loss, clips.codebook_size
-    quick = torch.compile(plain) if options.compile else plain
+    quick = torch.compile(plain) if options.compiles else plain
     run = TrainingRun(options, clips, model)
     run.resume()
-    run.train(lambda model, tokens, step: quick(model, tokens, size))
-    report: dict[str, float] = {"steps": options.steps}
+    if run.accelerator.is_main_process:
+        copy_parts(options.tokens, options.out)
+    look = None
     if held_out is not None:
-        report["validation_loss"] = run.validation_loss(
-            held_out, lambda model, tokens, step: plain(model, tokens, size)
-        )
+        look = _look(run, held_out, lambda model, tokens, step: plain(model, tokens, size))
+        console.print(f"how it goes: {options.out}/loss.png and {options.out}/dreams.png")
+    run.train(lambda model, tokens, step: quick(model, tokens, size), look)
+    report: dict[str, float] = {"steps": run.step}
+    if look is not None:
+        report |= look()
+        _warn(options.out, console)
     return report
+
+
+def _with_plan(
+    options: TrainOptions, clips: TokenClips, console: Console
+) -> tuple[TrainOptions, str]:
+    """Return the options with the end that the clips set, and the model for the time."""
+    if options.seconds is None:
+        return options, options.model or DEFAULT_MODEL
+    plan = plan_run(options, clips, options.model)
+    console.print(plan.describe(options.seconds))
+    minutes, steps = options.seconds / 60, options.steps or plan.steps
+    return replace(options, minutes=minutes, hours=None, steps=min(steps, plan.steps)), plan.model
+
+
+def _look(run: TrainingRun, held_out: TokenClips, loss: Loss) -> Look:
+    """Return what is done at each stage: the held-out loss, and a strip where one can be painted.
+
+    A model that is spread over several processes paints none.
+    """
+    strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
+    if folder.is_dir() and run.accelerator.num_processes == 1:
+        tokenizer = VQTokenizer.from_pretrained(folder)
+        strip = DreamStrip(run.options.out, held_out, tokenizer, run.options.frames)
+
+    def look() -> dict[str, float]:
+        if strip is not None:
+            strip.add(run.accelerator.unwrap_model(run.model), run.step)
+        return {"validation_loss": run.validation_loss(held_out, loss)}
+
+    return look
+
+
+def _warn(folder: Path, console: Console) -> None:
+    """Say so if the held-out loss has risen again: the model learns its clips by heart."""
+    lines = [line for line in read_json_lines(folder / "log.jsonl") if "validation_loss" in line]
+    best = min(lines, key=lambda line: line["validation_loss"], default=None)
+    if best and lines[-1]["validation_loss"] > best["validation_loss"] + RISE:
+        console.print(
+            f"the held-out loss was {best['validation_loss']:.3f} at step {best['step']} and is "
+            f"{lines[-1]['validation_loss']:.3f} now: record more clips, or train for less time"
+        )

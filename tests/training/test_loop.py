@@ -188,7 +188,7 @@ def test_a_run_of_another_model_is_refused(options):
         ({"frames": 1}, r"frames must be at least 2, got 1"),
         ({"warmup_steps": 12}, r"warmup_steps must be in \[0, steps=12\), got 12"),
         ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
-        ({"precision": "fp16"}, r"precision must be bf16 or no, got 'fp16'"),
+        ({"precision": "fp16"}, r"precision must be auto, bf16 or no, got 'fp16'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, options):
