@@ -231,7 +231,8 @@ class TokenizerTrainer:
     def _fingerprint(self) -> str:
         """Name the options on which the result depends."""
         names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
-        names |= {"clips", "heldout", "size", "patch", "init", "frame_stride", "codes"}
+        names |= {"clips", "heldout", "heldout_share", "size"}
+        names |= {"patch", "init", "frame_stride", "codes"}
         return json.dumps({k: str(v) for k, v in asdict(self.options).items() if k in names})
 
 

@@ -26,7 +26,8 @@ from diagd.tokenizers.training import (
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.world_parts import write_starts
 
-LEAST_PIECE, MOST_PIECE = 32, 64  # frames that clips of different lengths are cut into
+MOST_PIECE = 64  # frames that clips are cut into
+LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +126,17 @@ def split_clips(options: TokenizeOptions) -> tuple[list[Path], list[Path]]:
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose into how many frames clips are cut: the shortest one's, from 32 to 64 if they can."""
-    return min(max(min(lengths), min(LEAST_PIECE, max(lengths))), MOST_PIECE)
+    """Choose into how many frames clips are cut.
+
+    At most 64, and so many that clips too short for it, which are left out, hold no more than a
+    tenth of all frames.
+    """
+    dropped = 0
+    for length in sorted(lengths):
+        dropped += length
+        if dropped > LEFT_OUT * sum(lengths):
+            return min(length, MOST_PIECE)
+    raise ValueError("there must be at least one clip")
 
 
 def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) -> VQTokenizer:

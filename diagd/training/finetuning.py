@@ -9,6 +9,7 @@ closes much of the gap. It is the loop of `diagd train`; only the lanes and the 
 from dataclasses import asdict, dataclass
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from diagd.decoding.layout import SequenceLayout
@@ -22,7 +23,7 @@ from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.losses import ViewLoss
 from diagd.training.options import LoopOptions
 from diagd.training.setup import check_fit, frames_held
-from diagd.training.world_parts import copy_parts
+from diagd.training.world_parts import copy_parts, next_steps
 
 SCHEDULE_FILE = "finetune.json"
 
@@ -98,8 +99,9 @@ def finetune(options: FinetuneOptions) -> dict[str, float]:
         return (raster if is_raster else diagonal)(model, tokens, step)
 
     run.train(loss)
-    report: dict[str, float] = {"steps": options.steps}
+    report: dict[str, float] = {"steps": run.step}
     if held_out is not None:
         report["validation_loss"] = run.validation_loss(held_out, diagonal)
         report["validation_loss_raster"] = run.validation_loss(held_out, raster)
+    Console(stderr=True).print(next_steps(options.out, options.tokens))
     return report

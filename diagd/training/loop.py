@@ -39,8 +39,8 @@ def read_clips(options: LoopOptions) -> tuple[TokenClips, TokenClips | None]:
         FileNotFoundError, ValueError: no or damaged shards, clips too short, or of two kinds.
     """
     clips = read_shards(part_of(options.tokens, "train"))
-    beside = part_of(options.tokens, "heldout")
-    validation = options.validation or (beside if beside != options.tokens else None)
+    beside = options.tokens / "heldout"
+    validation = options.validation or (beside if beside.is_dir() else None)
     held_out = read_shards(validation) if validation else None
     for name, data in (("tokens", clips), ("validation", held_out)):
         if data is not None and data.tokens.shape[1] < options.frames:

@@ -5,7 +5,6 @@ appendix) are `--optimizer adamw --learning-rate 3e-4 --warmup-steps 10000 --ste
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -15,16 +14,17 @@ from diagd.families.presets import PRESETS
 from diagd.files import read_json_lines
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.dreams import DreamStrip
+from diagd.training.dreams import PICTURE, DreamStrip
 from diagd.training.loop import Look, Loss, TrainingRun, read_clips
 from diagd.training.losses import next_token_loss
 from diagd.training.options import LoopOptions
 from diagd.training.setup import OptimizerName, fit_config, start_model
 from diagd.training.sizing import plan_run
-from diagd.training.world_parts import copy_parts
+from diagd.training.world_parts import copy_parts, next_steps
 
 DEFAULT_MINUTES = 20.0
 DEFAULT_MODEL = "mc-ar-doom"
+HELD_OUT_LOSS = "validation_loss"
 RISE = 0.02  # nats a token by which a held-out loss has clearly risen
 
 
@@ -57,9 +57,13 @@ class TrainOptions(LoopOptions):
 def pretrain(options: TrainOptions) -> dict[str, float]:
     """Train to the end, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
-    console = Console(stderr=True)
-    options, name = _with_plan(options, clips, console)
-    config = fit_config(name, clips, options.frames)
+    console, plan = Console(stderr=True), None
+    if options.seconds is not None:
+        plan = plan_run(options, clips, options.model)
+        steps = min(options.steps or plan.steps, plan.steps)
+        options = replace(options, model=plan.model, minutes=options.seconds / 60, hours=None)
+        options = replace(options, steps=steps)
+    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames)
     model = start_model(config, options.seed, options.init)
     plain, size = next_token_loss, clips.codebook_size
     quick = torch.compile(plain) if options.compiles else plain
@@ -67,28 +71,22 @@ def pretrain(options: TrainOptions) -> dict[str, float]:
     run.resume()
     if run.accelerator.is_main_process:
         copy_parts(options.tokens, options.out)
+    if plan is not None and options.seconds is not None:
+        console.print(plan.describe(options.seconds - run.seconds))
     look = None
     if held_out is not None:
         look = _look(run, held_out, lambda model, tokens, step: plain(model, tokens, size))
-        console.print(f"how it goes: {options.out}/loss.png and {options.out}/dreams.png")
+        console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
     run.train(lambda model, tokens, step: quick(model, tokens, size), look)
     report: dict[str, float] = {"steps": run.step}
     if look is not None:
-        report |= look()
-        _warn(options.out, console)
+        log = read_json_lines(options.out / "log.jsonl")
+        losses = {line["step"]: line[HELD_OUT_LOSS] for line in log if HELD_OUT_LOSS in line}
+        losses = losses or {run.step: look()[HELD_OUT_LOSS]}  # looked at for the first time
+        report[HELD_OUT_LOSS] = losses[max(losses)]
+        _warn(losses, console)
+    console.print(next_steps(options.out, options.tokens))
     return report
-
-
-def _with_plan(
-    options: TrainOptions, clips: TokenClips, console: Console
-) -> tuple[TrainOptions, str]:
-    """Return the options with the end that the clips set, and the model for the time."""
-    if options.seconds is None:
-        return options, options.model or DEFAULT_MODEL
-    plan = plan_run(options, clips, options.model)
-    console.print(plan.describe(options.seconds))
-    minutes, steps = options.seconds / 60, options.steps or plan.steps
-    return replace(options, minutes=minutes, hours=None, steps=min(steps, plan.steps)), plan.model
 
 
 def _look(run: TrainingRun, held_out: TokenClips, loss: Loss) -> Look:
@@ -104,17 +102,16 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: Loss) -> Look:
     def look() -> dict[str, float]:
         if strip is not None:
             strip.add(run.accelerator.unwrap_model(run.model), run.step)
-        return {"validation_loss": run.validation_loss(held_out, loss)}
+        return {HELD_OUT_LOSS: run.validation_loss(held_out, loss)}
 
     return look
 
 
-def _warn(folder: Path, console: Console) -> None:
-    """Say so if the held-out loss has risen again: the model learns its clips by heart."""
-    lines = [line for line in read_json_lines(folder / "log.jsonl") if "validation_loss" in line]
-    best = min(lines, key=lambda line: line["validation_loss"], default=None)
-    if best and lines[-1]["validation_loss"] > best["validation_loss"] + RISE:
+def _warn(losses: dict[int, float], console: Console) -> None:
+    """Say so if the held-out loss, by steps, has risen again: clips are learnt by heart."""
+    best, last = min(losses, key=lambda step: losses[step]), max(losses)
+    if losses[last] > losses[best] + RISE:
         console.print(
-            f"the held-out loss was {best['validation_loss']:.3f} at step {best['step']} and is "
-            f"{lines[-1]['validation_loss']:.3f} now: record more clips, or train for less time"
+            f"the held-out loss was {losses[best]:.3f} at step {best} and is {losses[last]:.3f} "
+            "now: record more clips, or train for less time"
         )

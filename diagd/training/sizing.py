@@ -43,6 +43,7 @@ class RunPlan:
     Attributes:
         model: name of a preset.
         weights: of the model.
+        sized: whether the model was chosen, not named.
         steps: where the run ends even if there is time left.
         tokens: about as many are read.
         data_tokens: so many there are to read.
@@ -50,6 +51,7 @@ class RunPlan:
 
     model: str
     weights: int
+    sized: bool
     steps: int
     tokens: float
     data_tokens: int
@@ -67,17 +69,19 @@ class RunPlan:
         return self.data_tokens * min(self.passes, worth)
 
     def describe(self, seconds: float) -> str:
-        """Say in a few lines what to expect of a run that starts now and may take so long."""
+        """Say in a few lines what to expect of a run that has so many seconds left."""
         ends = datetime.now() + timedelta(seconds=seconds)
+        model = f"{self.model}, {_count(self.weights)} weights"
+        if self.sized:
+            model += f": as large as {TOKENS_A_WEIGHT:g} tokens a weight allow, or the smallest"
         lines = [
-            f"{self.model}, {self.weights / 1e6:.1f}M weights: the largest that sees "
-            f"{TOKENS_A_WEIGHT:g} tokens for each of them",
-            f"until {ends:%H:%M} at the latest: about {self.tokens / 1e6:.1f}M tokens, "
-            f"{self.passes:.1f} passes over the {self.data_tokens / 1e6:.1f}M of the clips "
-            "(the bundled world of 8.3M weights: 29M tokens, 1.3 passes)",
+            model,
+            f"until {ends:%H:%M} at the latest: about {_count(self.tokens)} tokens, "
+            f"{self.passes:.1f} passes over the {_count(self.data_tokens)} of the clips "
+            "(the bundled world: 8.3M weights, 29M tokens, 1.3 passes)",
         ]
         if self.passes >= MOST_PASSES:
-            lines.append(f"it ends after {MOST_PASSES} passes, which teach nothing more")
+            lines.append(f"it ends after {MOST_PASSES} passes: further ones teach next to nothing")
         if self.passes > USEFUL_PASSES:
             lines.append("more clips would teach it more than more time")
         return "\n".join(lines)
@@ -92,7 +96,7 @@ def plan_run(options: LoopOptions, clips: TokenClips, model: str | None) -> RunP
     path = options.out / PLAN_FILE
     if path.is_file():
         plan = RunPlan(**json.loads(path.read_text()))
-        return plan if model in (None, plan.model) else replace(plan, model=model)
+        return plan if model is None else replace(plan, model=model)
     if model is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
@@ -105,7 +109,8 @@ def plan_run(options: LoopOptions, clips: TokenClips, model: str | None) -> RunP
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_weights(fit_config(name, clips, options.frames))
         tokens = min(options.seconds / _seconds_per_token(costs, weights), most)
-        larger = RunPlan(name, weights, math.ceil(most / step), tokens, data_tokens)
+        steps = math.ceil(most / step)
+        larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
             plan = larger
     assert plan is not None
@@ -146,3 +151,7 @@ def _seconds_per_token(costs: Sequence[tuple[int, float]], weights: int) -> floa
     (few, fast), (many, slow) = costs[0], costs[-1]
     slope = max(slow - fast, 0.0) / (many - few) if many > few else 0.0
     return max(fast + slope * (weights - few), 0.5 * fast)
+
+
+def _count(number: float) -> str:
+    return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"

@@ -52,6 +52,19 @@ def copy_parts(source: Path, folder: Path) -> None:
             shutil.copyfile(part, goal)
 
 
+def next_steps(folder: Path, tokens: Path) -> str:
+    """Say what to do with a model that has just been trained on tokens."""
+    if not (folder / TOKENIZER_FOLDER).is_dir():
+        return (
+            f"{folder} has no tokenizer, since {tokens} has none: "
+            "the folder that diagd tokenize writes has one"
+        )
+    return (
+        f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
+        f"diagd tune --model {folder} --tokens {tokens} finds its fastest strategy"
+    )
+
+
 def write_starts(
     folder: Path,
     clips: Sequence[Path],
