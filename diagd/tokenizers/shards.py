@@ -40,6 +40,7 @@ class TokenClips:
         codebook_size: number of visual ids.
         action_names: what the action ids mean.
         clip_names: the videos that the tokens are from.
+        codebook: fingerprint of the tokenizer's codes.
     """
 
     tokens: Tensor
@@ -47,6 +48,7 @@ class TokenClips:
     codebook_size: int
     action_names: tuple[str, ...]
     clip_names: tuple[str, ...] = ()
+    codebook: str = ""
 
 
 def actions_of(
@@ -193,11 +195,13 @@ def read_shards(folder: str | Path) -> TokenClips:
     """
     paths = sorted(Path(folder).glob("shard_*.safetensors"))
     if not paths:
-        raise FileNotFoundError(f"no token shards (shard_*.safetensors) in {folder}")
+        raise FileNotFoundError(
+            f"no token shards (shard_*.safetensors) in {folder}: diagd tokenize makes them of clips"
+        )
     parts = [_read_shard(path)[0] for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
-        for name in ("codebook_size", "action_names"):
+        for name in ("codebook_size", "codebook", "action_names"):
             if getattr(part, name) != getattr(first, name):
                 raise ValueError(
                     f"{path}: expected {name} {getattr(first, name)} as in {paths[0].name}, "
@@ -214,6 +218,7 @@ def read_shards(folder: str | Path) -> TokenClips:
         first.codebook_size,
         first.action_names,
         sum((part.clip_names for part in parts), ()),
+        first.codebook,
     )
 
 
@@ -228,6 +233,7 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             int(metadata["codebook_size"]),
             tuple(json.loads(metadata["action_names"])),
             tuple(json.loads(metadata["clips"])),
+            metadata.get("codebook", ""),
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None

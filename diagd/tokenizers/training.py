@@ -131,7 +131,7 @@ def train_tokenizer(
         log_path.open("a", buffering=1) as log,
         one_thread_workers(options.threads) as pool,
     ):
-        task = progress.add_task("training tokenizer", total=1.0, completed=trainer.share_done)
+        task = progress.add_task("training tokenizer", total=1.0)
         while trainer.share_done < 1:
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:

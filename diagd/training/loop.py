@@ -46,7 +46,7 @@ def read_clips(options: LoopOptions) -> tuple[TokenClips, TokenClips | None]:
         if data is not None and data.tokens.shape[1] < options.frames:
             raise ValueError(
                 f"{name}: clips must have at least frames={options.frames} frames, "
-                f"got {data.tokens.shape[1]}"
+                f"got {data.tokens.shape[1]}: lower --frames"
             )
     if options.hold and "none" not in clips.action_names:
         raise ValueError(f"hold needs an action named none, got {', '.join(clips.action_names)}")
@@ -72,7 +72,11 @@ class TrainingRun:
         purpose: dict[str, object] | None = None,
     ) -> None:
         self.options, self.clips = options, clips
-        self.identity = {"config": model.config.to_dict(), **(purpose or {})}
+        self.identity = {
+            "config": model.config.to_dict(),
+            "codebook": clips.codebook,
+            **(purpose or {}),
+        }
         self.length, self.batch_size = options.length_of(clips), options.batch_of(clips)
         precision = faster_precision() if options.precision == "auto" else options.precision
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
@@ -102,7 +106,7 @@ class TrainingRun:
             step, seconds = state.pop("step"), state.pop("seconds", 0.0)
             if state != self.identity:
                 raise ValueError(
-                    f"{self.options.out} holds a run of another model or schedule; "
+                    f"{self.options.out} holds a run of another model, tokenizer or schedule; "
                     "choose another --out"
                 )
             self.accelerator.load_state(str(self.checkpoint))
@@ -119,7 +123,7 @@ class TrainingRun:
         options, is_main = self.options, self.accelerator.is_main_process
         columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
         with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
-            task = bar.add_task("training", total=1.0, completed=self.share_done)
+            task = bar.add_task("training", total=1.0)
             losses: list[Tensor] = []
             began = time.monotonic() - self.seconds
             saved = logged = self.seconds

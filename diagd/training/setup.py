@@ -19,10 +19,11 @@ OptimizerName = Literal["adamw", "muon"]
 
 
 def same_kind(clips: TokenClips, other: TokenClips) -> bool:
-    """Say whether one model fits both: same grid, codebook size and actions."""
+    """Say whether one model fits both: same grid, codebook and actions."""
     return (
         clips.tokens.shape[2:] == other.tokens.shape[2:]
         and clips.codebook_size == other.codebook_size
+        and clips.codebook == other.codebook
         and clips.action_names == other.action_names
     )
 
@@ -93,7 +94,7 @@ def faster_precision() -> Literal["bf16", "no"]:
         matrix = torch.zeros(512, 512, dtype=dtype)
         for _ in range(4):  # of which the first ones prepare
             started = time.perf_counter()
-            matrix @ matrix
+            torch.matmul(matrix, matrix)
             took = time.perf_counter() - started
             seconds[dtype] = min(took, seconds.get(dtype, took))
     return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"

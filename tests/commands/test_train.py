@@ -83,7 +83,9 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
     assert f"next: diagd train --tokens {tokens} --out world" in told
 
-    trained = command("train", "--tokens", tokens, "--out", out, "--minutes", 0.05, "--json")
+    trained = command(
+        "train", "--tokens", tokens, "--out", out, "--minutes", 0.05, "--batch-size", 4, "--json"
+    )
     assert trained.code == 0, trained
     assert trained.document["validation_loss"] > 0
     told = " ".join(trained.err.split())

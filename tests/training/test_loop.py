@@ -171,7 +171,7 @@ def test_a_finished_run_is_left_as_it_is(options):
 
 def test_a_run_of_another_model_is_refused(options):
     pretrain(options(steps=1, warmup_steps=0))
-    message = r"run holds a run of another model or schedule; choose another --out"
+    message = r"run holds a run of another model, tokenizer or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
         pretrain(options(frames=4))
     assert len(log_of(options().out)) == 1
@@ -288,3 +288,12 @@ def test_a_batch_holds_about_5000_tokens_where_no_size_is_given(options):
     assert options(batch_size=3).batch_of(clips) == 3
     assert options(warmup_steps=None, steps=40).warm_up == 2
     assert options(warmup_steps=None, steps=40_000).warm_up == 50
+
+
+def test_tokens_of_another_tokenizer_are_another_run(options, tmp_path):
+    pretrain(options(steps=1, warmup_steps=0))
+    other = write_shard(tmp_path / "other", clips_of(), codebook="f" * 16)
+    with pytest.raises(ValueError, match=r"run holds a run of another model, tokenizer or schedul"):
+        pretrain(options(tokens=other))
+    with pytest.raises(ValueError, match="validation: clips have another grid, tokenizer or"):
+        pretrain(options("fresh", validation=other))
