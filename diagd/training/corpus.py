@@ -58,21 +58,27 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
         FileNotFoundError, ValueError: clips, actions or a tokenizer that are missing or do not fit;
             nothing is written then.
     """
-    train, held_out = split_clips(options)
+    clips = find_clips(options.clips)
+    others = find_clips(options.heldout) if options.heldout else []
     given = ActionVocabulary.load(options.actions) if options.actions else None
-    vocabulary = actions_of([*train, *held_out], given)
-    lengths = {path: video_length(path)[0] for path in (*train, *held_out)}
+    vocabulary = actions_of([*clips, *others], given)
+    lengths = {path: video_length(path)[0] for path in (*clips, *others)}
     if vocabulary != STILL:
         for path, length in lengths.items():
             read_actions(path.with_suffix(".jsonl"), vocabulary, length)
     piece = piece_length(list(lengths.values()))
-    parts = {
-        name: [path for path in paths if lengths[path] >= piece]
-        for name, paths in (("train", train), ("heldout", held_out))
-    }
+    clips, others = (
+        [path for path in paths if lengths[path] >= piece] for paths in (clips, others)
+    )
+    if options.heldout is None:
+        clips, others = split_clips(clips, options.heldout_share)
+    parts = {"train": clips, "heldout": others}
     for name, paths in parts.items():
         if not paths:
-            raise ValueError(f"{name}: no clip has {piece} frames, as others have")
+            raise ValueError(
+                f"{name}: no clip of at least {piece} frames, into which the others are cut: "
+                "record another"
+            )
     console = Console(stderr=True)
     left_out = len(lengths) - sum(map(len, parts.values()))
     console.print(
@@ -103,25 +109,14 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
 
 
-def split_clips(options: TokenizeOptions) -> tuple[list[Path], list[Path]]:
+def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
     """Return the clips to learn from and those held out, whole clips each.
 
-    Without a folder of its own, the held-out part is every n-th clip by name, so that it stays the
-    same when clips are added behind.
-
-    Raises:
-        FileNotFoundError, ValueError: no clips, or too few to hold one out.
+    Every n-th clip by name is held out, so that these stay the same when clips are added behind; of
+    a few clips it is the last one, and of a single one none.
     """
-    clips = find_clips(options.clips)
-    if options.heldout is not None:
-        return clips, find_clips(options.heldout)
-    if len(clips) == 1:
-        raise ValueError(
-            f"{options.clips} holds one clip, and at least one more is to be held out: "
-            "record another, cut it in two, or give --heldout"
-        )
-    every = min(round(1 / options.heldout_share), len(clips))
-    held_out = clips[every - 1 :: every]
+    every = round(1 / share)
+    held_out = list(clips[every - 1 :: every] or clips[1:][-1:])
     return [path for path in clips if path not in held_out], held_out
 
 

@@ -103,5 +103,6 @@ def finetune(options: FinetuneOptions) -> dict[str, float]:
     if held_out is not None:
         report["validation_loss"] = run.validation_loss(held_out, diagonal)
         report["validation_loss_raster"] = run.validation_loss(held_out, raster)
-    Console(stderr=True).print(next_steps(options.out, options.tokens))
+    console = Console(stderr=True, quiet=not run.accelerator.is_main_process)
+    console.print(next_steps(options.out, options.tokens))
     return report

@@ -135,7 +135,7 @@ class TrainingRun:
                 if self.step % options.log_every == 0 or self.share_done == 1:
                     mean = self._mean_over_processes(torch.stack(losses).mean())
                     bar.update(task, description=f"loss {mean:.3f}")
-                    speed = len(losses) / (self.seconds - logged)
+                    speed = len(losses) / max(self.seconds - logged, 1e-6)  # clocks may be coarse
                     seen: dict[str, float] = {}
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)

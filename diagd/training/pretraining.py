@@ -5,9 +5,11 @@ appendix) are `--optimizer adamw --learning-rate 3e-4 --warmup-steps 10000 --ste
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from rich.console import Console
+from torch import Tensor, nn
 
 from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.families.presets import PRESETS
@@ -57,34 +59,40 @@ class TrainOptions(LoopOptions):
 def pretrain(options: TrainOptions) -> dict[str, float]:
     """Train to the end, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
-    console, plan = Console(stderr=True), None
+    plan = None
     if options.seconds is not None:
         plan = plan_run(options, clips, options.model)
         steps = min(options.steps or plan.steps, plan.steps)
-        options = replace(options, model=plan.model, minutes=options.seconds / 60, hours=None)
-        options = replace(options, steps=steps)
+        minutes = options.seconds / 60
+        options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames)
     model = start_model(config, options.seed, options.init)
     plain, size = next_token_loss, clips.codebook_size
     quick = torch.compile(plain) if options.compiles else plain
     run = TrainingRun(options, clips, model)
     run.resume()
-    if run.accelerator.is_main_process:
+    is_main = run.accelerator.is_main_process
+    if is_main:
         copy_parts(options.tokens, options.out)
-    if plan is not None and options.seconds is not None:
-        console.print(plan.describe(options.seconds - run.seconds))
+    console = Console(stderr=True, quiet=not is_main)
+    if run.step:
+        console.print(f"going on after step {run.step}")
+    elif plan is not None and options.seconds is not None:
+        console.print(plan.describe(options.seconds))
+
+    def held_out_loss(model: nn.Module, tokens: Tensor, step: int) -> Tensor:
+        return plain(model, tokens, size)
+
     look = None
     if held_out is not None:
-        look = _look(run, held_out, lambda model, tokens, step: plain(model, tokens, size))
+        look = _look(run, held_out, held_out_loss)
         console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
     run.train(lambda model, tokens, step: quick(model, tokens, size), look)
     report: dict[str, float] = {"steps": run.step}
-    if look is not None:
-        log = read_json_lines(options.out / "log.jsonl")
-        losses = {line["step"]: line[HELD_OUT_LOSS] for line in log if HELD_OUT_LOSS in line}
-        losses = losses or {run.step: look()[HELD_OUT_LOSS]}  # looked at for the first time
-        report[HELD_OUT_LOSS] = losses[max(losses)]
-        _warn(losses, console)
+    if held_out is not None:
+        report[HELD_OUT_LOSS] = run.validation_loss(held_out, held_out_loss)
+        if is_main:
+            _warn(run.log_file, console)
     console.print(next_steps(options.out, options.tokens))
     return report
 
@@ -107,11 +115,14 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: Loss) -> Look:
     return look
 
 
-def _warn(losses: dict[int, float], console: Console) -> None:
-    """Say so if the held-out loss, by steps, has risen again: clips are learnt by heart."""
-    best, last = min(losses, key=lambda step: losses[step]), max(losses)
-    if losses[last] > losses[best] + RISE:
+def _warn(log: Path, console: Console) -> None:
+    """Say so if the held-out loss has risen again: clips are learnt by heart."""
+    looks = [line for line in read_json_lines(log) if HELD_OUT_LOSS in line]
+    if not looks:
+        return
+    best, last = min(looks, key=lambda line: line[HELD_OUT_LOSS]), looks[-1]
+    if last[HELD_OUT_LOSS] > best[HELD_OUT_LOSS] + RISE:
         console.print(
-            f"the held-out loss was {losses[best]:.3f} at step {best} and is {losses[last]:.3f} "
-            "now: record more clips, or train for less time"
+            f"the held-out loss was {best[HELD_OUT_LOSS]:.3f} at step {best['step']} and is "
+            f"{last[HELD_OUT_LOSS]:.3f} now: record more clips, or train for less time"
         )

@@ -103,13 +103,13 @@ def plan_run(options: LoopOptions, clips: TokenClips, model: str | None) -> RunP
     with Console(stderr=True).status("measuring how fast this machine trains"):
         costs = [_probe(options, clips, name) for name in (PROBED if model is None else [model])]
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
-    most = MOST_PASSES * data_tokens
     step = options.batch_of(clips) * options.length_of(clips)
+    steps = math.ceil(MOST_PASSES * data_tokens / step)
+    most = min(options.steps or steps, steps) * step
     plan = None
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_weights(fit_config(name, clips, options.frames))
         tokens = min(options.seconds / _seconds_per_token(costs, weights), most)
-        steps = math.ceil(most / step)
         larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
             plan = larger

@@ -32,7 +32,7 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), r"holds one clip, .*: record another, cut it in two, or give --heldout"),
+        ((), r"heldout: no clip of at least 4 frames, .*: record another"),
         (("--heldout-share", 0.7), r"heldout_share must be in \(0, 0\.5\], got 0\.7"),
         (("--tokenizer", "t", "--init", "t"), "--tokenizer is applied as it is"),
         (("--heldout", "absent"), r"no \.mp4 clips in absent"),

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
 from diagd.tokenizers.shards import read_shards
+from diagd.tokenizers.training import find_clips
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
 from tests.tokenizers.rectangles import rectangles, write_clips
 
@@ -43,21 +46,21 @@ def test_clips_too_short_for_a_piece_hold_a_tenth_of_the_frames_at_most(lengths,
     assert piece_length(lengths) == piece
 
 
-def test_the_held_out_part_stays_when_clips_are_added(options, tmp_path):
+def test_the_held_out_part_stays_when_clips_are_added(tmp_path):
     write_clips(tmp_path / "clips", num_clips=8, num_frames=1)
-    run = options(heldout_share=0.25)
-    train, held_out = split_clips(run)
+    train, held_out = split_clips(find_clips(tmp_path / "clips"), 0.25)
     assert [path.stem[-1] for path in held_out] == ["3", "7"]
     write_clips(tmp_path / "clips", num_clips=11, num_frames=1)
-    more, still = split_clips(run)
+    more, still = split_clips(find_clips(tmp_path / "clips"), 0.25)
     assert still == held_out
     assert more[: len(train)] == train
     assert not set(more) & set(still)
 
 
-def test_few_clips_have_one_held_out(options, tmp_path):
-    write_clips(tmp_path / "clips", num_clips=2, num_frames=1)
-    assert [path.stem[-1] for path in split_clips(options())[1]] == ["1"]
+def test_few_clips_have_one_held_out():
+    clips = [Path("a"), Path("b")]
+    assert split_clips(clips, 0.1) == ([Path("a")], [Path("b")])
+    assert split_clips(clips[:1], 0.1) == ([Path("a")], [])
 
 
 def test_clips_of_any_length_are_cut_without_losing_a_frame(options, tmp_path):

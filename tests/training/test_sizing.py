@@ -61,7 +61,7 @@ def test_a_slow_machine_gets_the_smallest_model_and_few_clips_are_not_read_for_e
     assert (
         plan.model == "mc-ar-128x3"
     )  # 14,000 tokens are worth no more, however often they are read
-    assert plan.passes == 40
+    assert plan.passes == pytest.approx(40, abs=0.4)  # to the end of a step
     run = timed()
     assert plan.steps == -(-40 * plan.data_tokens // (run.batch_of(CLIPS) * run.length_of(CLIPS)))
     told = plan.describe(SECONDS)
