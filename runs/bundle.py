@@ -1,13 +1,12 @@
-"""Put a trained world model into a folder that `diagd generate --model` takes, as small as it gets.
+"""Make the bundled world of a trained one: as small as it gets, with a prompt chosen by eye.
 
 The transformer is stored in bfloat16, beside the tokenizer, the action names, a prompt cut from a
 held-out clip, and the walk that `generate` takes by default.
 
-    python runs/bundle.py --model work/doom/model --tokenizer work/doom/tokenizer \
-        --clip work/doom/heldout/clip_1000003.mp4 --out diagd/assets/doom
+    python runs/bundle.py --world work/doom/model --clip work/doom/heldout/clip_1000003.mp4 \
+        --out diagd/assets/doom
 """
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +16,16 @@ import tyro
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.checkpoints import load_model
-from diagd.families.own_format import save_model
+from diagd.families.own_format import ACTIONS_FILE, TOKENIZER_FOLDER, save_model
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.world_parts import CRF, PROMPT, WALK
 
 
 @dataclass(frozen=True)
 class Options:
     """Bundle a world model."""
 
-    model: Path  # checkpoint folder of diagd train
-    tokenizer: Path  # folder of diagd tokenize
+    world: Path  # folder of diagd train
     clip: Path  # held-out clip (mp4 with its jsonl) that gives the prompt
     out: Path
     first_frame: int = 0  # of the prompt within the clip
@@ -36,17 +35,18 @@ class Options:
 
 def main(options: Options) -> None:
     """Write the folder."""
-    save_model(load_model(options.model, dtype=torch.bfloat16), options.out)
-    VQTokenizer.from_pretrained(options.tokenizer).save_pretrained(options.out / "tokenizer")
-    shutil.copy(options.model / "actions.json", options.out / "actions.json")
-    vocabulary = ActionVocabulary.load(options.out / "actions.json")
+    save_model(load_model(options.world, dtype=torch.bfloat16), options.out)
+    tokenizer = VQTokenizer.from_pretrained(options.world / TOKENIZER_FOLDER)
+    tokenizer.save_pretrained(options.out / TOKENIZER_FOLDER)
+    vocabulary = ActionVocabulary.load(options.world / ACTIONS_FILE)
+    vocabulary.save(options.out / ACTIONS_FILE)
     video = read_video(options.clip)
     chosen = slice(options.first_frame, options.first_frame + options.frames)
-    write_video(options.out / "prompt.mp4", video.frames[chosen], video.fps, crf=4)
+    prompt = options.out / PROMPT
+    write_video(prompt, video.frames[chosen], video.fps, CRF)
     actions = read_actions(options.clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
-    write_actions(options.out / "prompt.jsonl", actions[chosen])
-    walk = parse_actions(options.walk, vocabulary)
-    write_actions(options.out / "walk.jsonl", walk)
+    write_actions(prompt.with_suffix(".jsonl"), actions[chosen])
+    write_actions(options.out / WALK, parse_actions(options.walk, vocabulary))
 
 
 if __name__ == "__main__":

@@ -5,22 +5,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-work/doom}
-train=${2:-$work/tokens/train}
+tokens=${2:-$work/tokens}
 results=docs/results/sizes
 train() {
-  diagd train --model mc-ar-doom-small --tokens "$train" --validation "$work/tokens/heldout" \
-    --optimizer muon --warmup-steps 50 "$@"
+  diagd train --model mc-ar-doom-small --tokens "$tokens" "$@"
 }
-train --out "$work/small1" --frames 4 --batch-size 4 --steps 1500 --learning-rate 3e-3 --hold 0.2
-train --out "$work/small2" --init "$work/small1" --frames 8 --batch-size 2 --steps 1200 \
+train --out "$work/small1" --frames 4 --batch-size 4 --steps 1500 --hold 0.2
+train --out "$work/small" --init "$work/small1" --frames 8 --batch-size 2 --steps 1200 \
   --learning-rate 1.5e-3 --hold 0.1
-python runs/bundle.py --model "$work/small2" --tokenizer "$work/tokenizer" \
-  --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out "$work/small"
 for model in doom "$work/small"; do
-  diagd tune --tokens "$work/tokens/heldout" --model "$model" --clips 24 -k 1 2 4 \
+  diagd tune --tokens "$tokens" --model "$model" --clips 24 -k 1 2 4 \
     --row-start temporal --by column --out "$results/$(basename "$model")"
 done
-cp "$work/small2/log.jsonl" "$results/small/"
+cp "$work/small/log.jsonl" "$results/small/"
 diagd evaluate --protocol mc-ar --clips "$work/heldout" --num-clips 64 --out "$work/sizes" \
   --models small="$work/small" --strategy "k=4 k=2 k=1"
 diagd report --results "$work/sizes" --out "$results" --title "A model of a quarter of the size"

@@ -114,12 +114,12 @@ def clips_of(num_clips: int = 4, num_frames: int = 6, seed: int = 0) -> TokenCli
     return TokenClips(tokens.to(torch.int16), actions.to(torch.int16), SHARD_CODES, SHARD_NAMES)
 
 
-def write_shard(folder: Path, clips: TokenClips) -> Path:
+def write_shard(folder: Path, clips: TokenClips, codebook: str = "0" * 16) -> Path:
     """Write clips as the only shard of a folder; returns the folder."""
     folder.mkdir()
     metadata = {
         "clips": json.dumps([f"clip_{number}" for number in range(len(clips.tokens))]),
-        "codebook": "0" * 16,
+        "codebook": codebook,
         "codebook_size": str(clips.codebook_size),
         "compression": "8",
         "action_names": json.dumps(list(clips.action_names)),

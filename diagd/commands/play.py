@@ -29,7 +29,8 @@ class PlayOptions:
     model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
     scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
     context_frames: int = 4  # frames of a clip that a dream starts from
-    strategy: str = "k=1"  # how frames are decoded until the page says otherwise: k=2, exact ...
+    # how frames are decoded until the page says otherwise: k=2, exact ...; default: as the world is
+    strategy: str | None = None
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
     port: int = 8421  # 0 takes any free one
     allow_host: tuple[str, ...] = ()  # further names by which browsers may call this server
@@ -80,7 +81,8 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
             f"{options.model} takes no actions, so there is nothing to play: "
             "diagd generate shows what it dreams"
         )
-    controls = Controls(options.strategy)
+    strategy = options.strategy or world.defaults.strategy(world.height).name
+    controls = Controls(strategy)
     controls.check(world)
     folder = model_path(options.model)
     scenes = start_scenes(folder, options.scenes, world, options.context_frames)

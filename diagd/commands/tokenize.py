@@ -1,19 +1,16 @@
-"""Train a frame tokenizer on video clips, and turn clips into token shards.
+"""Turn recorded clips into all that training needs: tokens, a tokenizer, start scenes.
 
-diagd tokenize --clips gameplay --out tokenizer --shards tokens
-diagd tokenize --clips heldout --tokenizer tokenizer --shards tokens_heldout
+diagd tokenize --clips clips --out tokens
+diagd tokenize --clips clips --heldout other_clips --tokenizer tokens/tokenizer --out more_tokens
 """
 
-from contextlib import ExitStack
 from typing import Any
 
 from diagd.system import only_writer
-from diagd.tokenizers.training import TokenizeOptions, tokenize
+from diagd.training.corpus import TokenizeOptions, tokenize
 
 
 def main(options: TokenizeOptions) -> dict[str, Any]:
-    """Train, measure and store tokens, each if asked; report what was measured."""
-    with ExitStack() as locks:
-        for folder in filter(None, {options.out, options.shards}):
-            locks.enter_context(only_writer(folder))
+    """Split, train a tokenizer, store tokens; report what was measured."""
+    with only_writer(options.out):
         return tokenize(options)

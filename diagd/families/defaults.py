@@ -8,6 +8,8 @@ from torch import Tensor
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.models.config import ModelConfig
 
 
@@ -19,6 +21,7 @@ class GenerationDefaults:
         fps: frames a second of its videos.
         context_frames: frames of the prompt that it sees.
         num_frames: frames to generate.
+        decoding: the strategy, by name; None: diagonals of the next two.
         row_lag: the paper's choice of k for it.
         overlap: whether a frame starts row_lag * height steps after the one before.
         temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
@@ -29,6 +32,7 @@ class GenerationDefaults:
     fps: float = 8.75
     context_frames: int = 4
     num_frames: int = 16
+    decoding: str | None = None
     row_lag: int = 1
     overlap: bool = False
     temperature: float = 1.0
@@ -43,8 +47,13 @@ class GenerationDefaults:
         row_lag: int | None = None,
         frame_lag: int | None = None,
         row_start: RowStart | None = None,
-    ) -> Diagonal:
-        """Return the diagonals of frames of so many rows, with what is not given filled in."""
+    ) -> Strategy:
+        """Return the strategy for frames of so many rows of tokens, if none is asked for.
+
+        Where a lag or a row start is, it is diagonals with what is not given filled in.
+        """
+        if self.decoding is not None and row_lag is frame_lag is row_start is None:
+            return parse_strategy(self.decoding)
         row_lag = self.row_lag if row_lag is None else row_lag
         if frame_lag is None and self.overlap:
             frame_lag = row_lag * height

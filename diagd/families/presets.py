@@ -8,6 +8,7 @@ from diagd.models.config import ModelConfig
 _GRID = (14, 24)  # rows and columns of a frame of the bundled world
 _FRAMES = 8  # that its models hold
 _NUM_CODES, _NUM_ACTIONS = 1024, 6
+_SIZES = ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))  # width, depth
 
 
 def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
@@ -32,8 +33,11 @@ def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
     )
 
 
+# World models of 0.8 to 42 million weights, among which `diagd train` chooses.
+WORLD_SIZES = {f"mc-ar-{width}x{depth}": _doom(width, depth) for width, depth in _SIZES}
 PRESETS: dict[str, ModelConfig] = {
-    "mc-ar-doom": _doom(hidden_size=320, num_layers=6),  # the bundled world model
-    "mc-ar-doom-small": _doom(hidden_size=192, num_layers=4),  # beside it, to compare sizes
+    "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
+    "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes
+    **WORLD_SIZES,
     **{name: preset for family in FAMILIES for name, preset in family.presets.items()},
 }

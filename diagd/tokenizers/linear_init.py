@@ -1,9 +1,9 @@
 """A tokenizer that works before training: principal components of patches, written into a VQModel.
 
-The network starts as a linear code of 8x8 patches: the first convolution projects a patch on its
+The network starts as a linear code of patches: the first convolution projects a patch on its
 principal components, the last one of the decoder puts them together, every residual block adds
-nothing yet, and the codebook is k-means of the projections. On Doom frames that alone reaches
-30 dB, so no training budget is spent on finding it.
+nothing yet, and the codebook is k-means of the projections. On Doom frames, with patches of 8x8
+pixels, that alone reaches 30 dB, so no training budget is spent on finding it.
 
 Two non-linear layers lie in the way, before each last convolution. SiLU is undone by carrying every
 component as a pair of opposite channels, because silu(x) - silu(-x) = x. Group norm is kept from
@@ -20,13 +20,45 @@ from torch.nn import functional
 from diagd.tokenizers.frames import check_frames, normalise
 
 PATCH_PX = 8
+PATCHES_PX = range(4, 17)  # that `choose_patch` chooses from
+TOKENS = range(48, 401)  # of a frame, where there is a choice
 GROUP = 16  # channels of a norm group: six pairs, one pair of constants, two free channels
 PAIRS = 6
 CONSTANT = 10.0  # far above the components, which are about 1
 LATENT_SCALE = 12.0  # of the latents: makes the commitment as steep as the reconstruction loss
 
 
-def linear_tokenizer_model(frames: Tensor, codes: int, seed: int, width: int = 128) -> VQModel:
+def choose_patch(height_px: int, width_px: int) -> int:
+    """Choose how many pixels a token is high and wide.
+
+    Of the patches that divide both sides, those that give 48 to 400 tokens a frame; of these, the
+    one nearest to 8 pixels. Frames too small for 48 get the smallest patch.
+
+    Raises:
+        ValueError: no patch of 4 to 16 pixels divides the frame into at most 400 tokens.
+    """
+    tokens = {
+        patch: height_px * width_px // patch**2
+        for patch in PATCHES_PX
+        if not height_px % patch and not width_px % patch
+    }
+    fitting = [patch for patch, count in tokens.items() if count in TOKENS]
+    if fitting:
+        return min(fitting, key=lambda patch: (abs(patch - PATCH_PX), patch))
+    small = [patch for patch, count in tokens.items() if count < TOKENS.start]
+    if small:
+        return min(small)
+    scale = min(1.0, (TOKENS.stop * PATCH_PX**2 / (height_px * width_px)) ** 0.5)
+    sides = [max(int(side * scale) // PATCH_PX, 2) * PATCH_PX for side in (height_px, width_px)]
+    raise ValueError(
+        f"frames are {height_px}x{width_px} px (height x width), which no patch of 4 to 16 px "
+        f"divides into at most {TOKENS.stop - 1} tokens: give --size {sides[0]}x{sides[1]}, say"
+    )
+
+
+def linear_tokenizer_model(
+    frames: Tensor, codes: int, seed: int, width: int = 128, patch_px: int = PATCH_PX
+) -> VQModel:
     """Build a VQModel of one resolution whose start is the linear code of these frames.
 
     Args:
@@ -34,15 +66,16 @@ def linear_tokenizer_model(frames: Tensor, codes: int, seed: int, width: int = 1
         codes: codebook size.
         seed: of the random part of the weights and of the frames drawn.
         width: channels, a multiple of 16; 128 gives 2.6 million weights.
+        patch_px: pixels that a token is high and wide.
 
     Raises:
-        ValueError: no uint8 frames, or sizes that are no multiples of 8.
+        ValueError: no uint8 frames, or sizes that are no multiples of `patch_px`.
     """
-    check_frames(frames, PATCH_PX)
+    check_frames(frames, patch_px)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(frames), generator=generator)[:256]
-    folded = functional.pixel_unshuffle(normalise(frames[rows]), PATCH_PX)
-    patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 192)
+    folded = functional.pixel_unshuffle(normalise(frames[rows]), patch_px)
+    patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 3 * patch_px**2)
     size = min(24, PAIRS * (width // GROUP))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -62,7 +95,7 @@ def linear_tokenizer_model(frames: Tensor, codes: int, seed: int, width: int = 1
     covariance = (patches - mean).T @ (patches - mean) / len(patches)
     variances, directions = torch.linalg.eigh(covariance)
     scale = variances.sum().sqrt().clamp(min=1e-3)
-    directions = directions[:, -size:].flip(1)  # (192, size), strongest first
+    directions = directions[:, -size:].flip(1)  # (3 * patch_px**2, size), strongest first
     project, compose = directions.T / scale, directions * scale
     identity = torch.eye(size)
     with torch.no_grad():

@@ -7,6 +7,7 @@ start again at an encoder output. The encoder is held to the codes by their comm
 
 import json
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,13 +26,16 @@ COMMITMENT = 0.25  # weight of the encoder's distance to its codes
 DECAY = 0.98  # of the codebook's moving average
 DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
 RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
+WARM_UP = 0.05  # share of training in which the learning rate rises
+DEFAULT_MINUTES = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationOptions:
     """How a tokenizer is trained."""
 
-    steps: int = 3000  # optimizer steps
+    steps: int | None = None  # optimizer steps that the tokenizer is trained for
+    minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
     batch: int = 8  # frames a step
     learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
@@ -41,8 +45,11 @@ class OptimisationOptions:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}")
         if self.batch % self.threads:
             raise ValueError(
                 f"batch must be a multiple of threads={self.threads}, got {self.batch}"
@@ -55,6 +62,12 @@ class OptimisationOptions:
             raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device 'cuda' is not available here, use cpu")
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
+        minutes = self.minutes or (None if self.steps else DEFAULT_MINUTES)
+        by_steps = step / self.steps if self.steps else 0.0
+        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,12 @@ class TokenizerTrainer:
         )
         self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
         self.sums = tokenizer.codebook.detach().clone()
-        self.step = 0
+        self.step, self.seconds = 0, 0.0
+
+    @property
+    def share_done(self) -> float:
+        """How much of the training is over, 1 at its end."""
+        return self.options.share_done(self.step, self.seconds)
 
     def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
         """Take one optimizer step.
@@ -101,7 +119,7 @@ class TokenizerTrainer:
         Returns:
             A row for the log.
         """
-        options = self.options
+        options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
         batch = frames[rows].to(options.device)
@@ -110,7 +128,7 @@ class TokenizerTrainer:
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
             weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
         torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
-        rate = options.learning_rate * _warm_cosine(self.step, options.steps)
+        rate = options.learning_rate * _warm_cosine(self.share_done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -120,6 +138,7 @@ class TokenizerTrainer:
         )
         used, perplexity = self._follow_latents(shares, generator)
         self.step += 1
+        self.seconds += time.monotonic() - started
         return {
             "step": self.step,
             "loss": round(loss, 5),
@@ -156,7 +175,7 @@ class TokenizerTrainer:
         if not self.options.decoder_only:
             sums = torch.zeros_like(self.sums).index_add_(0, ids, vectors)
             self.sums.lerp_(sums, 1 - DECAY)
-            if self.step % RESEED_EVERY == 0 and self.step < 0.8 * self.options.steps:
+            if self.step % RESEED_EVERY == 0 and self.share_done < 0.8:
                 picks = torch.randint(len(vectors), (len(dead),), generator=generator)
                 fresh = vectors[picks.to(vectors.device)]
                 mean_count = len(vectors) / len(dead)
@@ -175,7 +194,11 @@ class TokenizerTrainer:
         tensors |= {"counts": self.counts, "sums": self.sums}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"step": str(self.step), "options": self._fingerprint()}
+        metadata = {
+            "step": str(self.step),
+            "seconds": str(self.seconds),
+            "options": self._fingerprint(),
+        }
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata)
 
@@ -196,7 +219,7 @@ class TokenizerTrainer:
                 f"{path} is of a run with other options, use another folder: expected "
                 f"{self._fingerprint()}, got {metadata.get('options')}"
             )
-        self.step = int(metadata["step"])
+        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
         self.tokenizer.model.load_state_dict(_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
@@ -208,7 +231,8 @@ class TokenizerTrainer:
     def _fingerprint(self) -> str:
         """Name the options on which the result depends."""
         names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
-        names |= {"clips", "init", "frame_stride", "codes"}
+        names |= {"clips", "heldout", "heldout_share", "size"}
+        names |= {"patch", "init", "frame_stride", "codes"}
         return json.dumps({k: str(v) for k, v in asdict(self.options).items() if k in names})
 
 
@@ -226,9 +250,8 @@ def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def _warm_cosine(step: int, steps: int) -> float:
+def _warm_cosine(done: float) -> float:
     """Warm up over a twentieth of training, then follow a cosine to zero."""
-    warm_up = max(1, steps // 20)
-    if step < warm_up:
-        return (step + 1) / warm_up
-    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+    if done < WARM_UP:
+        return max(done / WARM_UP, WARM_UP)
+    return 0.5 * (1 + math.cos(math.pi * min((done - WARM_UP) / (1 - WARM_UP), 1)))

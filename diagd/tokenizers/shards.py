@@ -1,17 +1,19 @@
 """Clips as tokens: safetensors shards that training reads.
 
 `shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
-with the clips' names, the codebook size and the action names as metadata. A shard appears under its
-name only when it is whole, so writing goes on where it was killed.
+with the clips' names, the codebook size and the action names as metadata. Clips of any length are
+cut into pieces of one. A shard appears under its name only when it is whole, so writing goes on
+where it was killed.
 """
 
 import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.progress import Progress
@@ -30,14 +32,15 @@ STILL = ActionVocabulary(("none",))  # what clips without action files do in eve
 
 @dataclass(frozen=True)
 class TokenClips:
-    """Clips of one length and grid.
+    """Clips, or pieces of clips, of one length and grid.
 
     Attributes:
         tokens: (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size).
         actions: (num_clips, T) int16, places in `action_names`; row t led to frame t.
         codebook_size: number of visual ids.
         action_names: what the action ids mean.
-        clip_names: where the tokens are from.
+        clip_names: the videos that the tokens are from.
+        codebook: fingerprint of the tokenizer's codes.
     """
 
     tokens: Tensor
@@ -45,6 +48,7 @@ class TokenClips:
     codebook_size: int
     action_names: tuple[str, ...]
     clip_names: tuple[str, ...] = ()
+    codebook: str = ""
 
 
 def actions_of(
@@ -83,6 +87,11 @@ def actions_of(
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
+def cut(length: int, piece: int) -> list[int]:
+    """Return where pieces of a clip start, so that every frame is in one; the last may overlap."""
+    return [*range(0, length - piece, piece), length - piece]
+
+
 def write_shards(
     tokenizer: VQTokenizer,
     paths: Sequence[Path],
@@ -90,12 +99,16 @@ def write_shards(
     vocabulary: ActionVocabulary,
     clips_per_shard: int = 64,
     threads: int = 2,
+    piece: int | None = None,
+    size_px: tuple[int, int] | None = None,
 ) -> int:
     """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
 
     Args:
-        paths: videos of one length and size.
+        paths: videos of one size, and of one length unless `piece` says how to cut them.
         vocabulary: what action ids mean, from `actions_of`.
+        piece: frames of the pieces that clips are cut into, none longer than a clip.
+        size_px: height and width that frames are fitted to; default: as stored.
 
     Returns:
         How many shards were written now.
@@ -112,10 +125,11 @@ def write_shards(
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
     folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
+    encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
     with Progress() as progress, one_thread_workers(threads) as pool:
         task = progress.add_task("tokenizing clips", total=len(paths))
         for shard, group in zip(shards, groups, strict=True):
-            metadata = _metadata(tokenizer, group, vocabulary)
+            metadata = _metadata(tokenizer, group, vocabulary, piece, size_px)
             if shard.is_file():
                 clips, found = _read_shard(shard)
                 if found != metadata:
@@ -125,7 +139,8 @@ def write_shards(
                     )
                 shape = clips.tokens.shape[1:]
             else:
-                tokens, actions = _encode(tokenizer, group, vocabulary, pool, shape)
+                tokens, actions = _join(group, list(pool.map(encode, group)), shape)
+                tokens = tokens.to(_dtype(tokenizer))
                 with replacing(shard) as temporary:
                     save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
                 written, shape = written + 1, tokens.shape[1:]
@@ -133,32 +148,46 @@ def write_shards(
     return written
 
 
-def _encode(
+def _encode_clip(
     tokenizer: VQTokenizer,
-    paths: Sequence[Path],
     vocabulary: ActionVocabulary,
-    pool: ThreadPoolExecutor,
-    shape: torch.Size | None,
+    piece: int | None,
+    size_px: tuple[int, int] | None,
+    path: Path,
 ) -> tuple[Tensor, Tensor]:
-    """Encode the clips of a shard: (clips, T, height, width) and (clips, T)."""
+    """Encode the pieces of a clip: (pieces, T, height, width) and (pieces, T)."""
+    tokens = tokenizer.encode(read_video(path, size_px=size_px).frames)
+    actions = torch.zeros(len(tokens), dtype=torch.int16)
+    if vocabulary != STILL:
+        taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(tokens))
+        actions = torch.tensor([vocabulary.id_of(action) for action in taken], dtype=torch.int16)
+    starts = cut(len(tokens), piece or len(tokens))
+    times = torch.tensor(starts)[:, None] + torch.arange(piece or len(tokens))
+    return tokens[times], actions[times]
 
-    def encode(path: Path) -> tuple[Tensor, list[int]]:
-        frames = read_video(path).frames
-        if vocabulary == STILL:
-            return tokenizer.encode(frames), [0] * len(frames)
-        taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
-        return tokenizer.encode(frames), [vocabulary.id_of(action) for action in taken]
 
-    tokens, actions = zip(*pool.map(encode, paths), strict=True)
-    expected = shape or tokens[0].shape
-    for path, ids in zip(paths, tokens, strict=True):
-        if ids.shape != expected:
+def _join(
+    paths: Sequence[Path], clips: list[tuple[Tensor, Tensor]], shape: torch.Size | None
+) -> tuple[Tensor, Tensor]:
+    """Join the pieces of the clips of a shard, which must be of one shape (T, height, width)."""
+    expected = shape or clips[0][0].shape[1:]
+    for path, (tokens, _) in zip(paths, clips, strict=True):
+        if tokens.shape[1:] != expected:
             raise ValueError(
                 f"{path}: expected {_describe(expected)} as in clips before it, "
-                f"got {_describe(ids.shape)}"
+                f"got {_describe(tokens.shape[1:])}"
             )
-    dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
-    return torch.stack(tokens).to(dtype), torch.tensor(actions, dtype=torch.int16)
+    tokens, actions = zip(*clips, strict=True)
+    return torch.cat(tokens), torch.cat(actions)
+
+
+def _dtype(tokenizer: VQTokenizer) -> torch.dtype:
+    return torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+
+
+def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
+    """Return the folder of a part's shards: below what `diagd tokenize` wrote, or the folder."""
+    return folder / part if (folder / part).is_dir() else folder
 
 
 def read_shards(folder: str | Path) -> TokenClips:
@@ -170,11 +199,13 @@ def read_shards(folder: str | Path) -> TokenClips:
     """
     paths = sorted(Path(folder).glob("shard_*.safetensors"))
     if not paths:
-        raise FileNotFoundError(f"no token shards (shard_*.safetensors) in {folder}")
+        raise FileNotFoundError(
+            f"no token shards (shard_*.safetensors) in {folder}: diagd tokenize makes them of clips"
+        )
     parts = [_read_shard(path)[0] for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
-        for name in ("codebook_size", "action_names"):
+        for name in ("codebook_size", "codebook", "action_names"):
             if getattr(part, name) != getattr(first, name):
                 raise ValueError(
                     f"{path}: expected {name} {getattr(first, name)} as in {paths[0].name}, "
@@ -191,6 +222,7 @@ def read_shards(folder: str | Path) -> TokenClips:
         first.codebook_size,
         first.action_names,
         sum((part.clip_names for part in parts), ()),
+        first.codebook,
     )
 
 
@@ -205,6 +237,7 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             int(metadata["codebook_size"]),
             tuple(json.loads(metadata["action_names"])),
             tuple(json.loads(metadata["clips"])),
+            metadata.get("codebook", ""),
         )
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
@@ -232,7 +265,11 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
 
 
 def _metadata(
-    tokenizer: VQTokenizer, paths: Sequence[Path], vocabulary: ActionVocabulary
+    tokenizer: VQTokenizer,
+    paths: Sequence[Path],
+    vocabulary: ActionVocabulary,
+    piece: int | None,
+    size_px: tuple[int, int] | None,
 ) -> dict[str, str]:
     codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
     return {
@@ -240,6 +277,7 @@ def _metadata(
         "codebook": hashlib.sha256(codebook).hexdigest()[:16],
         "codebook_size": str(tokenizer.codebook_size),
         "compression": str(tokenizer.compression),
+        "cut": json.dumps([piece, size_px]),
         "action_names": json.dumps(list(vocabulary.names)),
     }
 

@@ -1,89 +1,66 @@
-"""Train a frame tokenizer on video clips, measure it, and turn clips into token shards.
+"""Train a frame tokenizer on video clips, and measure it.
 
-Training starts from a linear code of 8x8 patches (`diagd.tokenizers.linear_init`), so its first
-checkpoint is already usable, and it can be killed at any time. Progress is in `OUT/log.jsonl`.
+Training starts from a linear code of patches (`diagd.tokenizers.linear_init`), so its first
+checkpoint is already usable, and it can be killed at any time. Progress is in `log.jsonl`.
 """
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import Progress, track
 from torch import Tensor
 
-from diagd.data.actions import ActionVocabulary
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
 from diagd.files import rewind_log
 from diagd.tokenizers.frames import check_frames
-from diagd.tokenizers.linear_init import linear_tokenizer_model
+from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer
-from diagd.tokenizers.shards import actions_of, write_shards
 from diagd.tokenizers.vq import VQTokenizer
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"
 LOG_EVERY = 50
+SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeOptions(OptimisationOptions):
-    """Train a tokenizer on clips (or take a trained one) and store the clips as tokens."""
+class TokenizerOptions(OptimisationOptions):
+    """What tokenizer to train, and on what."""
 
     clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
-    out: Path | None = None  # folder for the trained tokenizer; a killed run goes on from here
-    tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
+    size: str | None = None  # crop and scale frames to this height and width: 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
-    shards: Path | None = None  # folder for token shards of the clips
-    actions: Path | None = None  # actions.json with the order of actions; else as in the clips
-    heldout: Path | None = None  # folder of clips to measure the tokenizer on
+    patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
     codes: int = 1024  # codebook size, from scratch
     frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
     checkpoint_s: float = 60.0  # seconds between checkpoints
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("codes", "frame_stride"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.tokenizer is None and self.out is None:
-            raise ValueError("nothing to do: give --out to train, or --tokenizer to apply one")
-        if self.tokenizer is not None and (self.out is not None or self.init is not None):
+        for name in ("codes", "frame_stride", "patch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.patch is not None and self.init is not None:
+            raise ValueError("patch is that of the tokenizer where init names one: leave it out")
+        if self.size is not None and not SIZE.fullmatch(self.size):
             raise ValueError(
-                "--tokenizer is applied as it is, without --out; to train it further use --init"
+                f"size must be height x width in pixels, even and at least 10: 64x96; "
+                f"got {self.size}"
             )
-        if self.tokenizer is not None and self.shards is None and self.heldout is None:
-            raise ValueError("--tokenizer needs --shards to write or --heldout to measure")
 
-
-def tokenize(options: TokenizeOptions) -> dict[str, Any]:
-    """Train, measure and store tokens, each if asked; return what was measured.
-
-    Raises:
-        FileNotFoundError, ValueError: clips, actions or a tokenizer that are missing or do not fit.
-    """
-    paths = find_clips(options.clips)
-    held_out = find_clips(options.heldout) if options.heldout else []
-    vocabulary = ActionVocabulary.load(options.actions) if options.actions else None
-    if options.shards is not None:
-        vocabulary = actions_of(paths, vocabulary)
-    if options.tokenizer is not None:
-        tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
-    else:
-        tokenizer = train_tokenizer(options, load_frames(paths, options))
-    tokenizer.to(options.device)
-    report: dict[str, Any] = {}
-    if held_out:
-        report |= measure_tokenizer(tokenizer, load_frames(held_out, options))
-    if options.shards is not None:
-        assert vocabulary is not None
-        report["shards_written"] = write_shards(
-            tokenizer, paths, options.shards, vocabulary, threads=options.threads
-        )
-    return report
+    @property
+    def size_px(self) -> tuple[int, int] | None:
+        """Height and width that frames are fitted to; None: as stored."""
+        if self.size is None:
+            return None
+        height, width = map(int, self.size.split("x"))
+        return height, width
 
 
 def find_clips(folder: Path) -> list[Path]:
@@ -94,7 +71,7 @@ def find_clips(folder: Path) -> list[Path]:
     return paths
 
 
-def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
+def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
     """Read every n-th frame of clips of one size: (F, H_px, W_px, 3) uint8.
 
     Raises:
@@ -103,7 +80,7 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
     stride = options.frame_stride
 
     def read(number: int) -> Tensor:
-        frames = read_video(paths[number]).frames
+        frames = read_video(paths[number], size_px=options.size_px).frames
         return frames[number % min(stride, len(frames)) :: stride].clone()
 
     with one_thread_workers(options.threads) as pool:
@@ -114,35 +91,38 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
         if chunk.shape[1:] != chunks[0].shape[1:]:
             raise ValueError(
                 f"{path}: expected frames of {_size(chunks[0])} as in {paths[0].name}, "
-                f"got {_size(chunk)}"
+                f"got {_size(chunk)}: give --size to make them one"
             )
     return torch.cat(chunks)
 
 
-def train_tokenizer(options: TokenizeOptions, frames: Tensor, width: int = 128) -> VQTokenizer:
+def train_tokenizer(
+    options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
+) -> VQTokenizer:
     """Train on frames; continues where a killed run of the same options stopped.
 
     Args:
-        options: the run; `out` is set.
+        options: the run.
         frames: (F, H_px, W_px, 3) uint8.
+        folder: where the tokenizer is written, and what a killed run needs to go on.
         width: channels of a model trained from scratch.
 
     Raises:
-        ValueError: frames that do not fit, or `out` holds a run with other options.
+        ValueError: frames that do not fit, or the folder holds a run with other options.
     """
-    assert options.out is not None
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
         check_frames(frames, tokenizer.compression)
     else:
-        model = linear_tokenizer_model(frames, options.codes, options.seed, width)
+        patch = options.patch or choose_patch(*frames.shape[1:3])
+        model = linear_tokenizer_model(frames, options.codes, options.seed, width, patch)
         tokenizer = VQTokenizer(model)
     trainer = TokenizerTrainer(options, tokenizer)
-    state = options.out / STATE_NAME
+    state = folder / STATE_NAME
     if state.is_file():
         trainer.load(state)
-    options.out.mkdir(parents=True, exist_ok=True)
-    log_path = options.out / LOG_NAME
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = folder / LOG_NAME
     rewind_log(log_path, trainer.step)
     first, started = trainer.step, time.monotonic()
     saved = started
@@ -151,19 +131,19 @@ def train_tokenizer(options: TokenizeOptions, frames: Tensor, width: int = 128) 
         log_path.open("a", buffering=1, encoding="utf-8") as log,
         one_thread_workers(options.threads) as pool,
     ):
-        task = progress.add_task("training tokenizer", total=options.steps, completed=first)
-        while trainer.step < options.steps:
+        task = progress.add_task("training tokenizer", total=1.0)
+        while trainer.share_done < 1:
             row = trainer.advance(frames, pool)
-            if trainer.step % LOG_EVERY == 0 or trainer.step == options.steps:
+            if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 log.write(json.dumps(row | {"frames_per_second": round(speed, 1)}) + "\n")
-            progress.update(task, completed=trainer.step)
+            progress.update(task, completed=trainer.share_done)
             if time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)
                 saved = time.monotonic()
     trainer.save(state)
-    tokenizer.save_pretrained(options.out)
-    return VQTokenizer.from_pretrained(options.out)  # with the weights as they are stored
+    tokenizer.save_pretrained(folder)
+    return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
 
 
 @torch.inference_mode()

@@ -11,13 +11,41 @@ from diagd.files import read_json_lines, replacing
 
 
 def plot_loss(folder: Path) -> None:
-    """Draw a training run's log.jsonl as loss.png."""
+    """Draw a training run's log.jsonl as loss.png, with the held-out loss where it was measured."""
     lines = read_json_lines(folder / "log.jsonl")
     figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    axis.plot([line["step"] for line in lines], [line["loss"] for line in lines], linewidth=1)
+    for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
+        shown = [(line["step"], line[key]) for line in lines if key in line]
+        if shown:
+            axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)
     axis.set(xlabel="step", ylabel="loss, nats a token")
+    axis.legend()
     axis.grid(alpha=0.3)
     _save(figure, folder / "loss.png")
+
+
+def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
+    """Draw strips of frames below each other.
+
+    Args:
+        rows: picture files under their labels.
+        num_given: frames at the start of each strip that were given to the model.
+    """
+    pictures = {label: plt.imread(picture) for label, picture in rows.items()}
+    height, width = next(iter(pictures.values())).shape[:2]
+    figure, axes = plt.subplots(
+        len(rows),
+        figsize=(9, 0.4 + len(rows) * 8 * height / width),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
+        axis.imshow(picture, interpolation="nearest")
+        axis.set(xticks=[], yticks=[])
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
+    plural = "s" if num_given > 1 else ""
+    axes[0, 0].set_title(f"{num_given} frame{plural} given, the others dreamt", fontsize=9)
+    _save(figure, path)
 
 
 def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:

@@ -6,33 +6,18 @@ under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.te
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
 """
 
-import shutil
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from diagd.families.checkpoints import load_model, model_path
-from diagd.families.own_format import (
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
-    TOKENIZER_FOLDER,
-)
 from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.mixture import MixtureLoss, MixtureOptions
 from diagd.training.setup import check_fit, frames_held
+from diagd.training.world_parts import copy_parts, next_steps
 
-PARTS = (
-    TOKENIZER_FOLDER,
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
-    "prompt.mp4",
-    "prompt.jsonl",
-    "walk.jsonl",
-    "scenes",
-)
 RECORD_FILE = "finetune.json"
 
 
@@ -62,19 +47,11 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     run = TrainingRun(options, clips, model, {"finetune": purpose})
     run.resume()
     if run.accelerator.is_main_process:
-        _copy_parts(model_path(options.init), options.out)
+        copy_parts(model_path(options.init), options.out)
         write_json(options.out / RECORD_FILE, {**purpose, "options": asdict(options)})
     loss = MixtureLoss(options, views, run.accelerator.device)
     run.train(loss)
     seen = {} if held_out is None else loss.validate(run, held_out)
-    return {"steps": options.steps, **seen}
-
-
-def _copy_parts(source: Path, folder: Path) -> None:
-    """Copy what makes a world of a model, so that every command takes the folder."""
-    for name in PARTS:
-        part, goal = source / name, folder / name
-        if part.is_dir():
-            shutil.copytree(part, goal, dirs_exist_ok=True)
-        elif part.is_file():
-            shutil.copyfile(part, goal)
+    console = Console(stderr=True, quiet=not run.accelerator.is_main_process)
+    console.print(next_steps(options.out, options.tokens))
+    return {"steps": run.step, **seen}

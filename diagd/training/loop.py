@@ -10,69 +10,27 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
 from diagd.files import recover_folder, rewind_log, swap_folder, write_json
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.shards import TokenClips, read_shards
+from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.curves import plot_loss
+from diagd.training.options import LoopOptions
 from diagd.training.sequences import draw_batch
-from diagd.training.setup import OptimizerName, make_optimizers, same_kind
+from diagd.training.setup import faster_precision, make_optimizers, same_kind
 
 NUM_VALIDATION_BATCHES = 8
+NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model can do
 Loss = Callable[[nn.Module, Tensor, int], Tensor]  # model, sequences (B, N), step -> nats a token
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """What every training run is told."""
-
-    tokens: Path  # folder of token shards, from diagd tokenize
-    out: Path  # checkpoint folder to write; a run that was killed goes on from here
-    validation: Path | None = None  # folder of held-out token shards
-    frames: int = 8  # frames of a training sequence
-    hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
-    steps: int  # optimiser steps
-    batch_size: int = 4  # sequences a step and process
-    learning_rate: float = 3e-4  # peak; decays along a cosine to a tenth
-    warmup_steps: int  # steps of linear warm-up
-    optimizer: OptimizerName = "adamw"  # muon learns faster per token: for the blocks' matrices
-    weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
-    clip_norm: float = 1.0  # gradients are scaled down to this norm
-    precision: str = "bf16"  # bf16 autocast, or no (float32)
-    compile: bool = True  # torch.compile the loss
-    seed: int = 0  # of weights and batches
-    log_every: int = 20  # steps between lines of log.jsonl
-    save_minutes: float = 5.0  # minutes between checkpoints
-
-    def __post_init__(self) -> None:
-        for name, lowest in (("steps", 1), ("batch_size", 1), ("log_every", 1), ("frames", 2)):
-            if getattr(self, name) < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {getattr(self, name)}")
-        if not 0 <= self.warmup_steps < self.steps:
-            raise ValueError(
-                f"warmup_steps must be in [0, steps={self.steps}), got {self.warmup_steps}"
-            )
-        if not 0 <= self.hold < 1:
-            raise ValueError(f"hold must be in [0, 1), got {self.hold}")
-        if self.precision not in ("bf16", "no"):
-            raise ValueError(f"precision must be bf16 or no, got {self.precision!r}")
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine from the peak to a tenth of it."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / (self.steps - self.warmup_steps)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+Look = Callable[[], dict[str, Any]]  # what was seen, for the log
 
 
 def read_clips(options: LoopOptions) -> tuple[TokenClips, TokenClips | None]:
@@ -81,13 +39,15 @@ def read_clips(options: LoopOptions) -> tuple[TokenClips, TokenClips | None]:
     Raises:
         FileNotFoundError, ValueError: no or damaged shards, clips too short, or of two kinds.
     """
-    clips = read_shards(options.tokens)
-    held_out = read_shards(options.validation) if options.validation else None
+    clips = read_shards(part_of(options.tokens, "train"))
+    beside = options.tokens / "heldout"
+    validation = options.validation or (beside if beside.is_dir() else None)
+    held_out = read_shards(validation) if validation else None
     for name, data in (("tokens", clips), ("validation", held_out)):
         if data is not None and data.tokens.shape[1] < options.frames:
             raise ValueError(
                 f"{name}: clips must have at least frames={options.frames} frames, "
-                f"got {data.tokens.shape[1]}"
+                f"got {data.tokens.shape[1]}: lower --frames"
             )
     if options.hold and "none" not in clips.action_names:
         raise ValueError(f"hold needs an action named none, got {', '.join(clips.action_names)}")
@@ -97,7 +57,7 @@ def read_clips(options: LoopOptions) -> tuple[TokenClips, TokenClips | None]:
 
 
 class TrainingRun:
-    """The loop and its state.
+    """The loop and its state: the model, its optimisers, steps and seconds so far.
 
     Args:
         clips: what to train on.
@@ -113,10 +73,14 @@ class TrainingRun:
         purpose: dict[str, object] | None = None,
     ) -> None:
         self.options, self.clips = options, clips
-        self.identity = {"config": model.config.to_dict(), **(purpose or {})}
-        self.accelerator = Accelerator(
-            mixed_precision=options.precision, cpu=not torch.cuda.is_available()
-        )
+        self.identity = {
+            "config": model.config.to_dict(),
+            "codebook": clips.codebook,
+            **(purpose or {}),
+        }
+        self.length, self.batch_size = options.length_of(clips), options.batch_of(clips)
+        precision = faster_precision() if options.precision == "auto" else options.precision
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(
             model, options.optimizer, options.learning_rate, options.weight_decay
         )
@@ -124,7 +88,12 @@ class TrainingRun:
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
         options.out.mkdir(parents=True, exist_ok=True)
-        self.step = 0
+        self.step, self.seconds = 0, 0.0
+
+    @property
+    def share_done(self) -> float:
+        """How much of the run is over, 1 at its end."""
+        return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:
         """Go on from the checkpoint, refusing one of another run; cut the log back to it."""
@@ -135,30 +104,36 @@ class TrainingRun:
         state_file = self.checkpoint / "run.json"
         if state_file.is_file():
             state = json.loads(state_file.read_text(encoding="utf-8"))
-            step = state.pop("step")
+            step, seconds = state.pop("step"), state.pop("seconds", 0.0)
             if state != self.identity:
                 raise ValueError(
-                    f"{self.options.out} holds a run of another model or schedule; "
+                    f"{self.options.out} holds a run of another model, tokenizer or schedule; "
                     "choose another --out"
                 )
             self.accelerator.load_state(str(self.checkpoint))
-            self.step = step
+            self.step, self.seconds = step, seconds
         if is_main:
             rewind_log(self.log_file, self.step)
 
-    def train(self, loss: Loss) -> None:
-        """Lower the loss, on to the last step, logging and saving on the way."""
+    def train(self, loss: Loss, look: Look | None = None) -> None:
+        """Lower the loss, on to the end of the run, logging and saving on the way.
+
+        Args:
+            look: called at the end of each stage of the run, a tenth of it, in all processes.
+        """
         options, is_main = self.options, self.accelerator.is_main_process
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
         with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
-            task = bar.add_task("training", total=options.steps, completed=self.step)
+            task = bar.add_task("training", total=1.0)
             losses: list[Tensor] = []
-            saved = logged = time.monotonic()
-            while self.step < options.steps:
+            began = time.monotonic() - self.seconds
+            saved = logged = self.seconds
+            stage = int(NUM_STAGES * self.share_done)
+            while self.share_done < 1:
                 losses.append(self.take_step(loss))
-                bar.update(task, completed=self.step)
-                if self.step % options.log_every == 0 or self.step == options.steps:
-                    seconds, logged = time.monotonic() - logged, time.monotonic()
+                self.seconds = self._clock(time.monotonic() - began)
+                bar.update(task, completed=self.share_done)
+                if self.step % options.log_every == 0 or self.share_done == 1:
                     mean = self._mean_over_processes(torch.stack(losses).mean())
                     if not math.isfinite(mean):  # before anything good is overwritten
                         raise ValueError(
@@ -167,11 +142,17 @@ class TrainingRun:
                             "last, to go on from with a lower --learning-rate"
                         )
                     bar.update(task, description=f"loss {mean:.3f}")
-                    self._log(mean, seconds / len(losses))
-                    losses = []
-                    if self._is_time_to_save(logged - saved):
+                    speed = len(losses) / max(self.seconds - logged, 1e-6)  # clocks may be coarse
+                    seen: dict[str, Any] = {}
+                    if look and int(NUM_STAGES * self.share_done) > stage:
+                        seen, stage = look(), int(NUM_STAGES * self.share_done)
+                    self._log(mean, speed, seen)
+                    if seen and is_main:
+                        plot_loss(options.out)
+                    losses, logged = [], self._clock(time.monotonic() - began)
+                    if logged - saved > options.save_minutes * 60:
                         self.save()  # with the log, so that a resumed run logs the same means
-                        saved = time.monotonic()
+                        saved = logged
         self.save()
 
     def take_step(self, loss: Loss) -> Tensor:
@@ -182,7 +163,7 @@ class TrainingRun:
         options, accelerator = self.options, self.accelerator
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate_at(self.step)
+                group["lr"] = options.learning_rate_at(self.step, self.seconds)
         with accelerator.autocast():
             value = loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
@@ -196,7 +177,7 @@ class TrainingRun:
 
     def _batch(self) -> Tensor:
         """Return this process's share of the step's sequences."""
-        options, size = self.options, self.options.batch_size
+        options, size = self.options, self.batch_size
         seed, first = (options.seed << 40) + self.step, self.accelerator.process_index * size
         everyones = size * self.accelerator.num_processes
         tokens = draw_batch(self.clips, options.frames, everyones, seed, options.hold)
@@ -207,7 +188,7 @@ class TrainingRun:
         """Mean loss over fixed windows of held-out clips."""
         losses, options, device = [], self.options, self.accelerator.device
         for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(held_out, options.frames, options.batch_size, batch).to(device)
+            tokens = draw_batch(held_out, options.frames, self.batch_size, batch).to(device)
             with self.accelerator.autocast():
                 losses.append(loss(self.model, tokens, self.step))
         return torch.stack(losses).mean().item()
@@ -215,20 +196,22 @@ class TrainingRun:
     def _mean_over_processes(self, value: Tensor) -> float:
         return self.accelerator.reduce(value, "mean").item()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _is_time_to_save(self, seconds: float) -> bool:
-        """Ask the main process's clock, since all processes save together."""
-        late = torch.tensor(float(seconds > self.options.save_minutes * 60))
-        late = late * self.accelerator.is_main_process
-        return self._mean_over_processes(late.to(self.accelerator.device)) > 0
+    def _clock(self, seconds: float) -> float:
+        """Return the main process's seconds, since all processes save and end together."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        mine = torch.tensor(seconds * self.accelerator.is_main_process, dtype=torch.float64)
+        mine = mine.to(self.accelerator.device)
+        return self.accelerator.reduce(mine, "sum").item()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _log(self, loss: float, seconds_per_step: float) -> None:
-        options, sequences = self.options, self.options.batch_size * self.accelerator.num_processes
-        length = options.frames * (self.clips.tokens[0, 0].numel() + 1) - 1
+    def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
+        sequences = self.batch_size * self.accelerator.num_processes
         line = {
             "step": self.step,
             "loss": loss,
-            "learning_rate": options.learning_rate_at(self.step - 1),
-            "tokens_per_second": sequences * length / seconds_per_step,
+            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+            "tokens_per_second": sequences * self.length * steps_per_second,
+            **seen,
         }
         if self.accelerator.is_main_process:
             with self.log_file.open("a", encoding="utf-8") as file:
@@ -245,7 +228,9 @@ class TrainingRun:
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
-        write_json(partial / "run.json", {"step": self.step, **self.identity})
+        write_json(
+            partial / "run.json", {"step": self.step, "seconds": self.seconds, **self.identity}
+        )
         swap_folder(partial, self.checkpoint)
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
         ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")

@@ -23,8 +23,9 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.decoding.visibility import VisibilityRule, check_rule
 from diagd.tokenizers.shards import TokenClips
-from diagd.training.loop import LoopOptions, TrainingRun
+from diagd.training.loop import TrainingRun
 from diagd.training.losses import ViewLoss
+from diagd.training.options import LoopOptions
 from diagd.training.sequences import generator_of
 
 _DRAW = 1  # tells the generator of a step's strategy from that of its batch
@@ -158,7 +159,7 @@ class MixtureLoss:
     ) -> None:
         self.mixture, self.seed = options.mixture(), options.seed
         self.losses = {
-            strategy: ViewLoss(view, device, options.compile) for strategy, view in views.items()
+            strategy: ViewLoss(view, device, options.compiles) for strategy, view in views.items()
         }
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:

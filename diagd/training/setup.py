@@ -1,6 +1,8 @@
 """What a training run starts from: the model fitted to the data, its weights, its optimisers."""
 
 import dataclasses
+import time
+from functools import cache
 from typing import Literal
 
 import torch
@@ -17,10 +19,11 @@ OptimizerName = Literal["adamw", "muon"]
 
 
 def same_kind(clips: TokenClips, other: TokenClips) -> bool:
-    """Say whether one model fits both: same grid, codebook size and actions."""
+    """Say whether one model fits both: same grid, codebook and actions."""
     return (
         clips.tokens.shape[2:] == other.tokens.shape[2:]
         and clips.codebook_size == other.codebook_size
+        and clips.codebook == other.codebook
         and clips.action_names == other.action_names
     )
 
@@ -79,6 +82,22 @@ def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Tran
         raise ValueError(f"init: {init} is a model of another shape or vocabulary")
     model.load_state_dict(source.state_dict())
     return model
+
+
+@cache
+def faster_precision() -> Literal["bf16", "no"]:
+    """Measure in which type matrices are multiplied faster here, in a few milliseconds."""
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+    seconds: dict[torch.dtype, float] = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = torch.zeros(512, 512, dtype=dtype)
+        for _ in range(4):  # of which the first ones prepare
+            started = time.perf_counter()
+            torch.matmul(matrix, matrix)
+            took = time.perf_counter() - started
+            seconds[dtype] = min(took, seconds.get(dtype, took))
+    return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"
 
 
 def make_optimizers(

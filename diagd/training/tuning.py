@@ -19,14 +19,15 @@ from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
 from diagd.decoding.strategies.table import parse_strategies
-from diagd.families.checkpoints import load_model
+from diagd.families.checkpoints import available_models, load_model
 from diagd.flags import RowLags
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.shards import TokenClips, read_shards
+from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.sequences import windows
 from diagd.training.setup import check_fit, frames_held
 
 Axis = Literal["frame", "row", "column"]
+DEFAULT_CLIPS = 16
 ROW_STARTS: tuple[RowStart, ...] = get_args(RowStart)
 
 
@@ -37,7 +38,7 @@ class TuneOptions:
     Candidates are those with a schedule: k=1, k=2,d=28/predecessor, zipar=4. Raster is always in.
     """
 
-    tokens: Path  # folder of held-out token shards, from diagd tokenize
+    tokens: Path  # folder from diagd tokenize, whose held-out part is taken, or of token shards
     model: str = "doom"  # bundled model or checkpoint folder
     baseline: str | None = None  # model whose raster order is the yardstick; default: the model's
     tolerance: float = 0.02  # nats a token above raster that a strategy may cost
@@ -46,19 +47,23 @@ class TuneOptions:
     overlap: bool = False  # actions are known ahead, so frames may overlap
     row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try
     by: tuple[Axis, ...] = ()  # show the gap by frame, row or column, too
-    clips: int = 16  # held-out clips to judge by
+    clips: int | None = None  # held-out clips to judge by; default 16, or all
     frames: int | None = None  # frames of a clip; default: as many as the model holds
     context_frames: int = 1  # of them, frames that are given
     seed: int = 0  # of the place of a window in its clip
     device: str = "cpu"
     out: Path | None = None  # folder for tune.json and plots
+    make_default: bool = False  # let the model's folder decode so where nothing else is asked for
 
     def __post_init__(self) -> None:
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must be 0 or more, got {self.tolerance}")
         for name in ("clips", "context_frames"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.make_default and self.model in available_models():
+            raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
         if not self.row_start:
             raise ValueError("row_start must name at least one policy")
         for row_start in self.row_start:
@@ -92,7 +97,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
         FileNotFoundError, ValueError: a model or clips that are missing or do not fit.
     """
     device = device_of(options.device)
-    clips = read_shards(options.tokens)
+    clips = read_shards(part_of(options.tokens, "heldout"))
     model = _load(options.model, clips, device)
     yardstick = _load(options.baseline, clips, device) if options.baseline else None
     held = frames_held(model.config)
@@ -104,7 +109,8 @@ def tune(options: TuneOptions) -> dict[str, Any]:
         )
     grid = TokenGrid(frames - options.context_frames, *clips.tokens.shape[2:])
     candidates = list_candidates(options, grid)
-    cut = [ids.split(1) for ids in windows(clips, options.clips, frames, options.seed)]
+    judged = options.clips or min(DEFAULT_CLIPS, len(clips.tokens))
+    cut = [ids.split(1) for ids in windows(clips, judged, frames, options.seed)]
     single = list(zip(*cut, strict=True))
     nll = _measure(model, candidates, single, options.context_frames)
     raster = nll[0]
@@ -120,6 +126,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     return {
         "options": {
             **asdict(options),
+            "clips": judged,
             "tokens": str(options.tokens),
             "out": options.out and str(options.out),
         },

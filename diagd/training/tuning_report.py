@@ -1,5 +1,6 @@
 """What `diagd tune` shows and leaves behind: tables, tune.json and plots."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from diagd.families.checkpoints import available_models, find_model
+from diagd.families.own_format import write_defaults
 from diagd.files import write_json
 from diagd.training.curves import plot_frontier, plot_profiles
 from diagd.training.tuning import Axis, TuneOptions
@@ -15,7 +18,7 @@ from diagd.training.tuning import Axis, TuneOptions
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     """Print what `tune` returned: candidates, their gaps by the axes asked for, the choice."""
     console, rows = Console(), document["rows"]
-    title = f"{options.model}: steps against likelihood ({options.clips} clips)"
+    title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title)
     table.add_column("strategy", no_wrap=True)
     for header in ("steps", "speedup", "nats", "gap", "error", "best"):
@@ -43,6 +46,29 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         f"within {options.tolerance} nats of raster: "
         + (choice["name"] if choice else "no strategy")
     )
+    console.print(advise(document, options))
+
+
+def advise(document: dict[str, Any], options: TuneOptions) -> str:
+    """Say which command uses the answer, and which one keeps it."""
+    choice = document["choice"]
+    if choice is None:
+        return f"next: a larger --tolerance, or diagd finetune --init {options.model}"
+    use = f"next: diagd play --model {options.model} --strategy {choice['name']}"
+    if options.model in available_models():
+        return use
+    if options.make_default:
+        return f"next: diagd play --model {options.model}, which decodes so by default now"
+    return f"{use}; the same diagd tune with --make-default lets {options.model} decode so always"
+
+
+def make_default(document: dict[str, Any], options: TuneOptions) -> None:
+    """Write the choice, if there is one, into the generation defaults of the model's folder."""
+    if document["choice"] is None:
+        return
+    found = find_model(options.model)
+    defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
+    write_defaults(found.path.parent, defaults)
 
 
 def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:

@@ -1,27 +1,54 @@
+import pytest
+
 from diagd.tokenizers.shards import read_shards
+from diagd.tokenizers.vq import VQTokenizer
 from tests.tokenizers.rectangles import write_clips
 
+QUICK = ("--steps", 1, "--batch", 2, "--codes", 16, "--frame-stride", 1, "--learning-rate", 1e-5)
 
-def test_the_command_trains_measures_and_stores_tokens(command, tmp_path):
-    clips, tokenizer, shards = (tmp_path / name for name in ("clips", "tokenizer", "shards"))
-    write_clips(clips, num_clips=2)
-    training = command(
-        *("tokenize", "--clips", clips, "--out", tokenizer, "--shards", shards, "--json"),
-        *("--heldout", clips, "--steps", 1, "--batch", 2, "--codes", 16, "--frame-stride", 1),
-        *("--learning-rate", 1e-5),
-    )
+
+def test_the_command_leaves_all_that_training_needs(command, tmp_path):
+    clips, tokens, again = (tmp_path / name for name in ("clips", "tokens", "again"))
+    write_clips(clips, num_clips=3)
+    training = command("tokenize", "--clips", clips, "--out", tokens, *QUICK, "--json")
     assert training.code == 0, training
-    assert training.document["shards_written"] == 1
-    assert training.document["psnr"] > 10
+    document = training.document
+    assert (document["clips"], document["frames_per_clip"]) == ({"train": 2, "heldout": 1}, 4)
+    assert document["psnr"] > 10
+    assert read_shards(tokens / "train").clip_names == ("clip_000000", "clip_000001")
+    assert read_shards(tokens / "heldout").clip_names == ("clip_000002",)
+    assert read_shards(tokens / "train").action_names == ("none", "forward", "left")
+    assert VQTokenizer.from_pretrained(tokens / "tokenizer").compression == 4  # 24x40 px are small
+
     applying = command(
-        "tokenize", "--clips", clips, "--tokenizer", tokenizer, "--shards", tmp_path / "again"
+        *("tokenize", "--clips", clips, "--heldout", clips, "--out", again),
+        *("--tokenizer", tokens / "tokenizer"),
     )
     assert applying.code == 0, applying
-    first, second = read_shards(shards), read_shards(tmp_path / "again")
-    assert first.tokens.equal(second.tokens)
-    assert first.action_names == ("none", "forward", "left")
+    assert read_shards(again / "train").tokens[:2].equal(read_shards(tokens / "train").tokens)
+    assert (again / "tokenizer" / "config.json").is_file()
 
 
-def test_the_command_reports_mistakes_in_one_line(command, tmp_path):
-    command("tokenize", "--clips", tmp_path, "--out", tmp_path).assert_refused("no .mp4 clips in")
-    command("tokenize", "--clips", tmp_path).assert_refused("nothing to do: give --out to train")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), r"heldout: no clip of at least 4 frames, .*: record another"),
+        (("--heldout-share", 0.7), r"heldout_share must be in \(0, 0\.5\], got 0\.7"),
+        (("--tokenizer", "t", "--init", "t"), "--tokenizer is applied as it is"),
+        (("--heldout", "absent"), r"no \.mp4 clips in absent"),
+        (("--size", "64"), "size must be height x width"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_nothing_is_written(flags, message, command, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=1)
+    out = tmp_path / "out"
+    command("tokenize", "--clips", tmp_path / "clips", "--out", out, *flags).assert_refused(message)
+    assert not out.exists()
+
+
+def test_a_damaged_action_file_is_found_before_the_work(command, tmp_path):
+    paths = write_clips(tmp_path / "clips", num_clips=3)
+    paths[2].with_suffix(".jsonl").write_text('{"action": "none"}\n')
+    outcome = command("tokenize", "--clips", tmp_path / "clips", "--out", tmp_path / "out")
+    outcome.assert_refused(r"clip_000002\.jsonl: expected 4 actions .*, got 1")
+    assert not (tmp_path / "out").exists()

@@ -1,10 +1,20 @@
+import json
+import random
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+import diagd
+from diagd.commands import play
+from diagd.data.actions import write_actions
+from diagd.data.video import read_video, write_video
 from diagd.families.presets import PRESETS
 from diagd.training import loop
+from diagd.web.play.scenes import start_scenes
 from tests.worlds import clips_of, model_config, write_shard
+
+SIZE_PX = (28, 42)  # no multiples of 8
 
 
 @pytest.fixture
@@ -42,3 +52,72 @@ def test_the_command_refuses_what_is_no_training_data(flags, command, tmp_path):
 def test_the_command_refuses_an_output_that_is_a_file(flags, command, tmp_path):
     (tmp_path / "run").write_text("")
     command("train", *flags).assert_refused(r"run")
+
+
+def write_game(folder, num_clips):
+    """Write clips, of lengths of their own, of a bar that goes left and right as it is told."""
+    folder.mkdir()
+    for number in range(num_clips):
+        chance, place, frames, actions = random.Random(number), 14, [], ["none"]
+        for _ in range(12 + number):
+            frame = torch.full((*SIZE_PX, 3), 70, dtype=torch.uint8)
+            frame[8:, place : place + 7] = torch.tensor([200, 60, 40], dtype=torch.uint8)
+            frames.append(frame)
+            actions.append(chance.choice(("left", "right")))
+            place = max(0, min(SIZE_PX[1] - 7, place + {"left": -7, "right": 7}[actions[-1]]))
+        path = folder / f"game {number}.mp4"
+        write_video(path, torch.stack(frames), fps=5)
+        write_actions(path.with_suffix(".jsonl"), actions[:-1])
+
+
+def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch):
+    """The whole road, by the commands that each command names as the next one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    clips, tokens, out = (tmp_path / name for name in ("clips", "tokens", "world"))
+    write_game(clips, num_clips=6)
+    made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)
+    assert made.code == 0, made
+    told = " ".join(made.err.split())
+    assert "5 clips to learn from, 1 held out, in pieces of 12 frames; actions: none, " in told
+    assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
+    assert f"next: diagd train --tokens {tokens} --out world" in told
+
+    trained = command(
+        "train", "--tokens", tokens, "--out", out, "--minutes", 0.05, "--batch-size", 4, "--json"
+    )
+    assert trained.code == 0, trained
+    assert trained.document["validation_loss"] > 0
+    told = " ".join(trained.err.split())
+    assert "mc-ar-128x3" in told
+    assert f"next: diagd play --model {out}" in told
+    for picture in ("loss.png", "dreams.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
+    last = sorted((out / "dreams").glob("step_*.png"))[-1]
+    assert int(last.stem.removeprefix("step_")) == trained.document["steps"]
+
+    world = diagd.VideoGenerator.from_pretrained(out)
+    assert world.frame_size_px == SIZE_PX
+    assert world.vocabulary is not None
+    assert world.vocabulary.names == ("none", "left", "right")
+    prompt = read_video(out / "prompt.mp4").frames
+    video = world.generate(
+        prompt, ["left", "right"], num_frames=2, context_actions=["left"] * (len(prompt) - 1)
+    )
+    assert video.frames.shape == (2, *SIZE_PX, 3)
+    assert world.defaults.fps == 5
+    scenes = start_scenes(out, None, world, context_frames=4)
+    assert len(scenes) == 1 + 5 + 4  # the prompt, the others, and each frame of the prompt
+    dream = command("generate", "--model", out, "--frames", 3, "--output", tmp_path / "dream.mp4")
+    assert dream.code == 0, dream
+
+    flags = ("--tokens", tokens, "--model", out, "--frames", 4, "--strategy", "k=2", "zipar=2")
+    tuned = command("tune", *flags, "--tolerance", 99, "--json")
+    choice = tuned.document["choice"]["name"]
+    assert f"next: diagd play --model {out} --strategy {choice}" in " ".join(tuned.out.split())
+    kept = command("tune", *flags, "--tolerance", 99, "--make-default")
+    assert kept.code == 0, kept
+    assert json.loads((out / "generation.json").read_text())["decoding"] == choice
+    scheduler, _ = play.load(play.PlayOptions(model=str(out)))
+    assert scheduler.controls.strategy == choice
+    assert choice in command("generate", "--model", out, "--output", tmp_path / "two.mp4").out

@@ -1,8 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from diagd.commands.tune import main
+from diagd.families.checkpoints import find_model
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.own_format import write_defaults
 from diagd.training.tuning import TuneOptions
 from tests.worlds import clips_of, write_shard, write_shard_model
 
@@ -38,3 +42,39 @@ def test_the_command_prints_its_document(options, command):
     named = command("tune", "--tokens", run.tokens, "--model", run.model, *flags)
     assert named.code == 0
     assert "k=2,d=2/spatial" in named.out
+
+
+def test_the_answer_names_the_command_that_uses_it(options, capfd):
+    run = options(tolerance=99.0, strategy=("k=2",), row_lag=())
+    document = main(run)
+    assert document["choice"]["name"] == "k=2"
+    told = " ".join(capfd.readouterr().out.split())
+    assert f"next: diagd play --model {run.model} --strategy k=2; the same diagd tune with" in told
+    assert not (Path(run.model) / "generation.json").exists()
+
+
+def test_the_answer_becomes_the_default_of_a_folder_and_keeps_the_others(options, capfd):
+    run = options(tolerance=99.0, strategy=("k=2/predecessor",), row_lag=(), make_default=True)
+    write_defaults(Path(run.model), GenerationDefaults(fps=12.0))
+    main(run)
+    defaults = find_model(run.model).family.defaults(find_model(run.model))
+    assert (defaults.fps, defaults.decoding) == (12.0, "k=2/predecessor")
+    assert defaults.strategy(14).name == "k=2/predecessor"
+    assert defaults.strategy(14, row_lag=4).name == "k=4"  # what is asked for comes first
+    assert "which decodes so by default now" in " ".join(capfd.readouterr().out.split())
+
+
+def test_the_bundled_world_stays_as_it_is(options):
+    with pytest.raises(ValueError, match="changes a folder of yours, and doom is bundled"):
+        options(model="doom", make_default=True)
+
+
+def test_the_held_out_part_of_a_folder_of_tokens_is_judged_by(options, tmp_path):
+    (tmp_path / "corpus").mkdir()
+    write_shard(tmp_path / "corpus" / "train", clips_of(seed=1))
+    held_out = write_shard(tmp_path / "corpus" / "heldout", clips_of(num_clips=2, seed=2))
+    whole, part = (
+        main(options(tokens=tokens, clips=None)) for tokens in (tmp_path / "corpus", held_out)
+    )
+    assert whole["rows"] == part["rows"]
+    assert whole["options"]["clips"] == 2

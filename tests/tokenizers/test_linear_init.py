@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diagd.tokenizers.frames import normalise
-from diagd.tokenizers.linear_init import k_means, linear_tokenizer_model
+from diagd.tokenizers.linear_init import choose_patch, k_means, linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer
 from tests.tokenizers.rectangles import rectangles
 
@@ -64,3 +64,39 @@ def test_k_means_finds_clusters_that_are_plain_to_see():
     vectors = corners.repeat(50, 1) + 0.1 * torch.randn(150, 2, generator=generator)
     centres = k_means(vectors, 12, generator)
     assert (torch.cdist(corners, centres).min(dim=1).values < 0.2).all()
+
+
+@pytest.mark.parametrize(
+    ("size_px", "patch"),
+    [
+        ((112, 192), 8),  # 14 x 24 tokens
+        ((64, 64), 8),
+        ((84, 84), 7),  # 12 x 12
+        ((96, 128), 8),
+        ((210, 160), 10),  # 21 x 16; 5 px would be too many
+        ((224, 384), 16),  # 14 x 24
+        ((36, 48), 6),  # 6 x 8; 12 px would be too few
+        ((24, 20), 4),  # few whatever is done
+    ],
+)
+def test_a_patch_divides_the_frame_into_a_sensible_number_of_tokens(size_px, patch):
+    assert choose_patch(*size_px) == patch
+
+
+@pytest.mark.parametrize(
+    ("size_px", "advice"), [((66, 70), "64x64"), ((480, 640), "136x184"), ((14, 254), "16x248")]
+)
+def test_frames_that_no_patch_fits_are_refused_with_a_size_that_fits(size_px, advice):
+    height, width = size_px
+    message = rf"frames are {height}x{width} px .*: give --size {advice}, say"
+    with pytest.raises(ValueError, match=message):
+        choose_patch(*size_px)
+    choose_patch(*map(int, advice.split("x")))
+
+
+def test_patches_of_other_sizes_are_codes_as_well():
+    frames = rectangles(20, size=(30, 50))
+    tokenizer = VQTokenizer(linear_tokenizer_model(frames, 64, seed=0, width=32, patch_px=5))
+    assert (tokenizer.compression, tokenizer.encode(frames).shape) == (5, (20, 6, 10))
+    painted = tokenizer.decode(tokenizer.encode(frames))
+    assert (painted.float() - frames.float()).square().mean() < 0.3 * frames.float().var()

@@ -154,6 +154,7 @@ def test_a_shard_with_wrong_contents_is_refused(tmp_path, wrong, message):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
+        ({"codebook": "f00"}, "expected codebook  as in shard_00000.*, got f00"),
         ({"codebook_size": "30"}, "expected codebook_size 20 as in shard_00000.*, got 30"),
         ({"action_names": json.dumps(["none"])}, r"expected action_names .*, got \('none',\)"),
         (

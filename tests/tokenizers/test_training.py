@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +10,13 @@ from diagd.tokenizers.optimisation import TokenizerTrainer
 from diagd.tokenizers.training import (
     LOG_NAME,
     STATE_NAME,
-    TokenizeOptions,
     find_clips,
     load_frames,
     measure_tokenizer,
     train_tokenizer,
 )
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.corpus import TokenizeOptions
 from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 FRAMES = rectangles(24)
@@ -29,7 +30,7 @@ def options(tmp_path):
 
 
 def train(options) -> VQTokenizer:
-    return train_tokenizer(options, FRAMES, width=16)
+    return train_tokenizer(options, FRAMES, options.out, width=16)
 
 
 def weights(tokenizer) -> torch.Tensor:
@@ -129,11 +130,11 @@ def test_a_corrupt_state_is_refused(options):
 
 def test_frames_that_do_not_fit_are_refused(options):
     with pytest.raises(ValueError, match="must be multiples of 8 px, got 20x40"):
-        train_tokenizer(options, FRAMES[:, :20])
+        train_tokenizer(dataclasses.replace(options, patch=8), FRAMES[:, :20], options.out)
     small_tokenizer().save_pretrained(options.clips / "init")
     options = dataclasses.replace(options, init=options.clips / "init")
     with pytest.raises(ValueError, match="must be multiples of 8 px, got 20x40"):
-        train_tokenizer(options, FRAMES[:, :20])
+        train_tokenizer(options, FRAMES[:, :20], options.out)
 
 
 def test_frames_are_strided_from_a_different_start_in_each_clip(options):
@@ -168,9 +169,10 @@ def test_a_folder_without_clips_is_named(tmp_path):
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
         ({"seed": -1}, "seed must be 0 or more, got -1"),
         ({"device": "tpu"}, "device must be cpu or cuda, got 'tpu'"),
-        ({"out": None}, "nothing to do: give --out to train, or --tokenizer to apply one"),
-        ({"tokenizer": "x"}, "--tokenizer is applied as it is, without --out"),
-        ({"tokenizer": "x", "out": None}, "--tokenizer needs --shards to write or --heldout"),
+        ({"minutes": 0}, "minutes must be above 0, got 0"),
+        ({"patch": 8, "init": Path("x")}, "patch is that of the tokenizer where init names one"),
+        ({"size": "64"}, "size must be height x width in pixels, even and .*: 64x96; got 64"),
+        ({"size": "64x97"}, "size must be height x width in pixels, even .*; got 64x97"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, changes, message):

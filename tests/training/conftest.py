@@ -33,6 +33,7 @@ def options(tmp_path):
             "steps": 12,
             "batch_size": 2,
             "learning_rate": 1e-2,
+            "optimizer": "adamw",
             "warmup_steps": 2,
             "precision": "no",
             "compile": False,

@@ -133,7 +133,7 @@ def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypa
 def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
     finetune(options(steps=1, warmup_steps=0))
     written = (options().out / "finetune.json").read_text()
-    message = "run holds a run of another model or schedule; choose another --out"
+    message = "run holds a run of another model, tokenizer or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
         finetune(options(strategies=("k=2",)))
     with pytest.raises(ValueError, match=message):

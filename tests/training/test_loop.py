@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import math
 
 import pytest
@@ -173,7 +175,7 @@ def test_a_finished_run_is_left_as_it_is(options):
 
 def test_a_run_of_another_model_is_refused(options):
     pretrain(options(steps=1, warmup_steps=0))
-    message = r"run holds a run of another model or schedule; choose another --out"
+    message = r"run holds a run of another model, tokenizer or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
         pretrain(options(frames=4))
     assert len(log_of(options().out)) == 1
@@ -192,7 +194,9 @@ def test_a_run_of_another_model_is_refused(options):
         ({"frames": 1}, r"frames must be at least 2, got 1"),
         ({"warmup_steps": 12}, r"warmup_steps must be in \[0, steps=12\), got 12"),
         ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
-        ({"precision": "fp16"}, r"precision must be bf16 or no, got 'fp16'"),
+        ({"minutes": 0}, r"minutes must be above 0, got 0"),
+        ({"hours": math.inf}, r"hours must be above 0, got inf"),
+        ({"precision": "fp16"}, r"precision must be auto, bf16 or no, got 'fp16'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(changes, message, options):
@@ -244,3 +248,85 @@ def test_a_run_that_diverges_says_so_and_keeps_its_last_good_checkpoint(
     weights = weights_of(good.out)
     assert all(weights[name].isfinite().all() for name in weights)
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
+
+
+@pytest.fixture
+def second_a_step(monkeypatch):
+    """Let every step take one second."""
+    monkeypatch.setattr(loop.TrainingRun, "_clock", lambda self, seconds: float(self.step))
+
+
+def test_a_run_ends_on_time_and_so_does_its_schedule(options, second_a_step):
+    run = options(steps=None, minutes=0.1, hours=0.002, model="mc-ar-tiny", log_every=1)
+    assert run.seconds == pytest.approx(13.2)
+    pretrain(run)
+    log = log_of(run.out)
+    assert [line["step"] for line in log] == list(range(1, 15))
+    rates = [line["learning_rate"] for line in log]
+    assert rates[:2] == [0.005, 0.01]
+    assert rates[2:] == pytest.approx(
+        [0.01 * (0.55 + 0.45 * math.cos(math.pi * done / 13.2)) for done in range(2, 14)]
+    )
+
+
+def test_what_ends_first_ends_a_run(options, second_a_step):
+    pretrain(options("time", steps=100, minutes=0.1))
+    assert log_of(options("time").out)[-1]["step"] == 6
+    pretrain(options("steps", steps=4, minutes=0.1))
+    assert log_of(options("steps").out)[-1]["step"] == 4
+
+
+@pytest.mark.parametrize("killed_after", [1, 7])
+def test_time_spent_is_part_of_the_checkpoint(killed_after, options, second_a_step, monkeypatch):
+    timed = {"steps": None, "minutes": 0.2}
+    whole, killed = options("whole", **timed), options("killed", save_minutes=0.0, **timed)
+    pretrain(whole)
+    with monkeypatch.context() as patch:
+        kill_after(patch, killed_after)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+    assert json.loads((killed.out / "training" / "run.json").read_text())["seconds"] == 12
+
+
+def test_the_clock_goes_on_from_the_checkpoint(options):
+    run = options(steps=1, warmup_steps=0)
+    pretrain(run)
+    file = run.out / "training" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seconds": 1000.0}))
+    pretrain(options(steps=2, warmup_steps=0))
+    assert 1000 < json.loads(file.read_text())["seconds"] < 1060
+
+
+def test_held_out_clips_are_looked_at_ten_times_a_run(options, tmp_path, monkeypatch):
+    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
+    whole = options("whole", steps=20, log_every=1, validation=held_out)
+    report = pretrain(whole)
+    looks = [line for line in log_of(whole.out) if "validation_loss" in line]
+    assert [line["step"] for line in looks] == list(range(2, 21, 2))
+    assert looks[-1]["validation_loss"] == report["validation_loss"]
+    killed = dataclasses.replace(whole, out=tmp_path / "killed", save_minutes=0.0)
+    with monkeypatch.context() as patch:
+        kill_after(patch, 9)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
+    pretrain(killed)
+    assert_same_run(killed.out, whole.out)
+
+
+def test_a_batch_holds_about_5000_tokens_where_no_size_is_given(options):
+    clips = clips_of()
+    assert options(batch_size=None).batch_of(clips) == 250  # of 3 * 7 - 1 = 20 tokens each
+    assert options(batch_size=3).batch_of(clips) == 3
+    assert options(warmup_steps=None, steps=40).warm_up == 2
+    assert options(warmup_steps=None, steps=40_000).warm_up == 50
+
+
+def test_tokens_of_another_tokenizer_are_another_run(options, tmp_path):
+    pretrain(options(steps=1, warmup_steps=0))
+    other = write_shard(tmp_path / "other", clips_of(), codebook="f" * 16)
+    with pytest.raises(ValueError, match=r"run holds a run of another model, tokenizer or schedul"):
+        pretrain(options(tokens=other))
+    with pytest.raises(ValueError, match="validation: clips have another grid, tokenizer or"):
+        pretrain(options("fresh", validation=other))

@@ -1,0 +1,152 @@
+"""From a folder of clips to all that training needs: one folder, which `diagd train` takes.
+
+It holds token shards of the clips to learn from (`train/`) and of those held out (`heldout/`), and
+the parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.video import video_length
+from diagd.families.own_format import TOKENIZER_FOLDER
+from diagd.tokenizers.shards import STILL, actions_of, write_shards
+from diagd.tokenizers.training import (
+    TokenizerOptions,
+    find_clips,
+    load_frames,
+    measure_tokenizer,
+    train_tokenizer,
+)
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.world_parts import write_starts
+
+MOST_PIECE = 64  # frames that clips are cut into
+LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeOptions(TokenizerOptions):
+    """Turn recorded clips into a folder that `diagd train` takes: tokens, tokenizer, scenes."""
+
+    out: Path  # folder to write; a killed run goes on from here
+    heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
+    heldout_share: float = 0.1  # which share: every tenth clip by name
+    tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
+    actions: Path | None = None  # actions.json with the order of actions; else as in the clips
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.heldout_share <= 0.5:
+            raise ValueError(f"heldout_share must be in (0, 0.5], got {self.heldout_share}")
+        if self.tokenizer is not None and self.init is not None:
+            raise ValueError("--tokenizer is applied as it is; to train it further use --init")
+
+
+def tokenize(options: TokenizeOptions) -> dict[str, Any]:
+    """Split the clips, train a tokenizer (or take one), write shards and the parts of a world.
+
+    Returns:
+        What was measured on held-out clips, and how many there are of what.
+
+    Raises:
+        FileNotFoundError, ValueError: clips, actions or a tokenizer that are missing or do not fit;
+            nothing is written then.
+    """
+    clips = find_clips(options.clips)
+    others = find_clips(options.heldout) if options.heldout else []
+    given = ActionVocabulary.load(options.actions) if options.actions else None
+    vocabulary = actions_of([*clips, *others], given)
+    lengths = {path: video_length(path)[0] for path in (*clips, *others)}
+    if vocabulary != STILL:
+        for path, length in lengths.items():
+            read_actions(path.with_suffix(".jsonl"), vocabulary, length)
+    piece = piece_length(list(lengths.values()))
+    clips, others = (
+        [path for path in paths if lengths[path] >= piece] for paths in (clips, others)
+    )
+    if options.heldout is None:
+        clips, others = split_clips(clips, options.heldout_share)
+    parts = {"train": clips, "heldout": others}
+    for name, paths in parts.items():
+        if not paths:
+            raise ValueError(
+                f"{name}: no clip of at least {piece} frames, into which the others are cut: "
+                "record another"
+            )
+    console = Console(stderr=True)
+    left_out = len(lengths) - sum(map(len, parts.values()))
+    console.print(
+        f"{len(parts['train'])} clips to learn from, {len(parts['heldout'])} held out, "
+        f"in pieces of {piece} frames"
+        + (f"; {left_out} shorter ones are left out" if left_out else "")
+        + f"; actions: {', '.join(vocabulary.names)}"
+    )
+    tokenizer = _tokenizer(options, parts["train"], console).to(options.device)
+    report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(parts["heldout"], options))
+    console.print(
+        f"the tokenizer paints held-out frames at {report['psnr']} dB with "
+        f"{report['codes_used']} of {tokenizer.codebook_size} codes: no dream can look better"
+    )
+    for name, paths in parts.items():
+        write_shards(
+            tokenizer,
+            paths,
+            options.out / name,
+            vocabulary,
+            threads=options.threads,
+            piece=piece,
+            size_px=options.size_px,
+        )
+    scenes = write_starts(options.out, parts["heldout"], vocabulary, options.size_px)
+    console.print(f"next: diagd train --tokens {options.out} --out world")
+    counts = {name: len(paths) for name, paths in parts.items()}
+    return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
+
+
+def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
+    """Return the clips to learn from and those held out, whole clips each.
+
+    Every n-th clip by name is held out, so that these stay the same when clips are added behind; of
+    a few clips it is the last one, and of a single one none.
+    """
+    every = round(1 / share)
+    held_out = list(clips[every - 1 :: every] or clips[1:][-1:])
+    return [path for path in clips if path not in held_out], held_out
+
+
+def piece_length(lengths: Sequence[int]) -> int:
+    """Choose into how many frames clips are cut.
+
+    At most 64, and so many that clips too short for it, which are left out, hold no more than a
+    tenth of all frames.
+    """
+    dropped = 0
+    for length in sorted(lengths):
+        dropped += length
+        if dropped > LEFT_OUT * sum(lengths):
+            return min(length, MOST_PIECE)
+    raise ValueError("there must be at least one clip")
+
+
+def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) -> VQTokenizer:
+    """Train a tokenizer, or take the one named; it is in the folder then."""
+    folder = options.out / TOKENIZER_FOLDER
+    frames = load_frames(clips if options.tokenizer is None else clips[:1], options)
+    if options.tokenizer is None:
+        tokenizer = train_tokenizer(options, frames, folder)
+    else:
+        tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
+        tokenizer.encode(frames[:1])  # or it says which sizes would fit
+        shutil.copytree(options.tokenizer, folder, dirs_exist_ok=True)
+    size, patch = frames.shape[1:3], tokenizer.compression
+    console.print(
+        f"frames of {size[0]}x{size[1]} px are {size[0] // patch}x{size[1] // patch} tokens "
+        f"of {patch}x{patch} px (height x width)"
+    )
+    return tokenizer

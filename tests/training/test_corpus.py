@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.video import read_video, write_video
+from diagd.tokenizers.shards import read_shards
+from diagd.tokenizers.training import find_clips
+from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
+from tests.tokenizers.rectangles import rectangles, write_clips
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Return a function that makes options for two steps of training, and none if applied."""
+
+    def make(**changes):
+        plain = {
+            "clips": tmp_path / "clips",
+            "out": tmp_path / "out",
+            "steps": 1,
+            "batch": 2,
+            "codes": 16,
+            "frame_stride": 1,
+        }
+        return TokenizeOptions(**{**plain, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("lengths", "piece"),
+    [
+        ([6, 6], 6),
+        ([64, 64], 64),
+        ([500, 500], 64),
+        ([5, 200], 64),  # the short one is left out
+        ([40, 200], 40),
+        ([5, 20], 5),  # of 25 frames it would be a fifth
+        ([3, 40, 3, 41], 40),
+        ([17, 12, 13, 16, 14, 15], 12),
+    ],
+)
+def test_clips_too_short_for_a_piece_hold_a_tenth_of_the_frames_at_most(lengths, piece):
+    assert piece_length(lengths) == piece
+
+
+def test_the_held_out_part_stays_when_clips_are_added(tmp_path):
+    write_clips(tmp_path / "clips", num_clips=8, num_frames=1)
+    train, held_out = split_clips(find_clips(tmp_path / "clips"), 0.25)
+    assert [path.stem[-1] for path in held_out] == ["3", "7"]
+    write_clips(tmp_path / "clips", num_clips=11, num_frames=1)
+    more, still = split_clips(find_clips(tmp_path / "clips"), 0.25)
+    assert still == held_out
+    assert more[: len(train)] == train
+    assert not set(more) & set(still)
+
+
+def test_few_clips_have_one_held_out():
+    clips = [Path("a"), Path("b")]
+    assert split_clips(clips, 0.1) == ([Path("a")], [Path("b")])
+    assert split_clips(clips[:1], 0.1) == ([Path("a")], [])
+
+
+def test_clips_of_any_length_are_cut_without_losing_a_frame(options, tmp_path):
+    paths = write_clips(tmp_path / "clips", num_clips=3, num_frames=33)
+    write_clips(tmp_path / "longer", num_clips=1, num_frames=75)
+    for suffix in (".mp4", ".jsonl"):
+        (tmp_path / "longer" / f"clip_000000{suffix}").rename(paths[0].with_suffix(suffix))
+    write_video(paths[1], rectangles(4))
+    paths[1].with_suffix(".jsonl").write_text('{"action": "none"}\n' * 4)
+    report = tokenize(options())
+    assert (report["frames_per_clip"], report["clips"]) == (33, {"train": 1, "heldout": 1})
+    clips = read_shards(tmp_path / "out" / "train")
+    assert clips.tokens.shape[:2] == (3, 33)  # of 75 frames: 0 to 32, 33 to 65, 42 to 74
+    assert clips.tokens[1, 9:].equal(clips.tokens[2, :24])
+    forward, left = 1, 2
+    assert clips.actions[0, :3].tolist() == [0, forward, left]
+    assert clips.actions[2, :2].tolist() == [left, forward]  # of frames 42 and 43
+
+
+def test_the_prompt_and_the_scenes_are_held_out_frames_with_their_actions(options, tmp_path):
+    paths = write_clips(tmp_path / "clips", num_clips=4, num_frames=12)
+    out = tmp_path / "out"
+    assert tokenize(options())["scenes"] == 5
+    held_out = read_video(paths[3])
+    names = read_actions(paths[3].with_suffix(".jsonl"), _vocabulary(out))
+    starts = [out / "prompt.mp4", *sorted((out / "scenes").glob("*.mp4"))]
+    found = set()
+    for path in starts:
+        video, actions = (
+            read_video(path),
+            read_actions(path.with_suffix(".jsonl"), _vocabulary(out)),
+        )
+        assert (len(video.frames), video.fps) == (4, held_out.fps)
+        errors = [
+            (video.frames.float() - held_out.frames[t : t + 4].float()).abs().mean().item()
+            for t in range(9)
+        ]
+        start = min(range(9), key=errors.__getitem__)
+        found.add(start)
+        assert errors[start] < 6  # of 255, by a video codec
+        assert actions == names[start : start + 4]
+    assert len(found) == 6
+    first = read_actions(out / "walk.jsonl", _vocabulary(out))
+    assert 0 < len(first) <= 8
+    assert first == names[12 - len(first) :]
+
+
+def test_frames_are_fitted_to_a_size(options, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2)
+    tokenize(options(size="16x32", patch=8))
+    assert read_shards(tmp_path / "out" / "train").tokens.shape[2:] == (2, 4)
+    assert read_video(tmp_path / "out" / "prompt.mp4").frames.shape[1:3] == (16, 32)
+
+
+def test_clips_without_actions_have_one_that_does_nothing(options, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2, actions=False)
+    tokenize(options())
+    assert _vocabulary(tmp_path / "out").names == ("none",)
+    assert (tmp_path / "out" / "prompt.jsonl").read_text() == '{"action": "none"}\n' * 4
+
+
+def test_a_finished_folder_is_left_as_it_is(options, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=3)
+    tokenize(options())
+    shard = tmp_path / "out" / "train" / "shard_00000.safetensors"
+    kept, tokens = shard.stat().st_mtime_ns, read_shards(shard.parent).tokens
+    tokenize(options())
+    assert shard.stat().st_mtime_ns == kept
+    assert torch.equal(read_shards(shard.parent).tokens, tokens)
+
+
+def _vocabulary(folder):
+    return ActionVocabulary.load(folder / "actions.json")

@@ -1,0 +1,117 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from diagd.families.presets import WORLD_SIZES
+from diagd.models.transformer import Transformer
+from diagd.training import sizing
+from diagd.training.setup import fit_config
+from diagd.training.sizing import RunPlan, num_weights, plan_run
+from tests.worlds import clips_of
+
+CLIPS = clips_of(num_clips=50, num_frames=40)  # 14,000 tokens
+SECONDS = 600
+
+
+def weights_of(name, options):
+    return num_weights(fit_config(name, CLIPS, options.frames))
+
+
+@pytest.fixture
+def speed(monkeypatch):
+    """Return a function that sets how many tokens a second models of any size are trained at."""
+
+    def set_speed(tokens_per_second):
+        monkeypatch.setattr(
+            sizing,
+            "_probe",
+            lambda options, clips, name: (weights_of(name, options), 1 / tokens_per_second),
+        )
+
+    return set_speed
+
+
+@pytest.fixture
+def timed(options):
+    """Return a function that makes options for ten minutes."""
+    return lambda **changes: options(
+        **{"model": None, "steps": None, "minutes": SECONDS / 60, "warmup_steps": None, **changes}
+    )
+
+
+def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, monkeypatch):
+    monkeypatch.setattr(sizing, "MOST_PASSES", 10**9)
+    monkeypatch.setattr(sizing, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
+    for number, name in enumerate(WORLD_SIZES):
+        run = timed(out=str(number))
+        speed(3.01 * weights_of(name, run) / SECONDS)
+        plan = plan_run(run, CLIPS, None)
+        assert plan.model == name
+        assert plan.weights == weights_of(name, run)
+        assert plan.worth == pytest.approx(3.01 * plan.weights, rel=1e-3)
+
+
+def test_a_slow_machine_gets_the_smallest_model_and_few_clips_are_not_read_for_ever(timed, speed):
+    speed(10.0)
+    assert plan_run(timed(out="slow"), CLIPS, None).model == "mc-ar-128x3"
+    speed(1e9)
+    plan = plan_run(timed(out="fast"), CLIPS, None)
+    assert (
+        plan.model == "mc-ar-128x3"
+    )  # 14,000 tokens are worth no more, however often they are read
+    assert plan.passes == pytest.approx(40, abs=0.4)  # to the end of a step
+    run = timed()
+    assert plan.steps == -(-40 * plan.data_tokens // (run.batch_of(CLIPS) * run.length_of(CLIPS)))
+    told = plan.describe(SECONDS)
+    assert "40.0 passes over the 14k of the clips" in told
+    assert "it ends after 40 passes" in told
+    assert "more clips would teach it more than more time" in told
+
+
+def test_what_passes_are_worth():
+    plan = RunPlan("mc-ar-128x3", 1, True, 1, 500.0, 1000)
+    assert plan.worth == 500  # half a pass
+    assert dataclasses.replace(plan, tokens=1000.0).worth == 1000
+    twice = dataclasses.replace(plan, tokens=2000.0).worth
+    assert 1950 < twice < 2000  # almost as good as new
+    assert dataclasses.replace(plan, tokens=1e9).worth == pytest.approx(16_000)
+
+
+def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
+    timed, speed, monkeypatch
+):
+    speed(100.0)
+    run = timed()
+    plan = plan_run(run, CLIPS, "mc-ar-192x4")
+    assert plan.model == "mc-ar-192x4"
+    assert "as large as" not in plan.describe(SECONDS)
+    monkeypatch.delattr(sizing, "_probe")
+    assert plan_run(run, CLIPS, None) == plan
+    assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
+
+
+def test_several_processes_are_not_measured(timed, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="with several, name it by --model"):
+        plan_run(timed(), CLIPS, None)
+    assert not timed().out.exists()
+
+
+def test_the_probe_measures_real_steps(timed):
+    weights, seconds = sizing._probe(timed(), CLIPS, "mc-ar-128x3")
+    config = fit_config("mc-ar-128x3", CLIPS, 3)
+    assert weights == num_weights(config)
+    assert weights == sum(weight.numel() for weight in Transformer.random(config, 0).parameters())
+    assert 0 < seconds < 1
+    assert torch.is_grad_enabled()
+
+
+def test_speeds_lie_on_a_line_through_what_was_measured():
+    costs = [(100, 1.0), (300, 2.0)]
+    assert [sizing._seconds_per_token(costs, weights) for weights in (100, 200, 300, 500)] == [
+        pytest.approx(seconds) for seconds in (1.0, 1.5, 2.0, 3.0)
+    ]
+    assert sizing._seconds_per_token([(100, 1.0), (300, 0.9)], 500) == 1.0  # noise is no speed-up
+    assert sizing._seconds_per_token([(100, 1.0)], 100) == 1.0
