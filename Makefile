@@ -30,7 +30,8 @@ asan:
 	DIAGD_CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 \
-	pytest -p no:cacheprovider -k "native or kernels" tests/backends tests/attack/test_kernels.py
+	pytest -p no:cacheprovider -k "native or kernels" tests/backends/native/test_model.py \
+	tests/backends/test_conformance.py tests/attack/test_kernels.py
 
 bench:
 	bash runs/bench_cpu.sh

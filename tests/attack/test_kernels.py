@@ -77,7 +77,7 @@ def test_a_step_of_anything_is_computed_or_refused(
     model = MODELS[of]
     cache = MODELS[cached_by if not same else of].make_cache(batch, slots)
     try:
-        logits = model.forward(*arguments, cache, keep)
+        logits = model.forward(*arguments, cache=cache, logits_to_keep=keep)
     except ValueError:
         event("refused")
     else:

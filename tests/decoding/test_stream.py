@@ -1,6 +1,7 @@
 """`diagd.DecodingEngine`: frames as they come; sessions go on, stop early, outgrow the context."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -356,7 +357,8 @@ class Breaking(Passing):
 def test_broken_logits_end_the_frame_in_one_line_whatever_the_strategy(strategy, number):
     sampling = diagd.SamplingOptions(temperature=1.0, valid_range=(3, NUM_VISUAL))
     model = model_of("own")
-    engine = diagd.DecodingEngine(Breaking(model, 4, number), 3, 5, sampling=sampling)
+    broken: Any = Breaking(model, 4, number)
+    engine = diagd.DecodingEngine(broken, 3, 5, sampling=sampling)
     engine.prefill(torch.arange(16)[None] % NUM_VISUAL)  # one call; the others are steps
     with pytest.raises(ValueError, match=r"no token can be drawn at frame 0, row \d, column \d "):
         list(engine.decode(strategy, num_frames=1))

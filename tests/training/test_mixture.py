@@ -79,7 +79,7 @@ def test_training_reports_every_strategy_and_records_its_rule(options, tmp_path)
     assert list(report["validation_loss_by_strategy"]) == ["k=1", "k=2", "raster"]
     told = json.loads((run.out / "train.json").read_text())
     assert (told["strategies"], told["visible"]) == ("k=1:2 k=2", "fed")
-    with pytest.raises(ValueError, match="run holds a run of another model or schedule"):
+    with pytest.raises(ValueError, match="run holds a run of another model, tokenizer or schedule"):
         pretrain(options(strategies=("k=1:2 k=2",)))
 
 

@@ -1,5 +1,7 @@
 """What only our C++ kernels have to keep; the rest is in `tests/backends/conformance.py`."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -80,13 +82,14 @@ def test_a_cache_of_another_model_is_refused():
     native, slots = NativeModel(tiny_model()), torch.arange(2)
     step = torch.zeros(1, 2, dtype=torch.int64), slots, slots, slots[:, None] >= slots
     native.forward(*step, NativeModel(tiny_model(seed=3)).make_cache(1, 5))  # of the same kind
-    for other in (
+    others: tuple[Any, ...] = (
         NativeModel(tiny_model(), "bfloat16"),
         NativeModel(tiny_model(num_layers=3)),
         NativeModel(tiny_model(num_kv_heads=1)),
         NativeModel(tiny_model(head_dim=6)),
         tiny_model(),
-    ):
+    )
+    for other in others:
         with pytest.raises(ValueError, match="cache must be made by this model for a batch of 1"):
             native.forward(*step, other.make_cache(1, 5))
 
