@@ -54,6 +54,7 @@ class VideoGenerator:
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
+        dtype, backend: by which names the model's numbers, and what runs it, are shown.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class VideoGenerator:
         tokenizer: VideoTokenizer,
         vocabulary: ActionCodec | None,
         defaults: GenerationDefaults,
+        dtype: str = "float32",
+        backend: str = "eager",
     ) -> None:
+        self.dtype, self.backend = dtype, backend
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
         self.config, self.defaults = config, defaults
@@ -95,8 +99,18 @@ class VideoGenerator:
         """
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
-        model, runner, _ = prepare(parts.model, backend, int8)
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults)
+        numbers = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
+        model, runner, chosen = prepare(parts.model, backend, int8)
+        return cls(
+            model,
+            runner,
+            shape,
+            parts.tokenizer,
+            parts.vocabulary,
+            parts.defaults,
+            numbers,
+            chosen,
+        )
 
     @property
     def frame_size_px(self) -> tuple[int, int]:

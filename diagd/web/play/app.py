@@ -13,7 +13,6 @@ Files are read once, when the app is made: no path that a client sends reaches t
 import asyncio
 import json
 import mimetypes
-import secrets
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -32,7 +31,7 @@ from diagd.web.guard import Guard
 from diagd.web.play.encoding import to_mp4
 from diagd.web.play.keyboard import keyboard_of
 from diagd.web.play.messages import pack, parse
-from diagd.web.play.player import Frame, Player
+from diagd.web.play.player import Frame, Player, Welcome
 from diagd.web.play.saved_session import load, save
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart
@@ -133,22 +132,15 @@ def create_app(
         await socket.accept()
         player = scheduler.join()
         if player is None:
-            count = scheduler.max_sessions
-            places = f"all {count} places are" if count > 1 else "the only place is"
-            text = f"Others are dreaming: {places} taken. This page tries again by itself."
+            text = "Even the line is full. This page tries again by itself."
             await socket.send_json({"type": "refused", "message": text})
             await socket.close(TRY_LATER)
             return
-        tasks: set[asyncio.Task[None]] = set()
+        tasks = {
+            asyncio.create_task(_send(socket, player, scheduler)),
+            asyncio.create_task(_receive(socket, player, scheduler)),
+        }
         try:
-            await socket.send_json(_welcome(scheduler, player))
-            start = scheduler.scenes[0].start
-            seed = secrets.randbelow(2**20)
-            scheduler.begin(player, PendingStart(SessionStart(start.frames, start.actions, seed)))
-            tasks = {
-                asyncio.create_task(_send(socket, player)),
-                asyncio.create_task(_receive(socket, player, scheduler)),
-            }
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -162,7 +154,7 @@ def create_app(
     return Guard(app, hosts)
 
 
-async def _send(socket: WebSocket, player: Player) -> None:
+async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
     """Send what is in the outbox, until a note closes the socket."""
     while True:
         item = await player.outbox.get()
@@ -170,6 +162,8 @@ async def _send(socket: WebSocket, player: Player) -> None:
         if isinstance(item, Frame):
             await socket.send_bytes(pack(item.header, item.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
+        elif isinstance(item, Welcome):
+            await socket.send_json(_welcome(scheduler, player))
         else:
             await socket.send_json(item.document)
             if item.code is not None:
@@ -205,6 +199,7 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     return {
         "type": "welcome",
         "session": player.id,
+        "computed": [world.dtype, world.backend],
         "grid": [world.height, world.width],
         "size_px": list(world.frame_size_px),
         "strategies": _strategies(world, player.controls.strategy),

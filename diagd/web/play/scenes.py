@@ -1,10 +1,8 @@
-"""Where a session may start: the clips beside a model, or in a folder, and each of their frames."""
+"""Where a session may start: the prompt and the scenes beside a model, and those of a folder."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-
-from torch import Tensor
 
 from diagd.data.actions import read_actions
 from diagd.data.video import IMAGE_SUFFIXES, read_video, resize
@@ -47,8 +45,7 @@ def start_scenes(
 def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
     """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`.
 
-    A clip of several frames needs its actions beside it (.jsonl). After the prompt as a whole, each
-    of its frames is a scene of its own.
+    A clip of several frames needs its actions beside it (.jsonl).
 
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named).
@@ -57,13 +54,7 @@ def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> lis
     scenes = []
     if prompt.is_file():
         scenes.append(read_scene(prompt, world, context_frames))
-    scenes += read_scenes(folder / "scenes", world, context_frames)
-    if prompt.is_file() and len(scenes[0].start.frames) > 1:
-        scenes += [
-            _scene(f"{scenes[0].name}, frame {number}", frame[None], (), scenes[0].fps)
-            for number, frame in enumerate(scenes[0].start.frames, start=1)
-        ]
-    return scenes
+    return scenes + read_scenes(folder / "scenes", world, context_frames)
 
 
 def read_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
@@ -87,8 +78,5 @@ def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> Scene:
         taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
         actions = taken[len(taken) - len(frames) + 1 :]
     name = path.stem.replace("-", " ").replace("_", " ")
-    return _scene(name, frames, tuple(actions), video.fps)
-
-
-def _scene(name: str, frames: Tensor, actions: tuple[str, ...], fps: Fraction) -> Scene:
-    return Scene(name, SessionStart(frames.contiguous(), actions, 0), to_jpeg(frames[-1]), fps)
+    start = SessionStart(frames.contiguous(), tuple(actions), 0)
+    return Scene(name, start, to_jpeg(frames[-1]), video.fps)
