@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import uvicorn
 
 from diagd.pipeline.generator import VideoGenerator
+from diagd.web.connections import PatientProtocol
 from diagd.web.play.app import create_app
 from diagd.web.play.messages import MAX_MESSAGE_BYTES
 from diagd.web.play.scheduler import Scheduler
@@ -37,6 +38,7 @@ def make_server(
         uvicorn.Config(
             create_app(scheduler, model, context_frames, hosts),
             log_level="warning",
+            http=PatientProtocol,
             ws="websockets-sansio",
             ws_max_size=4 * MAX_MESSAGE_BYTES,
             ws_ping_interval=20,
