@@ -14,13 +14,14 @@ import asyncio
 import json
 import mimetypes
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
@@ -86,27 +87,23 @@ def create_app(
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
         player = _player(scheduler, name)
-        data = await _body(request, MAX_UPLOAD_BYTES)
-        size = scheduler.world.frame_size_px
-        try:
+        with _only_upload(player):
+            data = await _body(request, MAX_UPLOAD_BYTES)
+            size = scheduler.world.frame_size_px
             async with decoders:
                 frames = await decode_upload(data, context_frames, *size)
             # nobody knows what was done between the frames of a clip: nothing, says the first name
             actions = (player.idle_action,) * (len(frames) - 1)
             scheduler.begin(player, PendingStart(SessionStart(frames, actions, seed)))
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
         return {"frames": len(frames)}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:
         player = _player(scheduler, name)
-        data = await _body(request, MAX_SESSION_BYTES)
-        try:
+        with _only_upload(player):
+            data = await _body(request, MAX_SESSION_BYTES)
             saved = await asyncio.to_thread(_parse_session, data, scheduler)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        scheduler.begin(player, saved)
+            scheduler.begin(player, saved)
         return {"frames": len(saved.replay)}
 
     @app.get("/sessions/{name}/session.json")
@@ -230,6 +227,20 @@ def _player(scheduler: Scheduler, name: str) -> Player:
     return scheduler.players[name]
 
 
+@contextmanager
+def _only_upload(player: Player) -> Iterator[None]:
+    """Hold a player's uploads to one at a time; what is wrong with it is answered in words."""
+    if player.uploading:
+        raise HTTPException(409, "another upload is under way", {"connection": "close"})
+    player.uploading = True
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+    finally:
+        player.uploading = False
+
+
 async def _body(request: Request, limit: int) -> bytes:
     """Read a request's body, at most `limit` bytes and not for ever."""
     data, close = bytearray(), {"connection": "close"}  # nobody reads the rest
@@ -243,6 +254,8 @@ async def _body(request: Request, limit: int) -> bytes:
                     )
     except TimeoutError:
         raise HTTPException(408, "the upload took too long", close) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the upload was broken off", close) from None
     return bytes(data)
 
 

@@ -60,6 +60,7 @@ class Player:
         busy: the model's seconds given to this player, for fairness.
         last_active: when the page last asked for something, by the clock.
         send_ms: what sending the last frame took.
+        uploading: whether an upload is under way; a player has one at a time.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Player:
         self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
+        self.uploading = False
         self.sent = self.seen = self.num_begun = 0
         self.due = self.busy = self.send_ms = 0.0
         self.last_active = clock()
