@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary, write_actions
-from diagd.data.video import write_video
+from diagd.data.video import write_image, write_video
 from diagd.families.own_format import save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -41,8 +41,10 @@ def smooth_frames(num_frames: int, height_px: int, width_px: int, seed: int = 0)
     return (pixels.clamp(0, 1) * 255).round().to(torch.uint8).movedim(1, -1).contiguous()
 
 
-def model_config(num_action_tokens: int = 1) -> ModelConfig:
-    """Describe a two-layer MC-AR with 3-D RoPE for the little grid."""
+def model_config(
+    num_action_tokens: int = 1, height: int = HEIGHT, width: int = WIDTH
+) -> ModelConfig:
+    """Describe a two-layer MC-AR with 3-D RoPE for the little grid, or another."""
     return ModelConfig(
         hidden_size=32,
         intermediate_size=48,
@@ -52,9 +54,9 @@ def model_config(num_action_tokens: int = 1) -> ModelConfig:
         head_dim=8,
         vocab_size=NUM_CODES + (len(NAMES) if num_action_tokens else 0),
         image_vocab_size=NUM_CODES,
-        max_positions=CONTEXT_FRAMES * (HEIGHT * WIDTH + num_action_tokens) - num_action_tokens,
-        grid_height=HEIGHT,
-        grid_width=WIDTH,
+        max_positions=CONTEXT_FRAMES * (height * width + num_action_tokens) - num_action_tokens,
+        grid_height=height,
+        grid_width=width,
         num_action_tokens=num_action_tokens,
         position="rope3d",
     )
@@ -93,16 +95,32 @@ def tokenizer() -> VQTokenizer:
     return wrapped
 
 
-def write_world(folder: Path, num_action_tokens: int = 1) -> Path:
-    """Write a checkpoint folder with tokenizer, actions, prompt and walk; returns the folder."""
-    save_model(random_model(model_config(num_action_tokens)), folder)
+def write_world(
+    folder: Path, num_action_tokens: int = 1, height: int = HEIGHT, width: int = WIDTH
+) -> Path:
+    """Write a checkpoint folder with tokenizer, actions, prompt and walk; returns the folder.
+
+    Args:
+        height, width: of a frame, in tokens.
+    """
+    save_model(random_model(model_config(num_action_tokens, height, width)), folder)
     tokenizer().save_pretrained(folder / "tokenizer")
-    write_video(folder / "prompt.mp4", smooth_frames(5, HEIGHT_PX, WIDTH_PX, seed=2), fps=8)
+    prompt = smooth_frames(5, height * PATCH_PX, width * PATCH_PX, seed=2)
+    write_video(folder / "prompt.mp4", prompt, fps=8)
     if num_action_tokens:
         ActionVocabulary(NAMES).save(folder / "actions.json")
         write_actions(folder / "prompt.jsonl", PROMPT_ACTIONS)
         write_actions(folder / "walk.jsonl", WALK)
     return folder
+
+
+def write_scenes(world: Path, height: int = HEIGHT, width: int = WIDTH) -> Path:
+    """Give a world four pictures to start from; returns its folder."""
+    (world / "scenes").mkdir()
+    for seed in range(3, 7):
+        view = smooth_frames(1, height * PATCH_PX, width * PATCH_PX, seed)[0]
+        write_image(world / "scenes" / f"view-{seed}.png", view)
+    return world
 
 
 def clips_of(num_clips: int = 4, num_frames: int = 6, seed: int = 0) -> TokenClips:

@@ -37,6 +37,7 @@ class PlayOptions:
     open: bool = True  # show the page in a browser
     max_sessions: int = 4  # pages that may play at once
     idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
+    recordings: Path = Path()  # folder for recordings that the end of the server cuts short
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
@@ -49,6 +50,8 @@ class PlayOptions:
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
         if self.scenes is not None and not self.scenes.is_dir():
             raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")
+        if not self.recordings.is_dir():
+            raise FileNotFoundError(f"folder for recordings not found: {self.recordings}")
 
 
 def main(options: PlayOptions) -> dict[str, Any]:
@@ -92,4 +95,5 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     )
     hosts = (options.host, *options.allow_host)
     name = Path(options.model).name
-    return scheduler, make_server(scheduler, name, options.context_frames, hosts)
+    server = make_server(scheduler, name, options.context_frames, hosts, options.recordings)
+    return scheduler, server

@@ -57,6 +57,7 @@ class VideoGenerator:
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
         source: where it was read from, if it was; only such a world can be saved.
+        dtype, backend: by which names the model's numbers, and what runs it, are shown.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class VideoGenerator:
         vocabulary: ActionCodec | None,
         defaults: GenerationDefaults,
         source: WorldSource | None = None,
+        dtype: str = "float32",
+        backend: str = "eager",
     ) -> None:
+        self.dtype, self.backend = dtype, backend
         self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
         self.runner: RunnerName = runner
         self.config, self.defaults, self.source = config, defaults, source
@@ -104,9 +108,18 @@ class VideoGenerator:
         """
         parts = load_parts(name_or_path, device, dtype, config, tokenizer)
         shape = parts.model.config
-        model, runner, _ = prepare(parts.model, backend, int8)
-        source = WorldSource(name_or_path, config, tokenizer)
-        return cls(model, runner, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source)
+        model, runner, chosen = prepare(parts.model, backend, int8)
+        return cls(
+            model,
+            runner,
+            shape,
+            parts.tokenizer,
+            parts.vocabulary,
+            parts.defaults,
+            WorldSource(name_or_path, config, tokenizer),
+            "int8" if int8 else str(dtype).removeprefix("torch."),
+            chosen,
+        )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole world, as it was read, into a folder that `from_pretrained` takes.

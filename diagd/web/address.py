@@ -34,5 +34,5 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int) -> str:
     """Return the address of a server, without a slash at its end."""
-    name = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

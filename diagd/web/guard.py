@@ -6,9 +6,11 @@ load nothing from elsewhere (Content-Security-Policy).
 """
 
 import ipaddress
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+
+HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
 
 
 def page_rules(images: str, media: str) -> dict[str, str]:
@@ -72,17 +74,18 @@ class Guard:
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
     """Return what is wrong with the Host headers, or None.
 
+    A host is a name or an address, and perhaps a port, with nothing before, between or after.
     Addresses are fine: only a name can be made to point elsewhere.
     """
     if len(hosts) != 1:
         return "expected one Host header"
-    try:
-        name = urlsplit(f"//{hosts[0]}").hostname or ""
-    except ValueError:
-        name = ""
-    if name == "localhost" or name in allowed or _is_address(name):
-        return None
-    return f"this server does not answer to the name {name[:80]!r} (see --allow-host)"
+    if (found := HOST.fullmatch(hosts[0])) is not None:
+        name, bracketed = found.groups()
+        if bracketed is not None and _is_address(bracketed, ipaddress.IPv6Address):
+            return None
+        if name is not None and _is_known(name.lower(), allowed):
+            return None
+    return f"this server does not answer to the name {hosts[0][:80]!r} (see --allow-host)"
 
 
 def check_origin(origins: list[str], hosts: list[str]) -> str | None:
@@ -92,9 +95,13 @@ def check_origin(origins: list[str], hosts: list[str]) -> str | None:
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
 
 
-def _is_address(name: str) -> bool:
+def _is_known(name: str, allowed: Collection[str]) -> bool:
+    return name == "localhost" or name in allowed or _is_address(name, ipaddress.IPv4Address)
+
+
+def _is_address(name: str, kind: Callable[[str], Any]) -> bool:
     try:
-        ipaddress.ip_address(name)
+        kind(name)
     except ValueError:
         return False
     return True

@@ -19,6 +19,7 @@ from tests.worlds import write_world
         (("--port", 70000), r"port must be in \[0, 65536\), got 70000"),
         (("--idle-seconds", 0), "idle_seconds must be above 0, got 0"),
         (("--scenes", "nowhere"), "folder of scenes not found: nowhere"),
+        (("--recordings", "nowhere"), "folder for recordings not found: nowhere"),
         (("--scenes", "."), r"no clip or image in \."),
         (("--host", "256.0.0.1"), "cannot listen on '256.0.0.1'"),
         (("--device", "cuda:99"), "device 'cuda:99' is not available"),

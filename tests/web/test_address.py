@@ -9,6 +9,7 @@ from diagd.web.address import listen, url_of
         ("127.0.0.1", "http://127.0.0.1:80"),
         ("::1", "http://[::1]:80"),
         ("0.0.0.0", "http://127.0.0.1:80"),  # any address of this machine will do
+        ("::", "http://[::1]:80"),
         ("box.example", "http://box.example:80"),
     ],
 )

@@ -4,7 +4,16 @@ from diagd.web.guard import check_host, check_origin
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8421", "127.0.0.1:8421", "[::1]:8421", "192.168.1.4", "box:1"]
+    "host",
+    [
+        "localhost",
+        "LocalHost:8421",
+        "127.0.0.1:8421",
+        "[::1]",
+        "[::1]:8421",
+        "192.168.1.4",
+        "Box:1",
+    ],
 )
 def test_own_names_and_addresses_are_let_in(host):
     assert check_host([host], {"box"}) is None
@@ -12,7 +21,39 @@ def test_own_names_and_addresses_are_let_in(host):
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "localhost.evil.example:80", "", "[", "localhost@evil.example", "127.0.0.1.a"],
+    [
+        "",
+        "[",
+        "evil.example",
+        "localhost.evil.example:80",
+        "127.0.0.1.evil.example",
+        "localhost#.evil.example",
+        "localhost?.evil.example",
+        "localhost/.evil.example",
+        "localhost\\.evil.example",
+        "localhost@evil.example",
+        "evil.example@localhost",
+        "localhost:80@evil.example",
+        "localhost:80:80",
+        "localhost:",
+        "localhost:http",
+        "localhost:123456",
+        "localhost.",  # another name to a browser, which keeps the dot
+        "localhost ",
+        "localhost\n",
+        "localhost, evil.example",
+        "l\u00f6calhost",
+        "localho\u017ft",  # lower case of its upper case is localhost
+        "127.0.0.1%00.evil.example",
+        "127.0.0.\u0661",
+        "127.1",
+        "::1",
+        "[::1",
+        "[::1]evil.example",
+        "[::1%eth0]",
+        "[localhost]",
+        "[127.0.0.1]",
+    ],
 )
 def test_foreign_names_are_not(host):
     assert "does not answer to the name" in (check_host([host], {"box"}) or "")

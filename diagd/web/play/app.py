@@ -13,15 +13,15 @@ Files are read once, when the app is made: no path that a client sends reaches t
 import asyncio
 import json
 import mimetypes
-import secrets
 import time
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
@@ -32,7 +32,7 @@ from diagd.web.guard import Guard
 from diagd.web.play.encoding import to_mp4
 from diagd.web.play.keyboard import keyboard_of
 from diagd.web.play.messages import pack, parse
-from diagd.web.play.player import Frame, Player
+from diagd.web.play.player import Frame, Player, Welcome
 from diagd.web.play.saved_session import load, save
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart
@@ -87,27 +87,23 @@ def create_app(
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
         player = _player(scheduler, name)
-        data = await _body(request, MAX_UPLOAD_BYTES)
-        size = scheduler.world.frame_size_px
-        try:
+        with _only_upload(player):
+            data = await _body(request, MAX_UPLOAD_BYTES)
+            size = scheduler.world.frame_size_px
             async with decoders:
                 frames = await decode_upload(data, context_frames, *size)
             # nobody knows what was done between the frames of a clip: nothing, says the first name
             actions = (player.idle_action,) * (len(frames) - 1)
             scheduler.begin(player, PendingStart(SessionStart(frames, actions, seed)))
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
         return {"frames": len(frames)}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:
         player = _player(scheduler, name)
-        data = await _body(request, MAX_SESSION_BYTES)
-        try:
+        with _only_upload(player):
+            data = await _body(request, MAX_SESSION_BYTES)
             saved = await asyncio.to_thread(_parse_session, data, scheduler)
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from None
-        scheduler.begin(player, saved)
+            scheduler.begin(player, saved)
         return {"frames": len(saved.replay)}
 
     @app.get("/sessions/{name}/session.json")
@@ -133,22 +129,15 @@ def create_app(
         await socket.accept()
         player = scheduler.join()
         if player is None:
-            count = scheduler.max_sessions
-            places = f"all {count} places are" if count > 1 else "the only place is"
-            text = f"Others are dreaming: {places} taken. This page tries again by itself."
+            text = "Even the line is full. This page tries again by itself."
             await socket.send_json({"type": "refused", "message": text})
             await socket.close(TRY_LATER)
             return
-        tasks: set[asyncio.Task[None]] = set()
+        tasks = {
+            asyncio.create_task(_send(socket, player, scheduler)),
+            asyncio.create_task(_receive(socket, player, scheduler)),
+        }
         try:
-            await socket.send_json(_welcome(scheduler, player))
-            start = scheduler.scenes[0].start
-            seed = secrets.randbelow(2**20)
-            scheduler.begin(player, PendingStart(SessionStart(start.frames, start.actions, seed)))
-            tasks = {
-                asyncio.create_task(_send(socket, player)),
-                asyncio.create_task(_receive(socket, player, scheduler)),
-            }
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -162,7 +151,7 @@ def create_app(
     return Guard(app, hosts)
 
 
-async def _send(socket: WebSocket, player: Player) -> None:
+async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
     """Send what is in the outbox, until a note closes the socket."""
     while True:
         item = await player.outbox.get()
@@ -170,6 +159,8 @@ async def _send(socket: WebSocket, player: Player) -> None:
         if isinstance(item, Frame):
             await socket.send_bytes(pack(item.header, item.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
+        elif isinstance(item, Welcome):
+            await socket.send_json(_welcome(scheduler, player))
         else:
             await socket.send_json(item.document)
             if item.code is not None:
@@ -205,6 +196,7 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     return {
         "type": "welcome",
         "session": player.id,
+        "computed": [world.dtype, world.backend],
         "grid": [world.height, world.width],
         "size_px": list(world.frame_size_px),
         "strategies": _strategies(world, player.controls.strategy),
@@ -235,6 +227,20 @@ def _player(scheduler: Scheduler, name: str) -> Player:
     return scheduler.players[name]
 
 
+@contextmanager
+def _only_upload(player: Player) -> Iterator[None]:
+    """Hold a player's uploads to one at a time; what is wrong with it is answered in words."""
+    if player.uploading:
+        raise HTTPException(409, "another upload is under way", {"connection": "close"})
+    player.uploading = True
+    try:
+        yield
+    except ValueError as error:
+        raise HTTPException(400, str(error)) from None
+    finally:
+        player.uploading = False
+
+
 async def _body(request: Request, limit: int) -> bytes:
     """Read a request's body, at most `limit` bytes and not for ever."""
     data, close = bytearray(), {"connection": "close"}  # nobody reads the rest
@@ -248,6 +254,8 @@ async def _body(request: Request, limit: int) -> bytes:
                     )
     except TimeoutError:
         raise HTTPException(408, "the upload took too long", close) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the upload was broken off", close) from None
     return bytes(data)
 
 

@@ -41,6 +41,10 @@ class Note:
     code: int | None = None
 
 
+class Welcome:
+    """There is a place for the player: the page is to hear what can be played."""
+
+
 class Player:
     """A page and its session.
 
@@ -53,9 +57,11 @@ class Player:
     Attributes:
         id: random; whoever knows it may fetch the recording and the saved session.
         outbox: what the page is to be sent; at most `WINDOW` frames are in it.
+        before: how many wait for a place before this player, while it waits.
         busy: the model's seconds given to this player, for fairness.
         last_active: when the page last asked for something, by the clock.
         send_ms: what sending the last frame took.
+        uploading: whether an upload is under way; a player has one at a time.
     """
 
     def __init__(
@@ -71,7 +77,8 @@ class Player:
         self.world, self.fps, self.clock = world, fps, clock
         self.max_recorded, self.max_frames = max_recorded, max_frames
         self.id = secrets.token_urlsafe(16)
-        self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Frame | Note | Welcome] = asyncio.Queue()
+        self.before: int | None = None
         self.controls, self.paced, self.paused = controls or Controls(), False, False
         self.idle_action = idle_action(world.vocabulary)
         self.pressed = self.tapped = self.idle_action
@@ -81,9 +88,20 @@ class Player:
         self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
+        self.uploading = False
         self.sent = self.seen = self.num_begun = 0
         self.due = self.busy = self.send_ms = 0.0
         self.last_active = clock()
+
+    def wait(self, before: int, num_places: int) -> None:
+        """Tell the page how many wait before it, if it does not know yet."""
+        if before == self.before:
+            return
+        self.before = before
+        taken = f"All {num_places} places are taken" if num_places > 1 else "The place is taken"
+        turn = f"{before} before you" if before else "you are next"
+        message = f"{taken}: {turn}."
+        self.outbox.put_nowait(Note({"type": "waiting", "before": before, "message": message}))
 
     def take(self, message: Message) -> None:
         """Follow a message (`Begin` is the scheduler's: it knows the scenes).

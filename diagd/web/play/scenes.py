@@ -1,4 +1,4 @@
-"""Where a session may start: the clips beside a model, or in a folder, and each of their frames."""
+"""Where a session may start: the prompt and the scenes beside a model, and those of a folder."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -40,19 +40,12 @@ def start_scenes(
 
 
 def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
-    """Return the scenes of a model's folder; after them, each frame of its prompt is one.
+    """Return the scenes of a model's folder, with a picture of each.
 
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named).
     """
-    found = model_scenes(folder, world, context_frames)
-    if (folder / "prompt.mp4").is_file() and len(found[0].frames) > 1:
-        prompt = found[0]
-        found += [
-            StartScene(f"{prompt.name}, frame {number}", frame[None], (), prompt.fps)
-            for number, frame in enumerate(prompt.frames, start=1)
-        ]
-    return [_with_picture(scene) for scene in found]
+    return [_with_picture(scene) for scene in model_scenes(folder, world, context_frames)]
 
 
 def read_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:

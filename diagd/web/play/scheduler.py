@@ -8,18 +8,20 @@ else more than by the turn under way (start-time fair queueing).
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Begin, Message
-from diagd.web.play.player import Frame, Note, Player
+from diagd.web.play.player import Frame, Note, Player, Welcome
 from diagd.web.play.scenes import Scene
 from diagd.web.play.session import Controls, PendingStart, SessionStart
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
+MAX_WAITING = 32
 
 
 class Scheduler:
@@ -33,6 +35,7 @@ class Scheduler:
         controls: with which every player begins.
 
     Attributes:
+        line: who waits for a place, the first to come first.
         frames: generated for anybody so far. sessions: begun so far.
     """
 
@@ -49,30 +52,36 @@ class Scheduler:
         self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
+        self.line: list[Player] = []
         self.frames = self.sessions = 0
         self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     def join(self) -> Player | None:
-        """Let a player in, unless all places are taken."""
-        if len(self.players) >= self.max_sessions:
+        """Let a player in, at once or after who is in line; None where the line is full."""
+        if len(self.line) >= MAX_WAITING:
             return None
         player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
-        self.players[player.id] = player
-        self.sessions += 1
+        self.line.append(player)
+        self._admit()
         return player
 
     def leave(self, player: Player) -> None:
         """Let a player go; the session's memory goes with it (after a turn that is under way)."""
         self.players.pop(player.id, None)
+        if player in self.line:
+            self.line.remove(player)
+        self._admit()
 
     def take(self, player: Player, message: Message) -> None:
         """Follow a player's message.
 
         Raises:
-            ValueError: a message that makes no sense here.
+            ValueError: a message that makes no sense here, or of a player who is still in line.
         """
+        if player in self.line:
+            raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
             player.begin(PendingStart(self._start(player, message)))
         else:
@@ -131,6 +140,19 @@ class Scheduler:
                     f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
                     "ended and gave its memory back.",
                 )
+
+    def _admit(self) -> None:
+        """Give free places to the line; the rest of it hears how far it has moved."""
+        while self.line and len(self.players) < self.max_sessions:
+            player = self.line.pop(0)
+            self.players[player.id] = player
+            self.sessions += 1
+            player.outbox.put_nowait(Welcome())
+            first = self.scenes[0].start
+            seed = secrets.randbelow(2**20)
+            self.begin(player, PendingStart(SessionStart(first.frames, first.actions, seed)))
+        for before, player in enumerate(self.line):
+            player.wait(before, self.max_sessions)
 
     def _start(self, player: Player, message: Begin) -> SessionStart:
         if message.scene is None:

@@ -1,20 +1,61 @@
 """The server of `diagd play`: a world warmed up, and the app over it behind uvicorn."""
 
+import asyncio
 import contextlib
 import gc
+import logging
 import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
 
 import uvicorn
 
+from diagd.files import replacing
 from diagd.pipeline.generator import VideoGenerator
+from diagd.web.connections import PatientProtocol
 from diagd.web.play.app import create_app
+from diagd.web.play.encoding import to_mp4
 from diagd.web.play.messages import MAX_MESSAGE_BYTES
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.session import Controls, Session, SessionStart
+
+logger = logging.getLogger("diagd.play")
+
+
+class PlayServer(uvicorn.Server):
+    """Saves what is being recorded when it is told to end (SIGTERM, Ctrl-C).
+
+    Args:
+        recordings: folder for that.
+    """
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, recordings: Path) -> None:
+        super().__init__(config)
+        self.scheduler, self.recordings = scheduler, recordings
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let everybody go, then write the recordings of those who were at it."""
+        players = self.scheduler.players.values()
+        cut = [(one.recorded, one.fps) for one in players if one.recording and one.recorded]
+        await super().shutdown(sockets)
+        for number, (pictures, fps) in enumerate(cut, start=1):
+            path = self.recordings / f"dream-{time.strftime('%Y%m%d-%H%M%S')}-{number}.mp4"
+            try:
+                await asyncio.to_thread(_write_recording, path, pictures, fps)
+            except OSError as error:
+                logger.error("a recording of %d frames is lost: %s", len(pictures), error)
+            else:
+                logger.warning("a recording was cut short: %s", path)
+
+
+def _write_recording(path: Path, pictures: Sequence[bytes], fps: Fraction) -> None:
+    data = to_mp4(pictures, fps)
+    with replacing(path) as fresh:
+        fresh.write_bytes(data)
 
 
 def warm_up(world: VideoGenerator, start: SessionStart) -> None:
@@ -26,24 +67,32 @@ def warm_up(world: VideoGenerator, start: SessionStart) -> None:
 
 
 def make_server(
-    scheduler: Scheduler, model: str, context_frames: int, hosts: Collection[str]
-) -> uvicorn.Server:
+    scheduler: Scheduler,
+    model: str,
+    context_frames: int,
+    hosts: Collection[str],
+    recordings: Path,
+) -> PlayServer:
     """Return the server, not yet running; no message of a page may be longer than it needs.
 
     Args:
-        (all): as in `create_app`.
+        recordings: where recordings go that are under way at the end.
+        (all others): as in `create_app`.
     """
-    return uvicorn.Server(
+    return PlayServer(
         uvicorn.Config(
             create_app(scheduler, model, context_frames, hosts),
             log_level="warning",
+            http=PatientProtocol,
             ws="websockets-sansio",
             ws_max_size=4 * MAX_MESSAGE_BYTES,
             ws_ping_interval=20,
             ws_per_message_deflate=False,  # JPEG does not shrink
             timeout_graceful_shutdown=2,
             server_header=False,
-        )
+        ),
+        scheduler,
+        recordings,
     )
 
 

@@ -1,9 +1,12 @@
 """The web app of the study: raters enrol, fetch pairs, answer; the owner reads the results.
 
-Nothing that leaves it says which system made a video: ids are random, clips carry no metadata and
-names stay here. Results, which do say it, need the key that was printed when the server started.
+A rater is known by a secret in a cookie, never by name: who gives a name that another rater has is
+somebody else, and gets a number behind it. Nothing that leaves here says which system made a video:
+ids are random, clips carry no metadata and names stay here. Results, which do say it, need the key
+that was printed when the server started.
 """
 
+import hashlib
 import secrets
 import sqlite3
 from collections.abc import Callable
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from av.error import FFmpegError
-from fastapi import FastAPI, Header, HTTPException, Request
+from fastapi import Cookie, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +28,7 @@ from diagd.web.study.store import StudyStore
 STATIC = Path(__file__).with_name("static")
 PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
+SECONDS_REMEMBERED = 365 * 24 * 3600
 
 
 class Enrolment(BaseModel):
@@ -47,29 +51,34 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     """Return the application: pages, and a small JSON interface for them."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     clips = {clip.name: clip for clip in pairs.clips}
-
-    def rater_of(token: str) -> tuple[int, str]:
-        rater = store.rater(token)
-        if rater is None:
-            raise HTTPException(401, "this study does not know you: enter your name again")
-        return rater
+    # cookies know no ports: another study on this machine must not take this one's away
+    cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
+    Secret = Annotated[str, Cookie(alias=cookie, max_length=64)]  # noqa: N806
 
     for route, file in PAGES.items():
         app.add_api_route(route, _page(STATIC / file), methods=["GET"])
 
     @app.post("/api/raters")
-    def enrol(enrolment: Enrolment) -> dict[str, str]:
+    def enrol(enrolment: Enrolment, response: Response) -> dict[str, str]:
         name = " ".join(enrolment.name.split())
         if not name.isprintable():
             raise HTTPException(422, "a name is made of letters, digits and signs")
         try:
-            return {"token": store.enrol(name, seed)}
+            secret, known_as = store.enrol(name, seed)
         except ValueError as error:
             raise HTTPException(409, str(error)) from None
+        response.set_cookie(
+            cookie, secret, max_age=SECONDS_REMEMBERED, httponly=True, samesite="strict"
+        )
+        return {"rater": known_as}
 
     @app.get("/api/study")
-    def study(x_rater: Annotated[str, Header(max_length=64)] = "") -> dict[str, Any]:
-        rater, name = rater_of(x_rater)
+    def study(secret: Secret = "") -> dict[str, Any] | None:
+        """Say what there is to answer; nothing to who is not enrolled yet."""
+        known = store.rater(secret)
+        if known is None:
+            return None
+        rater, name = known
         questions = [(key, *QUESTIONS[key]) for key in pairs.questions]
         return {
             "rater": name,
@@ -86,12 +95,12 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         }
 
     @app.post("/api/answers")
-    def answer(
-        given: Answer, x_rater: Annotated[str, Header(max_length=64)] = ""
-    ) -> dict[str, bool]:
-        rater, _ = rater_of(x_rater)
+    def answer(given: Answer, secret: Secret = "") -> dict[str, bool]:
+        known = store.rater(secret)
+        if known is None:
+            raise HTTPException(401, "this study does not know you: enter your name again")
         try:
-            store.answer(rater, given.trial, given.question, given.choice)
+            store.answer(known[0], given.trial, given.question, given.choice)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         return {"saved": True}

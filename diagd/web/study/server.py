@@ -4,6 +4,7 @@ Why Origin and Host are looked at is in `guard`. A study is stricter: it answers
 that were printed, port included, and reads short messages only.
 """
 
+import asyncio
 from collections.abc import Collection
 
 import uvicorn
@@ -11,13 +12,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diagd.web.connections import SECONDS_TO_ASK, PatientProtocol
 from diagd.web.guard import adding_headers, check_origin, page_rules
 from diagd.web.study.app import study_app
 from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.store import StudyStore
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MAX_CONNECTIONS = 200
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
 _RULES = page_rules(images="data:", media="blob:")
@@ -37,10 +38,9 @@ def study_server(
     hosts = {f"{name.lower()}:{port}" for name in bracketed}
     config = uvicorn.Config(
         RequestGuard(study_app(pairs, store, seed), hosts),
-        http="h11",
+        http=PatientProtocol,
         ws="none",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        limit_concurrency=MAX_CONNECTIONS,
         log_level="warning",
         server_header=False,
     )
@@ -67,11 +67,16 @@ class RequestGuard:
         send = adding_headers(send, _RULES)
         refusal = self._refusal(Headers(scope=scope), scope["method"])
         if refusal is None:
-            body = await _read(receive)
-            if body is not None:
-                await self.app(scope, _replay(body, receive), send)
-                return
-            refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
+            try:
+                async with asyncio.timeout(SECONDS_TO_ASK):
+                    body = await _read(receive)
+            except TimeoutError:
+                refusal = 408, "the message took too long"
+            else:
+                if body is not None:
+                    await self.app(scope, _replay(body, receive), send)
+                    return
+                refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
         status, error = refusal
         await JSONResponse({"error": error}, status)(scope, receive, send)
 

@@ -126,28 +126,33 @@ class StudyStore:
                 raise
             self._connection.execute("COMMIT")
 
-    def enrol(self, name: str, seed: int) -> str:
-        """Return the token of the rater of that name, who is new or comes back.
+    def enrol(self, name: str, seed: int) -> tuple[str, str]:
+        """Take in a new rater.
 
         Args:
             name: empty for an anonymous rater, who gets a name.
             seed: the study's; order and sides are drawn from it and the rater's number.
 
+        Returns:
+            The token by which alone the rater is known, and the name: with a number behind it where
+            another rater has the same.
+
         Raises:
             ValueError: the study has as many raters as it takes.
         """
         with self._transaction() as database:
-            name = name or f"anonymous {secrets.token_hex(3)}"
-            known = database.execute("SELECT token FROM raters WHERE name = ?", (name,)).fetchone()
-            if known:
-                return known[0]
             (count,) = database.execute("SELECT count(*) FROM raters").fetchone()
             if count >= self.max_raters:
                 raise ValueError(f"this study is full: it has {self.max_raters} raters")
+            name = known_as = name or f"anonymous {secrets.token_hex(3)}"
+            taken, namesakes = "SELECT 1 FROM raters WHERE name = ?", 1
+            while database.execute(taken, (known_as,)).fetchone():
+                namesakes += 1
+                known_as = f"{name} ({namesakes})"
             number, token = count + 1, secrets.token_urlsafe(16)
             own_seed = f"{seed}/{number}"
             database.execute(
-                "INSERT INTO raters VALUES (?, ?, ?, ?)", (number, name, token, own_seed)
+                "INSERT INTO raters VALUES (?, ?, ?, ?)", (number, known_as, token, own_seed)
             )
             rows = [
                 (number, *(value for key, value in asdict(trial).items() if key != "answers"))
@@ -156,7 +161,7 @@ class StudyStore:
                 )
             ]
             database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        return token
+        return token, known_as
 
     def rater(self, token: str) -> tuple[int, str] | None:
         """Return number and name of the rater with that token."""

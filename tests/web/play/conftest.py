@@ -5,6 +5,13 @@ import contextlib
 import pytest
 
 from tests.web.play.serving import Served, serving
+from tests.worlds import write_scenes, write_world
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """Return the folder of a tiny random world model with five start scenes."""
+    return write_scenes(write_world(tmp_path_factory.mktemp("played")))
 
 
 @pytest.fixture(scope="session")

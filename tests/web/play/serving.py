@@ -27,10 +27,11 @@ class Served:
     scheduler: Scheduler
     server: uvicorn.Server
     port: int
+    host: str = "127.0.0.1"  # as it stands in an address
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -91,7 +92,9 @@ def serving(model: Path, port: int = 0, **options: Any) -> Iterator[Served]:
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield Served(scheduler, server, listening.getsockname()[1])
+        port = listening.getsockname()[1]
+        name = f"[{record.host}]" if ":" in record.host else record.host
+        yield Served(scheduler, server, port, name)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -52,6 +52,7 @@ def test_a_page_is_welcomed_with_what_it_needs(page):
     assert set(welcome["keyboard"]["keys"]) == set(NAMES) - {"none"}
     assert (welcome["scenes"][0], len(welcome["scenes"])) == ("prompt", 5)
     assert welcome["fps"] == 8
+    assert welcome["computed"] == ["float32", "native"]
 
 
 def test_frames_come_one_by_one_as_pictures_with_headers(page):
@@ -352,20 +353,51 @@ def test_a_page_that_disappears_frees_its_place(served, page):
     assert page.frames(2)
 
 
-def test_a_full_server_says_so_and_lets_the_next_one_in_later(served, page):
-    with served.page(), served.page() as third:
-        assert third.welcome["type"] == "refused"
-        assert "all 2 places are taken" in third.welcome["message"]
-        assert close_code(third) == 1013
-    wait_until(lambda: len(served.scheduler.players) == 1)
-    with served.page() as third:
+def place_in_line(page):
+    """Read the next message, and return how many wait before this page."""
+    message = page.receive()
+    assert message["type"] == "waiting", message
+    return message["before"]
+
+
+def test_who_waits_hears_how_many_are_before_and_moves_up(served, page):
+    with contextlib.ExitStack() as pages:
+        second, third, fourth, fifth = (
+            pages.enter_context(served.page(close_timeout=0.1)) for _ in range(4)
+        )
+        assert second.frames(1)
+        waiting = [one.welcome for one in (third, fourth, fifth)]
+        assert [one["before"] for one in waiting] == [0, 1, 2]
+        assert waiting[0]["message"] == "All 2 places are taken: you are next."
+        assert waiting[2]["message"] == "All 2 places are taken: 2 before you."
+        fourth.socket.close()  # who gives up makes the line shorter
+        assert place_in_line(fifth) == 1
+        second.socket.close()
+        assert third.receive()["type"] == "welcome"
         assert third.frames(1)
+        assert place_in_line(fifth) == 0
+        page.socket.close()
+        assert fifth.receive()["type"] == "welcome"
+        assert fifth.frames(1)
 
 
-def test_a_server_for_one_says_that_its_only_place_is_taken(serve):
+def test_who_waits_has_nothing_to_say(serve):
     served = serve(max_sessions=1)
-    with served.page(), served.page() as second:
-        assert "the only place is taken" in second.welcome["message"]
+    with served.page() as page, served.page() as second:
+        second.send("pause", paused=False)
+        assert "before there is a place" in second.last_words()
+        assert close_code(second) == 1008
+        assert page.frames(1)
+    assert not served.scheduler.line
+
+
+def test_even_the_line_has_an_end(serve, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.scheduler.MAX_WAITING", 1)
+    served = serve(max_sessions=1)
+    with served.page(), served.page() as second, served.page() as third:
+        assert second.welcome["type"] == "waiting"
+        assert third.welcome["type"] == "refused"
+        assert close_code(third) == 1013
 
 
 def test_an_idle_session_ends_with_a_message(serve):

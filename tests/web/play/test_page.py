@@ -1,10 +1,13 @@
 """The page in a real browser: the system's Chromium, headless. No test of it runs without one."""
 
+import contextlib
 import io
+import itertools
 import json
 import re
 import shutil
 from base64 import b64decode
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from diagd.web.play.encoding import from_jpeg, to_jpeg
 from diagd.web.play.saved_session import load
 from diagd.web.play.session import Session
 from tests.web.play.serving import serving, wait_until
-from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -97,7 +100,12 @@ def test_the_page_loads_and_the_world_moves(visit, shared):
     text(page, "#steps", "^7$")
     text(page, "#hud-fps", r"^\d+\.\d frames/s$")
     expect(page.locator("#curtain")).to_be_hidden()
-    assert page.locator("#scenes img").count() == 5
+    text(page, "#computed", "^float32, native$")
+    text(page, "#scenes", "1 prompt2 view 3.*your own")
+    pressed = page.locator("#scenes [aria-pressed=true]")
+    expect(pressed).to_have_text("1 prompt")
+    page.get_by_role("button", name="Start 3: view 4").click()
+    expect(pressed).to_have_text("3 view 4")
 
 
 def test_a_key_is_timed_and_shown(visit, shared):
@@ -233,11 +241,16 @@ def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
         pages[0].get_by_role("button", name="k=2").click()
         text(pages[0], "#steps", "^9$")
         text(pages[1], "#steps", "^7$")
-        third = visit(served)
-        text(third, "#curtain-text", "all 2 places are taken")
+        third, fourth = visit(served), visit(served)
+        text(fourth, "#curtain-text", "^All 2 places are taken: 1 before you.$")
+        text(fourth, "#state", "^waiting for a place$")
+        fourth.keyboard.press("KeyA")  # harms nothing
         pages[0].close()
         wait_for_frames(third, 2)  # its turn has come
         expect(third.locator("#curtain")).to_be_hidden()
+        text(fourth, "#curtain-text", "you are next")
+        for page in (fourth, third, pages[1]):  # before the server goes, of which they complain
+            page.close()
 
 
 def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
@@ -250,6 +263,51 @@ def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
     text(page, "#curtain-text", "The dream is over.")
     page.click("#again")
     wait_for_frames(page, 2)
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory):
+    """Serve worlds of other shapes, by (height, width) in tokens."""
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def serve(*shape):
+            folder = write_world(tmp_path_factory.mktemp("shaped"), 1, *shape)
+            return stack.enter_context(serving(write_scenes(folder, *shape)))
+
+        yield serve
+
+
+def boxes(page, *selectors):
+    return [page.locator(selector).first.bounding_box() for selector in selectors]
+
+
+@pytest.mark.parametrize("window", [(1280, 720), (1440, 900), (390, 844), (844, 390)])
+@pytest.mark.parametrize("shape", [(8, 8), (12, 8), (3, 24)], ids=["square", "tall", "wide"])
+def test_picture_and_keys_fit_into_the_window(shape, window, visit, shaped):
+    page = visit(shaped(*shape), viewport={"width": window[0], "height": window[1]})
+    wait_for_frames(page, 1)
+    stage, pad = boxes(page, ".stage", "#pad")
+    for box in (stage, pad):
+        assert min(box["x"], box["y"]) >= 0
+        assert box["x"] + box["width"] <= window[0]
+        assert box["y"] + box["height"] <= window[1]
+    assert min(stage["width"], stage["height"]) >= 120
+    assert stage["y"] + stage["height"] <= pad["y"]
+    assert page.locator("html").evaluate("page => page.scrollWidth") <= window[0]
+    fit = page.locator("#stage").evaluate("canvas => getComputedStyle(canvas).objectFit")
+    assert fit == "contain"  # the picture keeps its shape inside the box
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 8), (3, 24)], ids=["square", "tall", "wide"])
+def test_a_phone_shows_picture_keys_scenes_strategies_tokens_in_this_order(shape, visit, shaped):
+    page = visit(shaped(*shape), viewport={"width": 390, "height": 844}, has_touch=True)
+    wait_for_frames(page, 1)
+    column = boxes(page, ".stage", "#pad", "#scenes", "#strategies", "#grid", ".readings")
+    for above, below in itertools.pairwise(column):
+        assert above["y"] + above["height"] <= below["y"]
+    grid = column[4]
+    assert grid["width"] / grid["height"] == pytest.approx(shape[1] / shape[0], rel=0.1)
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1440])

@@ -12,7 +12,7 @@ import pytest
 
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Seen
-from diagd.web.play.player import Frame, Note
+from diagd.web.play.player import Frame, Note, Welcome
 from diagd.web.play.scenes import Scene
 from diagd.web.play.scheduler import CRASHED, Scheduler
 from diagd.web.play.session import Controls, PendingStart, SessionStart
@@ -50,10 +50,10 @@ async def running(
 
 
 def enter(scheduler):
-    """Let a player in who begins with the first scene."""
+    """Let a player in, who begins with the first scene."""
     player = scheduler.join()
     assert player is not None
-    scheduler.begin(player, PendingStart(SCENES[0].start))
+    assert isinstance(player.outbox.get_nowait(), Welcome)
     return player
 
 
@@ -177,10 +177,12 @@ def test_there_is_a_most_and_who_leaves_makes_room(generator):
     async def scenario():
         async with running(generator, max_sessions=2) as scheduler:
             one, other = enter(scheduler), enter(scheduler)
-            assert scheduler.join() is None
+            waiting = scheduler.join()
+            assert waiting is not None
+            assert waiting.before == 0
             scheduler.leave(one)
             scheduler.leave(one)  # twice does no harm
-            assert scheduler.join() is not None
+            assert set(scheduler.players.values()) == {other, waiting}
             assert len(await play(scheduler, other, 3)) == 3
             return scheduler.sessions
 

@@ -68,6 +68,20 @@ def test_a_clip_with_sound_and_another_container_is_decoded_behind_the_lock(tmp_
     assert upload(path.read_bytes()).shape == (4, 24, 40, 3)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WebP"])
+def test_an_animation_of_any_length_costs_no_more_than_its_first_picture(kind):
+    """Many frames in a few kilobytes. FFmpeg reads the first of a PNG, and no WebP."""
+    frames = [Image.new("RGB", (640, 360), (number, 0, 0)) for number in range(60)]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], lossless=True)
+    assert len(buffer.getvalue()) < 2**17  # of 40 MB
+    if kind == "PNG":
+        assert upload(buffer.getvalue(), max_seconds=10).shape == (1, 24, 40, 3)
+    else:
+        with pytest.raises(ValueError, match="the file is damaged"):
+            upload(buffer.getvalue(), max_seconds=10)
+
+
 def test_no_more_than_the_first_frames_are_decoded(clip):
     frames = decode(clip, 3, 2, 10**6)
     assert psnr(torch.from_numpy(np.stack(frames)), FRAMES[1:3]).min() > 30

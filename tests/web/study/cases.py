@@ -86,6 +86,13 @@ def call(address: str, message: Any = None, **headers: str) -> tuple[int, bytes,
             return error.code, error.read(), dict(error.headers.items())
 
 
+def enrol(address: str, name: str = "") -> str:
+    """Take part in a study; returns the Cookie header of the new rater."""
+    status, body, headers = call(f"{address}/api/raters", {"name": name})
+    assert status == 200, body
+    return headers["set-cookie"].partition(";")[0]
+
+
 def fetch(address: str, message: Any = None, **headers: str) -> Any:
     """Call, and return the JSON document of a success."""
     status, body, _ = call(address, message, **headers)

@@ -12,7 +12,7 @@ from diagd.web.address import listen
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.server import MAX_BODY_BYTES
 from diagd.web.study.store import StudyStore
-from tests.web.study.cases import ACTIONS, call, fetch, running, study, write_pairs
+from tests.web.study.cases import ACTIONS, call, enrol, fetch, running, study, write_pairs
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def address(served):
 
 
 @pytest.fixture
-def token(address):
-    return fetch(f"{address}/api/raters", {"name": ""})["token"]
+def rater(address):
+    return enrol(address)
 
 
 def colour_of(video: bytes, path: Path) -> str:
@@ -40,8 +40,8 @@ def colour_of(video: bytes, path: Path) -> str:
 
 def test_a_rater_gets_pairs_answers_them_and_is_counted(served, tmp_path):
     address, store = served
-    token = fetch(f"{address}/api/raters", {"name": "  Ada   Lovelace "})["token"]
-    found = fetch(f"{address}/api/study", x_rater=token)
+    rater = enrol(address, "  Ada   Lovelace ")
+    found = fetch(f"{address}/api/study", cookie=rater)
     assert found["rater"] == "Ada Lovelace"
     assert [q["key"] for q in found["questions"]] == ["quality", "consistency", "controllability"]
     assert [trial["actions"] for trial in found["trials"]] == [list(ACTIONS)] * 3
@@ -50,10 +50,10 @@ def test_a_rater_gets_pairs_answers_them_and_is_counted(served, tmp_path):
         assert (status, headers["content-type"]) == (200, "video/mp4")
         choice = "left" if colour_of(left, tmp_path / "left.mp4") == "k=1" else "right"
         message = {"trial": number, "question": "quality", "choice": choice}
-        assert fetch(f"{address}/api/answers", message, x_rater=token) == {"saved": True}
+        assert fetch(f"{address}/api/answers", message, cookie=rater) == {"saved": True}
     mine = [vote for vote in store.votes() if vote.rater == "Ada Lovelace"]
     assert [vote.outcome for vote in mine] == ["win"] * 3
-    again = fetch(f"{address}/api/study", x_rater=token)
+    again = fetch(f"{address}/api/study", cookie=rater)
     assert [trial["answers"] for trial in again["trials"]] == [
         {"quality": m} for m in chosen(again)
     ]
@@ -63,11 +63,11 @@ def chosen(found):
     return [trial["answers"]["quality"] for trial in found["trials"]]
 
 
-def test_nothing_a_rater_can_fetch_names_a_system_or_a_file(address, token):
-    trials = fetch(f"{address}/api/study", x_rater=token)["trials"]
+def test_nothing_a_rater_can_fetch_names_a_system_or_a_file(address, rater):
+    trials = fetch(f"{address}/api/study", cookie=rater)["trials"]
     media = [f"/media/{trial[side]}" for trial in trials for side in ("left", "right")]
     for path in ("/", "/study.js", "/study.css", "/api/study", "/results", *media):
-        _, body, headers = call(address + path, x_rater=token)
+        _, body, headers = call(address + path, cookie=rater)
         told = (body + json.dumps(headers).encode()).lower()
         for secret in ("k=1", "raster", "dream_", "diagonal", "row_lag", "x264"):
             assert secret.encode() not in told, (path, secret)
@@ -78,8 +78,8 @@ def test_nothing_a_rater_can_fetch_names_a_system_or_a_file(address, token):
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"no video")])
 def test_a_clip_that_is_gone_is_said_without_its_name(damage, tmp_path):
     with study(write_pairs(tmp_path, 1)) as (address, _):
-        token = fetch(f"{address}/api/raters", {"name": ""})["token"]
-        (trial,) = fetch(f"{address}/api/study", x_rater=token)["trials"]
+        rater = enrol(address)
+        (trial,) = fetch(f"{address}/api/study", cookie=rater)["trials"]
         for path in tmp_path.rglob("*.mp4"):
             damage(path)
         status, body, _ = call(f"{address}/media/{trial['left']}")
@@ -90,8 +90,8 @@ def test_raters_cannot_compare_ids(address):
     """The same video has another id for everybody."""
     ids = []
     for _ in range(2):
-        token = fetch(f"{address}/api/raters", {"name": ""})["token"]
-        trials = fetch(f"{address}/api/study", x_rater=token)["trials"]
+        rater = enrol(address)
+        trials = fetch(f"{address}/api/study", cookie=rater)["trials"]
         ids += [trial[side] for trial in trials for side in ("left", "right")]
     assert len(set(ids)) == 12
 
@@ -107,9 +107,9 @@ def test_results_need_their_key_and_show_counts(served):
 
 def test_a_name_cannot_put_markup_into_the_results(served):
     address, store = served
-    token = fetch(f"{address}/api/raters", {"name": "<script>"})["token"]
+    rater = enrol(address, "<script>")
     answer = {"trial": 0, "question": "quality", "choice": "tie"}
-    fetch(f"{address}/api/answers", answer, x_rater=token)
+    fetch(f"{address}/api/answers", answer, cookie=rater)
     body = call(f"{address}/results?key={store.results_key}")[1]
     assert b"&lt;script&gt;" in body
     assert b"<script" not in body
@@ -143,19 +143,38 @@ ANSWER = {"trial": 0, "question": "quality", "choice": "left"}
         ("/api/study", {}, 405, "Method Not Allowed"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(path, message, status, words, address, token):
-    found, body, _ = call(address + path, message, x_rater=token)
+def test_what_makes_no_sense_is_refused_in_words(path, message, status, words, address, rater):
+    found, body, _ = call(address + path, message, cookie=rater)
     assert found == status
     assert words in json.loads(body)["error"]
 
 
 def test_who_is_not_enrolled_gets_nothing(address):
-    for headers in ({}, {"x_rater": "guess"}):
-        for path, message in (("/api/study", None), ("/api/answers", ANSWER)):
-            status, body, _ = call(address + path, message, **headers)
-            assert status == 401
-            assert "does not know you" in json.loads(body)["error"]
-    assert call(f"{address}/api/study", x_rater="x" * 65)[0] == 422
+    cookie = enrol(address).partition("=")[0]
+    for headers in ({}, {"cookie": f"{cookie}=guess"}, {"cookie": "rater=guess"}):
+        assert fetch(f"{address}/api/study", **headers) is None
+        status, body, _ = call(f"{address}/api/answers", ANSWER, **headers)
+        assert status == 401
+        assert "does not know you" in json.loads(body)["error"]
+    assert call(f"{address}/api/study", cookie=f"{cookie}={'x' * 65}")[0] == 422
+
+
+def test_a_name_does_not_open_another_rater_s_votes(served):
+    address, store = served
+    ann = enrol(address, "Ann")
+    fetch(f"{address}/api/answers", ANSWER, cookie=ann)
+    eve = enrol(address, "ann")
+    assert fetch(f"{address}/api/study", cookie=eve)["rater"] == "ann (2)"
+    fetch(f"{address}/api/answers", {**ANSWER, "choice": "tie"}, cookie=eve)
+    found = fetch(f"{address}/api/study", cookie=ann)
+    assert found["rater"] == "Ann"
+    assert found["trials"][0]["answers"] == {"quality": "left"}
+    assert {vote.rater for vote in store.votes()} >= {"Ann", "ann (2)"}
+
+
+def test_the_secret_is_out_of_reach_of_scripts_and_other_sites(address):
+    headers = call(f"{address}/api/raters", {"name": ""})[2]
+    assert {"HttpOnly", "SameSite=strict"} <= set(headers["set-cookie"].split("; "))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +195,7 @@ def test_a_foreign_page_cannot_speak_for_a_visitor(headers, status, words, addre
 
 
 def test_our_own_page_may_speak(address):
-    assert fetch(f"{address}/api/raters", {"name": ""}, origin=address)["token"]
+    assert fetch(f"{address}/api/raters", {"name": ""}, origin=address)["rater"]
 
 
 def test_a_name_given_by_the_owner_is_known_too(tmp_path):
@@ -199,12 +218,12 @@ def test_pages_may_load_nothing_from_elsewhere(address):
         assert b"https://" not in body
 
 
-def test_noise_on_the_line_harms_nobody_else(address, token):
+def test_noise_on_the_line_harms_nobody_else(address, rater):
     port = int(address.rpartition(":")[2])
     for noise in (b"\x00" * 100, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9000, b"POST /api/raters"):
         with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
             line.sendall(noise)
-    assert fetch(f"{address}/api/study", x_rater=token)["trials"]
+    assert fetch(f"{address}/api/study", cookie=rater)["trials"]
 
 
 def test_a_port_that_is_taken_is_named(address):
@@ -224,17 +243,16 @@ def test_answers_survive_a_kill(tmp_path):
             assert server.stdout is not None
             address = next(line.split()[1] for line in server.stdout if line.startswith("study "))
             address = address.rstrip("/")
-            token = fetch(f"{address}/api/raters", {"name": "ann"})["token"]
-            before = fetch(f"{address}/api/study", x_rater=token)["trials"]
+            rater = enrol(address, "ann")
+            before = fetch(f"{address}/api/study", cookie=rater)["trials"]
             for number, choice in enumerate(("left", "tie")):
                 message = {"trial": number, "question": "quality", "choice": choice}
-                fetch(f"{address}/api/answers", message, x_rater=token)
+                fetch(f"{address}/api/answers", message, cookie=rater)
         finally:
             server.kill()
         assert server.wait(10) == -signal.SIGKILL
     with study(folder) as (address, store):
-        again = fetch(f"{address}/api/study", x_rater=token)["trials"]
+        again = fetch(f"{address}/api/study", cookie=rater)["trials"]
         assert [t["answers"] for t in again] == [{"quality": "left"}, {"quality": "tie"}, {}]
         assert [t["left"] for t in again] == [t["left"] for t in before]
-        assert fetch(f"{address}/api/raters", {"name": "Ann"})["token"] == token
         assert len(store.votes()) == 2

@@ -112,7 +112,7 @@ def test_a_rater_goes_back_and_changes_an_answer(page, tmp_path):
 
 
 def test_a_rater_goes_on_where_they_stopped(browser, page, tmp_path):
-    """After a reload, and in another browser under the same name."""
+    """After a reload; in another browser the same name is another rater."""
     with study(write_pairs(tmp_path)) as (address, store):
         enter(page, address, "ann")
         for key in "1231":
@@ -124,7 +124,7 @@ def test_a_rater_goes_on_where_they_stopped(browser, page, tmp_path):
         elsewhere = browser.new_context()
         other = elsewhere.new_page()
         enter(other, address, "Ann")
-        assert step(other) == "Pair 2 of 3, question 2 of 3"
+        assert step(other) == "Pair 1 of 3, question 1 of 3"
         elsewhere.close()
         assert len(store.votes()) == 4
 

@@ -14,6 +14,7 @@ export class Connection {
   open() {
     clearTimeout(this.timer);
     this.lastWords = null;
+    this.welcomed = false; // before that we wait for a place, and have nothing to say
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     this.socket = new WebSocket(`${scheme}://${location.host}/play`);
     this.socket.binaryType = "arraybuffer";
@@ -22,7 +23,7 @@ export class Connection {
   }
 
   send(message) {
-    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
+    if (this.welcomed && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
   #take(data) {
@@ -35,8 +36,12 @@ export class Connection {
     const document = JSON.parse(data);
     if (document.type === "welcome") {
       this.failures = 0;
+      this.welcomed = true;
       this.handlers.welcome(document);
       this.handlers.state("live", "");
+    } else if (document.type === "waiting") {
+      this.failures = 0;
+      this.handlers.state("waiting", document.message);
     } else {
       this.lastWords = document;
     }

@@ -32,8 +32,9 @@ function welcome(document) {
   state.recording = false;
   readings.forget();
   grid.use(document.grid);
-  [stage.canvas.height, stage.canvas.width] = document.size_px;
-  stage.canvas.style.aspectRatio = `${document.size_px[1]} / ${document.size_px[0]}`;
+  const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
+  globalThis.document.documentElement.style.setProperty("--ratio", width / height);
+  $("computed").textContent = document.computed.join(", ");
   keyboard.use(document.keyboard);
   drawStrategies();
   drawScenes();
@@ -103,7 +104,7 @@ function setState(name, message) {
   const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
   $("state").textContent = words[name];
   $("dot").className = `dot ${name === "live" ? "on" : "off"}`;
-  for (const part of document.querySelectorAll(".pads, .bar, .starts, .card")) part.inert = name !== "live";
+  for (const part of document.querySelectorAll(".controls, .starts, .card")) part.inert = name !== "live";
   $("curtain").hidden = name === "live";
   $("curtain-text").textContent = message;
   $("spinner").hidden = name === "ended";
@@ -151,12 +152,13 @@ function drawStrategies() {
 function drawScenes() {
   const scenes = about.scenes.map((name, index) => {
     const button = document.createElement("button");
-    const image = new Image();
+    const image = new Image(), label = document.createElement("span");
     image.src = `/scenes/${index}.jpg`;
     image.alt = "";
-    button.append(image);
+    label.textContent = `${index + 1} ${name}`;
+    button.append(image, label);
     button.title = name;
-    button.setAttribute("aria-label", `Start: ${name}`);
+    button.setAttribute("aria-label", `Start ${index + 1}: ${name}`);
     button.onclick = () => begin(index, newSeed());
     return button;
   });

@@ -14,7 +14,6 @@ export class TokenGrid {
     Object.assign(this, { rows, columns, colours: [], before: [], header: null });
     this.small.width = columns;
     this.small.height = rows;
-    this.canvas.style.aspectRatio = `${columns} / ${rows}`;
   }
 
   show(image, header) {

@@ -5,12 +5,10 @@ const KEYS = { 1: "left", 2: "tie", 3: "right", ArrowLeft: "left", ArrowDown: "t
 const ARROWS = { none: "·", forward: "↑", back: "↓", backward: "↓", left: "←", right: "→",
   "forward+left": "↖", "forward+right": "↗", "back+left": "↙", "back+right": "↘" };
 const PAUSE_AT_END_MS = 350;
-const STORED = "diagd-study-rater";
 
 const element = (id) => document.getElementById(id);
 const videos = [element("left"), element("right")];
-let token = recall();
-let study = null; // what /api/study said
+let study = null; // what /api/study said; a cookie says who asks
 let place = 0; // which question: trial * questions + question
 let saving = false;
 let shown = -1; // trial whose videos are on stage
@@ -19,26 +17,17 @@ let paused = false;
 let rewinding = false;
 const loading = new Map(); // trial -> promise of two object URLs
 
-function recall() {
-  try { return localStorage.getItem(STORED) || ""; } catch { return ""; }
-}
-
-function remember(value) {
-  try { localStorage.setItem(STORED, value); } catch { /* a private window: the name brings it back */ }
-}
-
 function fail(words) {
   element("error").textContent = words;
   element("error").hidden = !words;
 }
 
 async function ask(path, message) {
-  const options = { headers: { "x-rater": token } };
-  if (message) {
-    options.method = "POST";
-    options.headers["content-type"] = "application/json";
-    options.body = JSON.stringify(message);
-  }
+  const options = message && {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(message),
+  };
   let response;
   try {
     response = await fetch(path, options);
@@ -47,7 +36,7 @@ async function ask(path, message) {
   }
   if (!response.ok) {
     const words = await response.json().then((body) => body.error, () => response.statusText);
-    throw Object.assign(new Error(words), { status: response.status });
+    throw new Error(words);
   }
   return response;
 }
@@ -60,16 +49,15 @@ function show(name) {
 }
 
 async function open() {
-  if (!token) return show("welcome");
   try {
     study = await (await ask("/api/study")).json();
   } catch (error) {
     show("welcome");
-    if (error.status === 401) token = ""; // of another study at this address
-    else fail(error.message);
+    fail(error.message);
     return;
   }
   fail("");
+  if (!study) return show("welcome");
   const next = questions().findIndex(({ trial, key }) => !trial.answers[key]);
   await visit(next < 0 ? questions().length : next);
 }
@@ -303,12 +291,11 @@ function back() {
 element("welcome").addEventListener("submit", async (submitted) => {
   submitted.preventDefault();
   try {
-    token = (await (await ask("/api/raters", { name: element("name").value })).json()).token;
+    await ask("/api/raters", { name: element("name").value });
   } catch (error) {
     fail(error.message);
     return;
   }
-  remember(token);
   await open();
 });
 for (const button of element("answers").children) {

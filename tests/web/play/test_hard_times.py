@@ -1,0 +1,164 @@
+"""What networks, visitors and administrators do to `diagd play`, tried on the real server."""
+
+import contextlib
+import gc
+import logging
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+
+import httpx
+import pytest
+
+from diagd.data.video import read_video, write_image
+from diagd.web.play.app import MAX_UPLOAD_BYTES
+from tests.web.play.serving import Served, wait_until
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
+
+
+@pytest.fixture
+def served(serve):
+    return serve(max_sessions=3)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="NO SIGNALS HERE")
+def test_a_recording_survives_sigterm(world, tmp_path):
+    flags = ("play", "--model", world, "--port", "0", "--no-open", "--recordings", tmp_path)
+    arguments = [sys.executable, "-m", "diagd", *map(str, flags)]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in child.stdout)
+            port = int(next(match for match in found if match)[1])
+            with Served(None, None, port).page() as page:  # pyright: ignore[reportArgumentType]
+                page.frames(1)
+                page.send("record", on=True)
+                while page.frames(1)[0]["recorded"] < 6:
+                    pass
+                child.send_signal(signal.SIGTERM)
+                child.wait(20)
+        finally:
+            child.kill()
+        written = child.stdout.read()
+    (path,) = tmp_path.iterdir()
+    assert re.fullmatch(r"dream-\d{8}-\d{6}-1\.mp4", path.name)
+    assert f"a recording was cut short: {path}" in written.replace("\n", "")
+    frames = read_video(path).frames
+    assert len(frames) >= 6
+    assert frames.shape[1:] == (HEIGHT_PX, WIDTH_PX, 3)
+
+
+def test_fifty_pages_vanish_in_the_middle_of_a_frame_and_one_plays_on(served, caplog):
+    """Reset, not closed: nothing is said, and what is under way to them is never read."""
+    players = weakref.WeakSet()
+    with served.page() as page:
+        page.frames(1)
+        for _ in range(50):
+            with served.page() as other:
+                other.frame()
+                players.update(served.scheduler.players.values())
+                linger = struct.pack("ii", 1, 0)
+                other.socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                other.socket.socket.shutdown(socket.SHUT_RD)
+                other.socket.socket.close()
+            page.frames(1)
+        wait_until(lambda: len(served.scheduler.players) == 1)
+        assert page.frames(5)
+        wait_until(lambda: gc.collect() >= 0 and len(players) <= 2)  # this one, the last turn's
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def slow_upload(served, name, seconds, chunk=b"\x89PNG\r\n\x1a\n"):
+    """Send an upload a few bytes at a time."""
+
+    def dribble():
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            yield chunk
+            time.sleep(0.02)
+
+    return httpx.post(f"{served.url}/sessions/{name}/start", content=dribble(), timeout=20)
+
+
+def test_a_slow_upload_holds_nobody_up_and_ends(served, monkeypatch, tmp_path):
+    monkeypatch.setattr("diagd.web.play.app.MAX_SECONDS_OF_UPLOAD", 1.0)
+    write_image(tmp_path / "a.png", smooth_frames(1, HEIGHT_PX, WIDTH_PX)[0])
+    answers = []
+    with served.page() as page, served.page() as other:
+        name = page.welcome["session"]
+        slow = threading.Thread(target=lambda: answers.append(slow_upload(served, name, 5)))
+        slow.start()
+        wait_until(lambda: served.scheduler.players[name].uploading)
+        picture = (tmp_path / "a.png").read_bytes()
+        second = httpx.post(f"{served.url}/sessions/{name}/start", content=picture)
+        assert (second.status_code, second.json()["detail"]) == (409, "another upload is under way")
+        path = f"{served.url}/sessions/{other.welcome['session']}/start"
+        assert httpx.post(path, content=picture, timeout=20).json() == {"frames": 1}
+        assert page.frames(3)
+        slow.join(20)
+        for answer in answers:  # none where the line broke before it could be read
+            assert (answer.status_code, answer.json()["detail"][:10]) == (408, "the upload")
+        assert not served.scheduler.players[name].uploading
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_upload_that_is_broken_off_leaves_no_trace(served, caplog):
+    with served.page() as page:
+        name = page.welcome["session"]
+        head = f"POST /sessions/{name}/start HTTP/1.1\r\nHost: {served.address}\r\n"
+        for _ in range(10):
+            with socket.create_connection(("127.0.0.1", served.port), 10) as line:
+                line.sendall(f"{head}Content-Length: {MAX_UPLOAD_BYTES}\r\n\r\nhalf".encode())
+                wait_until(lambda: served.scheduler.players[name].uploading)
+            wait_until(lambda: not served.scheduler.players[name].uploading)
+        assert page.frames(2)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_players_in_different_orders_get_equal_shares_of_the_model(served, monkeypatch):
+    """Frames of raster order take longer, so there are fewer of them, in the same time."""
+    spent, charge = Counter(), served.scheduler.charge
+
+    def note(player, seconds):
+        if player.session is not None and len(player.session.history) > 2:
+            spent[player.controls.strategy] += seconds
+        charge(player, seconds)
+
+    monkeypatch.setattr(served.scheduler, "charge", note)
+    ended = time.monotonic() + 3
+
+    def play(strategy):
+        with served.page() as page:
+            page.send("adjust", strategy=strategy, temperature=1, top_p=0.9, paced=False)
+            while time.monotonic() < ended:
+                page.frame()
+
+    threads = [threading.Thread(target=play, args=(name,)) for name in ("raster", "k=2", "exact")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    shares = [spent[name] / sum(spent.values()) for name in ("raster", "k=2", "exact")]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.08)  # a turn too many, on a busy machine
+
+
+def test_a_world_is_played_over_ipv6(serve):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        served = serve(host="::1")
+        assert served.url.startswith("http://[::1]:")
+        assert httpx.get(served.url).status_code == 200
+        origin = {"origin": served.url}
+        with served.page(additional_headers=origin) as page:
+            assert page.frames(2)
+        return
+    pytest.skip("NO IPV6 TEST: this machine has no ::1")
