@@ -62,7 +62,7 @@ def _print_report(report: ClipsReport) -> None:
             _print_uses(console, report)
     if report.timing is not None:
         _print_timing(console, report.timing)
-    for kind, lines in (("note", report.notes), ("problem", report.problems)):
+    for kind, lines in (("note", report.notes), ("problem", report.problems[1:])):
         for line in lines:
             console.print(f"{kind}: {line}", markup=False)
 
@@ -72,8 +72,8 @@ def _print_rows(console: Console, name: str, actions: list[str]) -> None:
     changes = (t for t in range(2, len(actions)) if actions[t] != actions[t - 1])
     start = max(min(next(changes, 2) - 2, len(actions) - SHOWN_FRAMES), 0)
     console.print(
-        "Row t of an action file, counted from 0, is the action that led from frame t - 1 to "
-        f"frame t. In {name}:"
+        "Row t of an action file, counted from 0, is read as the action that led from frame t - 1 "
+        f"to frame t. In {name}:"
     )
     for t in range(start, min(start + SHOWN_FRAMES, len(actions))):
         came = f"frame {t - 1} -> {actions[t]} -> " if t else f"({actions[0]}, at the start) "

@@ -10,8 +10,8 @@ only what the movement tells *beyond* the two rows before, and the movement befo
                                                                            movement before)
 
 with errors of ridge regressions on frames that they did not see. Of the rows, the one that led to
-the frame has a gain; a later one, which the player has yet to choose, and an earlier one, which is
-among the rows before, have next to none.
+the frame has a gain; a later one, which the player has yet to choose, has next to none, and an
+earlier one has less.
 """
 
 import math
@@ -31,8 +31,8 @@ RIDGE = 0.1  # of the variance of a regressor
 CHUNK_FRAMES = 32  # the unit of which means and errors of gains are taken
 FEWEST_CHUNKS = 8
 FOLDS = 8
-SURE = 3.0  # standard errors
-STANDS_OUT = 2.0  # times the gain of any other row
+SURE = 4.0  # standard errors
+STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,21 @@ class RowTiming:
 
     @property
     def found(self) -> int | None:
-        """The row that led to frame t, counted from row t; None where it cannot be told."""
+        """The row that led to frame t, counted from row t; None where it cannot be told.
+
+        It must stand out from the rows after it. Rows before it gain, too, where bodies have
+        inertia; a row after it only where a player answers to the movement at once, which could
+        be taken for a late row, so that one must stand out from all.
+        """
         if not self.gains:
             return None
         best = max(self.gains, key=lambda shift: self.gains[shift])
-        others = (gain for shift, gain in self.gains.items() if shift != best)
-        stands_out = self.gains[best] > STANDS_OUT * max(others)
+        rivals = [
+            gain
+            for shift, gain in self.gains.items()
+            if shift > best or (shift < best == max(SHIFTS))
+        ]
+        stands_out = self.gains[best] > STANDS_OUT * max(rivals)
         return best if stands_out and self.scores[best] >= SURE else None
 
 

@@ -20,7 +20,7 @@ from diagd.data.video import read_video
 from diagd.tokenizers.shards import STILL, actions_of
 from diagd.tokenizers.training import find_clips
 
-STILL_LEVELS = 0.05  # of 255: a mean change between frames that no eye sees
+STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
 RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt
 WRONG_ROWS = {
     -1: (
@@ -179,9 +179,7 @@ def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
 
 def _notes(clips: list[CheckedClip], uses: dict[str, ActionUse]) -> list[str]:
     notes = [
-        f"{clip.path}: nothing moves from its first frame to its last"
-        for clip in clips
-        if clip.changes.max() < STILL_LEVELS
+        f"{clip.path}: nothing moves in it" for clip in clips if clip.changes.mean() < STILL_LEVELS
     ]
     never = [name for name, use in uses.items() if not use.frames]
     rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
