@@ -1,25 +1,18 @@
-"""Record gameplay with actions from ViZDoom, which installs from PyPI with its game data.
-
-Every clip is one episode with its own seed: a new spawn, a new policy, nothing shared, so recording
-can be killed and started again at any clip, and two machines record the same clips.
-"""
+"""ViZDoom, which installs from PyPI with its game data, and a player that explores it."""
 
 import contextlib
 import random
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from rich.progress import track
-from torch import Tensor
 
-from diagd.data.actions import ActionVocabulary, write_actions
-from diagd.data.video import resize, write_video
+from diagd.data.actions import ActionVocabulary
+from diagd.data.recorders.recording import RecordOptions
 
-TICS_PER_SECOND = 35
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
 BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD")
 PRESSED = {
@@ -31,30 +24,6 @@ PRESSED = {
     "forward+right": (0, 1, 1),
 }
 ACTIONS = ActionVocabulary(tuple(PRESSED))
-
-
-@dataclass(frozen=True)
-class RecordOptions:
-    """Play ViZDoom with a seeded exploring policy and write clips as mp4 + jsonl actions."""
-
-    out: Path  # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
-    clips: int = 400  # how many clips, one episode each
-    frames: int = 64  # frames a clip
-    first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
-    scenario: str = "my_way_home"  # a scenario of the vizdoom package
-    tics: int = 4  # game tics an action lasts and a frame spans, of 35 a second
-    height_px: int = 112  # frame height
-    width_px: int = 192  # frame width
-
-    def __post_init__(self) -> None:
-        for name in ("clips", "frames", "tics"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("height_px", "width_px"):
-            if getattr(self, name) < 16 or getattr(self, name) % 16:
-                raise ValueError(f"{name} must be a multiple of 16, got {getattr(self, name)}")
-        if self.first_seed < 0:
-            raise ValueError(f"first_seed must be 0 or more, got {self.first_seed}")
 
 
 class Explorer:
@@ -98,45 +67,61 @@ def _horizon(depth: np.ndarray) -> np.ndarray:
     return depth[middle - 8 : middle + 8].mean(axis=0)
 
 
-def record_clips(options: RecordOptions) -> dict[str, int]:
-    """Record the clips that are not there yet."""
+class DoomGame:
+    """A scenario of ViZDoom, played by an `Explorer`."""
+
+    actions = ACTIONS
+    steps_per_second = Fraction(35)
+    size_px = (112, 192)
+
+    def __init__(self, game: Any, scenario: str) -> None:
+        self.game = game
+        self.name = f"scenario {scenario!r}"
+        self.explorer = Explorer(0)
+
+    def start(self, seed: int, skip: int) -> np.ndarray | None:
+        """Begin an episode: a new spawn, a new explorer."""
+        self.game.set_seed(seed)
+        self.game.new_episode()
+        self.explorer = Explorer(seed)
+        return self._press("none", skip) if skip else self.game.get_state().screen_buffer
+
+    def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
+        """Let the explorer, who sees how far the walls are, press a button."""
+        action = self.explorer.choose(self.game.get_state().depth_buffer)
+        picture = self._press(action, repeat)
+        return None if picture is None else (action, picture)
+
+    def _press(self, action: str, tics: int) -> np.ndarray | None:
+        self.game.make_action(list(PRESSED[action]), tics)
+        return None if self.game.is_episode_finished() else self.game.get_state().screen_buffer
+
+
+@contextlib.contextmanager
+def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
+    """Start ViZDoom without a window, and end it.
+
+    Raises:
+        ValueError: it is not installed, or has no such scenario.
+    """
     try:
         import vizdoom
     except ImportError:
         raise ValueError("recording needs ViZDoom: pip install 'diagd[doom]'") from None
-    config = Path(vizdoom.scenarios_path) / f"{options.scenario}.cfg"
+    scenario = options.scenario or "my_way_home"
+    config = Path(vizdoom.scenarios_path) / f"{scenario}.cfg"
     if not config.is_file():
         known = ", ".join(sorted(path.stem for path in config.parent.glob("*.cfg")))
-        raise ValueError(f"unknown scenario {options.scenario!r}, expected one of: {known}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    ACTIONS.save(options.out / "actions.json")
-    seeds = [
-        seed
-        for seed in range(options.first_seed, options.first_seed + options.clips)
-        if not all(path.is_file() for path in clip_paths(options.out, seed))
-    ]
-    if not seeds:
-        return {"recorded": 0, "clips": options.clips}
+        raise ValueError(f"unknown scenario {scenario!r}, expected one of: {known}")
     with tempfile.TemporaryDirectory() as scratch:
-        game = _start_game(vizdoom, config, Path(scratch))
+        game = _start_vizdoom(vizdoom, config, Path(scratch))
         try:
-            for seed in track(seeds, description=f"recording {options.scenario}"):
-                frames, actions = _play(game, seed, options)
-                video_path, actions_path = clip_paths(options.out, seed)
-                write_actions(actions_path, actions)
-                fps = Fraction(TICS_PER_SECOND, options.tics)
-                write_video(video_path, resize(frames, options.height_px, options.width_px), fps)
+            yield DoomGame(game, scenario)
         finally:
             game.close()
-    return {"recorded": len(seeds), "clips": options.clips}
 
 
-def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Return where the video and the actions of a clip live."""
-    return folder / f"clip_{seed:06d}.mp4", folder / f"clip_{seed:06d}.jsonl"
-
-
-def _start_game(vizdoom, config: Path, scratch: Path):
+def _start_vizdoom(vizdoom, config: Path, scratch: Path):
     game = vizdoom.DoomGame()
     game.set_doom_config_path(str(scratch / "vizdoom.ini"))
     game.load_config(str(config))
@@ -154,27 +139,3 @@ def _start_game(vizdoom, config: Path, scratch: Path):
     with contextlib.chdir(scratch):  # the game leaves a folder where it is started
         game.init()
     return game
-
-
-def _play(game, seed: int, options: RecordOptions) -> tuple[Tensor, list[str]]:
-    """Return frames and, for each, the action that led to it; short episodes are replayed."""
-    for attempt in range(20):
-        episode_seed = seed + attempt * 10_000_000
-        game.set_seed(episode_seed)
-        game.new_episode()
-        explorer = Explorer(episode_seed)
-        state = game.get_state()
-        frames, actions = [state.screen_buffer], ["none"]
-        while len(frames) < options.frames:
-            action = explorer.choose(state.depth_buffer)
-            game.make_action(list(PRESSED[action]), options.tics)
-            if game.is_episode_finished():
-                break
-            state = game.get_state()
-            frames.append(state.screen_buffer)
-            actions.append(action)
-        if len(frames) == options.frames:
-            return torch.from_numpy(np.stack(frames)), actions
-    raise ValueError(
-        f"scenario {options.scenario!r} ended before {options.frames} frames 20 times in a row"
-    )

@@ -1,0 +1,157 @@
+"""Record clips of a game: one loop for every game, mp4 with a jsonl of actions beside each.
+
+Every clip is one episode with its own seed: a new start, a new player, nothing shared, so recording
+can be killed and started again at any clip, and two machines record the same clips.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.video import resize, write_video
+
+ATTEMPTS = 20
+FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
+ACTIONS_FILE = "actions.json"
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Let a program play a game, and write clips as mp4 with jsonl actions beside them."""
+
+    out: Path  # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
+    policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
+    actions: str | None = None  # module:name of a dict from names to the game's actions
+    scenario: str | None = None  # of the vizdoom package; my_way_home unless given
+    clips: int = 400  # how many clips, one episode each
+    frames: int = 64  # frames a clip
+    first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
+    repeat: int | None = None  # game steps from frame to frame, all with one action
+    skip: int = 0  # game steps of doing nothing before the first frame
+    size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
+
+    def __post_init__(self) -> None:
+        for name in ("clips", "frames", "repeat"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("first_seed", "skip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.size is not None:
+            _size_of(self.size)
+        theirs = ("policy", "actions") if self.gym is None else ("scenario",)
+        for name in theirs:
+            if getattr(self, name) is not None:
+                owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
+                raise ValueError(f"--{name} is for {owner}")
+
+
+class Game(Protocol):
+    """A game and who plays it.
+
+    Attributes:
+        name: what people call it.
+        actions: all that can be done; the first one is doing nothing.
+        steps_per_second: of the game's own clock.
+        size_px: (height_px, width_px) of the clips, unless the user says otherwise.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def actions(self) -> ActionVocabulary: ...
+    @property
+    def steps_per_second(self) -> Fraction: ...
+    @property
+    def size_px(self) -> tuple[int, int]: ...
+
+    def start(self, seed: int, skip: int) -> np.ndarray | None:
+        """Begin an episode, do nothing for `skip` game steps, and return the first picture.
+
+        Returns:
+            (H_px, W_px, 3) uint8; None where the episode ended before it began.
+        """
+        ...
+
+    def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
+        """Let the player act for `repeat` game steps; return the action and what it led to.
+
+        Returns:
+            The action's name and (H_px, W_px, 3) uint8; None where the episode ended on the way.
+        """
+        ...
+
+
+def record_clips(
+    options: RecordOptions, open_game: Callable[[RecordOptions], AbstractContextManager[Game]]
+) -> dict[str, int]:
+    """Record the clips that are not there yet.
+
+    Raises:
+        ValueError, OSError: the game cannot be played so, or the folder holds clips of another.
+    """
+    with open_game(options) as game:
+        repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
+        size_px = game.size_px if options.size is None else _size_of(options.size)
+        vocabulary = options.out / ACTIONS_FILE
+        if vocabulary.is_file() and ActionVocabulary.load(vocabulary) != game.actions:
+            raise ValueError(f"{options.out} holds clips with other actions: use another folder")
+        options.out.mkdir(parents=True, exist_ok=True)
+        game.actions.save(vocabulary)
+        seeds = [
+            seed
+            for seed in range(options.first_seed, options.first_seed + options.clips)
+            if not all(path.is_file() for path in clip_paths(options.out, seed))
+        ]
+        for seed in track(seeds, description=f"recording {game.name}", disable=not seeds):
+            frames, actions = _play(game, seed, options.frames, repeat, options.skip)
+            video_path, actions_path = clip_paths(options.out, seed)
+            write_actions(actions_path, actions)
+            write_video(video_path, resize(frames, *size_px), game.steps_per_second / repeat)
+    return {"recorded": len(seeds), "clips": options.clips}
+
+
+def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
+    """Return where the video and the actions of a clip live."""
+    return folder / f"clip_{seed:06d}.mp4", folder / f"clip_{seed:06d}.jsonl"
+
+
+def _play(
+    game: Game, seed: int, num_frames: int, repeat: int, skip: int
+) -> tuple[Tensor, list[str]]:
+    """Return frames and, for each, the action that led to it; short episodes are replayed."""
+    for attempt in range(ATTEMPTS):
+        first = game.start(seed + attempt * 10_000_000, skip)
+        if first is None:
+            continue
+        frames, actions = [first], [game.actions.names[0]]
+        while len(frames) < num_frames and (moved := game.advance(repeat)):
+            actions.append(moved[0])
+            frames.append(moved[1])
+        if len(frames) == num_frames:
+            return torch.from_numpy(np.stack(frames)), actions
+    raise ValueError(
+        f"{game.name} ended before {num_frames} frames {ATTEMPTS} times in a row: "
+        "ask for fewer --frames, or for a player that lives longer"
+    )
+
+
+def _size_of(text: str) -> tuple[int, int]:
+    """Read HxW in pixels."""
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    size_px = (int(found[1]), int(found[2])) if found else (0, 0)
+    if min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16:
+        raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {text!r}")
+    return size_px

@@ -1,0 +1,183 @@
+import json
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.recorders.gym import RandomPlayer, named, open_gym, suitable_size
+from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
+from diagd.data.video import read_video
+from tests.data.recorders import scroller
+
+HERE = "tests.data.recorders.scroller"
+FRAMES = 12
+
+
+def options_for(folder, game="Scroller", **changes):
+    given = {"out": folder, "gym": f"{HERE}:{game}-v0", "clips": 3, "frames": FRAMES}
+    return RecordOptions(**{**given, "first_seed": 70, "size": "32x64", **changes})
+
+
+def record(folder, game="Scroller", **changes):
+    return record_clips(options_for(folder, game, **changes), open_gym)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """Record three short clips of a game that names its own actions."""
+    folder = tmp_path_factory.mktemp("clips")
+    assert record(folder) == {"recorded": 3, "clips": 3}
+    return folder
+
+
+def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
+    """Ten frames a second of the 30 that the game has, whose words for doing are taken over."""
+    assert len(list(recording.iterdir())) == 7
+    vocabulary = ActionVocabulary.load(recording / "actions.json")
+    assert vocabulary.names == ("none", "left", "right", "look_up")
+    for seed in (70, 71, 72):
+        video_path, actions_path = clip_paths(recording, seed)
+        video = read_video(video_path)
+        assert (tuple(video.frames.shape), video.fps) == ((FRAMES, 32, 64, 3), Fraction(10))
+        actions = read_actions(actions_path, vocabulary, FRAMES)
+        assert actions[0] == "none"
+        assert len(set(actions)) > 1
+
+
+def test_row_t_led_to_frame_t(tmp_path):
+    """Frames are equal exactly where the row says that nothing was done on the way to them."""
+    with open_gym(options_for(tmp_path)) as game:
+        pictures = [game.start(3, skip=0)]
+        rows = ["none"]
+        while len(rows) < 60:
+            moved = game.advance(repeat=2)
+            assert moved is not None
+            rows.append(moved[0])
+            pictures.append(moved[1])
+        expected = game.env.unwrapped.place - (100, 120)
+    steps = [np.array(scroller.MOVES[word]) for word in ("NOOP", "Left", "right", "Look Up")]
+    by_name = dict(zip(("none", "left", "right", "look_up"), steps, strict=True))
+    assert (2 * sum(by_name[row] for row in rows[1:]) == expected).all()
+    for t in range(1, 60):
+        assert np.array_equal(pictures[t], pictures[t - 1]) == (rows[t] == "none")
+
+
+def test_the_same_seed_records_the_same_clip_in_any_order_and_what_is_there_is_kept(
+    recording, tmp_path
+):
+    """A second machine starts at clip 71, was killed after its actions, and has clip 72 already."""
+    clip_paths(tmp_path, 71)[1].write_text("half")
+    for path in clip_paths(tmp_path, 72):
+        path.write_text("kept")
+    assert record(tmp_path, first_seed=71, clips=2) == {"recorded": 1, "clips": 2}
+    for ours, theirs in zip(clip_paths(tmp_path, 71), clip_paths(recording, 71), strict=True):
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert [path.read_text() for path in clip_paths(tmp_path, 72)] == ["kept", "kept"]
+    frames = [read_video(clip_paths(recording, seed)[0]).frames for seed in (70, 71)]
+    assert not torch.equal(*frames)
+
+
+def test_where_the_game_has_no_action_for_doing_nothing_it_waits(tmp_path):
+    record(tmp_path, "Turner", clips=1, frames=40, repeat=1)
+    assert ActionVocabulary.load(tmp_path / "actions.json").names == ("none", "left", "right")
+    with open_gym(options_for(tmp_path, "Turner")) as game:
+        game.start(0, skip=5)
+        assert game.env.unwrapped.steps == 0
+        assert game.values == {"none": None, "left": 1, "right": 2}
+
+
+def test_an_own_player_and_own_actions(tmp_path):
+    """The player sees observations: 4 skipped steps, then 3 steps for each frame."""
+    player = {"policy": f"{HERE}:Pilot", "actions": f"{HERE}:ACTIONS", "skip": 4}
+    record(tmp_path, "Silent", clips=1, frames=5, **player)
+    vocabulary = ActionVocabulary.load(tmp_path / "actions.json")
+    assert vocabulary.names == ("none", "left", "right", "up")
+    taken = read_actions(clip_paths(tmp_path, 70)[1], vocabulary, 5)
+    assert taken == ["none", "right", "left", "right", "left"]
+
+
+def test_modules_of_the_working_folder_are_found(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_game.py").write_text(
+        "from tests.data.recorders.scroller import Scroller\nimport gymnasium\n"
+        "gymnasium.register('Mine-v0', Scroller)\nKEYS = {'none': 0, 'up': 3}\n"
+    )
+    flags = ("--gym", "my_game:Mine-v0", "--actions", "my_game:KEYS", "--clips", 1, "--frames", 2)
+    outcome = command("record", *flags, "--out", "clips", "--json")
+    assert (outcome.code, outcome.document) == (0, {"recorded": 1, "clips": 1})
+    assert str(tmp_path) not in sys.path
+
+
+def test_another_start_is_tried_where_an_episode_ends_too_early(tmp_path):
+    """A mayfly lives for 11 steps: three frames of three steps after the first."""
+    record(tmp_path, "Mayfly", clips=1, frames=4)
+    with pytest.raises(ValueError, match=r"Mayfly-v0 ended before 5 frames 20 times in a row: ask"):
+        record(tmp_path, "Mayfly", clips=1, frames=5, first_seed=0)
+
+
+def test_the_random_player_holds_what_it_does_and_does_everything():
+    walks = []
+    for seed in (3, 3, 4):
+        player = RandomPlayer(("none", "left", "right"), np.random.default_rng(seed))
+        walks.append([player(None) for _ in range(400)])
+    assert walks[0] == walks[1] != walks[2]
+    assert set(walks[0]) == {"none", "left", "right"}
+    changes = sum(a != b for a, b in zip(walks[0], walks[0][1:], strict=False))
+    assert 400 / 8 / 2 < changes < 400 / 3
+
+
+@pytest.mark.parametrize(
+    ("picture", "size"),
+    [
+        ((400, 600), (64, 96)),
+        ((210, 160), (96, 80)),
+        ((96, 96), (96, 96)),
+        ((40, 70), (32, 64)),
+        ((150, 1200), (16, 96)),
+    ],
+)
+def test_the_size_keeps_the_shape_of_the_picture(picture, size):
+    assert suitable_size(*picture) == size
+
+
+@pytest.mark.parametrize(
+    ("game", "changes", "message"),
+    [
+        ("Silent", {}, r"Silent-v0 does not name its actions \(Discrete\(4\)\): write a dict"),
+        ("Blind", {}, r"Blind-v0 renders no \(height, width, 3\) picture, but NoneType"),
+        ("Missing", {}, "Missing-v0: Environment `Missing` doesn't exist"),
+        ("Scroller", {"policy": "left"}, "expected module:name, got 'left'"),
+        ("Scroller", {"policy": "nowhere:play"}, "module not found: nowhere"),
+        ("Scroller", {"policy": f"{HERE}:play"}, "has no 'play'"),
+        ("Scroller", {"policy": f"{HERE}:confused"}, "the player said 'jump', expected one of: no"),
+        ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not take 7 for 'left', expected one"),
+        ("Scroller", {"actions": f"{HERE}:NOT_FIRST"}, "the first action must be 'none'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(game, changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        record(tmp_path / "out", game, **changes)
+    assert not list(tmp_path.rglob("clip_*"))
+
+
+def test_a_folder_with_other_actions_is_refused(recording):
+    with pytest.raises(ValueError, match="holds clips with other actions: use another folder"):
+        record(recording, actions=f"{HERE}:ACTIONS", clips=4)
+    assert json.loads((recording / "actions.json").read_text())["names"][-1] == "look_up"
+
+
+def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needy.py").write_text("import surely_not_there")
+    with pytest.raises(ModuleNotFoundError, match="surely_not_there"):
+        named("needy:play")
+
+
+def test_without_gymnasium_the_extra_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ValueError, match=r"needs Gymnasium: pip install 'diagd\[gym\]'"):
+        record(tmp_path / "out")
+    assert not (tmp_path / "out").exists()

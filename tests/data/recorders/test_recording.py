@@ -1,0 +1,24 @@
+import pytest
+
+from diagd.data.recorders.recording import RecordOptions
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clips": 0}, "clips must be at least 1, got 0"),
+        ({"frames": 0}, "frames must be at least 1, got 0"),
+        ({"repeat": 0}, "repeat must be at least 1, got 0"),
+        ({"skip": -1}, "skip must be 0 or more, got -1"),
+        ({"first_seed": -1}, "first_seed must be 0 or more, got -1"),
+        ({"size": "64"}, "size must be HxW .64x96., both multiples of 16, got '64'"),
+        ({"size": "100x96"}, "both multiples of 16, got '100x96'"),
+        ({"size": "64x0"}, "both multiples of 16, got '64x0'"),
+        ({"policy": "random"}, "--policy is for a Gymnasium environment, --gym ID"),
+        ({"actions": "game:ACTIONS"}, "--actions is for a Gymnasium environment, --gym ID"),
+        ({"gym": "Game-v0", "scenario": "my_way_home"}, "--scenario is for ViZDoom"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        RecordOptions(out=tmp_path, **changes)
