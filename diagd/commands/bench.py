@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, DTypeName, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.print_rows import print_rows
@@ -54,7 +54,7 @@ class BenchOptions:
     ] = ()  # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     context_frames: int = 1  # frames in the prompt
-    dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
+    dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: str = "cpu"
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
@@ -100,7 +100,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
-    for dtype in options.dtype:
+    for dtype in dict.fromkeys(choose_dtype(name, device) for name in options.dtype):
         ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
         if options.baseline == "hf" and dtype != "int8":
             model = _model(options, config, dtype, device)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
+from diagd.console import make_console, waiting
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal, Raster
@@ -24,7 +23,7 @@ from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import FrameLag, OptionalRowLag
+from diagd.flags import FrameLag, OptionalRowLag, OutputFile
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_generated
 from diagd.pipeline.prompt_files import read_coming, read_prompt, read_text
@@ -69,9 +68,9 @@ class GenerateOptions:
     top_p: float | None = None  # keep the likeliest tokens up to this mass
     seed: int = 0  # repeats a video exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeName = "float32"  # of the weights
+    dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
-    output: Path = Path("dream.mp4")  # the contact sheet goes beside it as .png
+    output: OutputFile = Path("dream.mp4")  # the contact sheet goes beside it as .png
 
     def __post_init__(self) -> None:
         for name, lowest in (("frames", 1), ("context_frames", 1), ("raster_frames", 0)):
@@ -107,17 +106,18 @@ class GenerateOptions:
 
 def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
-    console = Console()
+    console = make_console()
     sheet = options.output.with_suffix(".png")
     check_writable(options.output)
     check_writable(sheet)
     device = device_of(options.device)
+    dtype = choose_dtype(options.dtype, device)
     world = VideoGenerator.from_pretrained(
         options.model,
         device,
-        dtype_of(options.dtype),
+        dtype_of(dtype),
         options.backend,
-        int8=options.dtype == "int8",
+        int8=dtype == "int8",
         config=options.config,
         tokenizer=options.tokenizer,
     )
@@ -159,17 +159,14 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     wanted: dict[Strategy, int] = {Raster(): -(-timed // step) * step} if timed else {}
     wanted[strategy] = num_frames
     videos: dict[str, GeneratedVideo] = {}
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        for one, count in wanted.items():
-            task = progress.add_task(f"generating {count} frames, {one}")
+    for one, count in wanted.items():
+        with waiting(f"generating {count} frames, {one}"):
             videos[one.name] = run(count, one)
-            progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == num_frames]
     shown = whole[-2:] if options.compare else whole[-1:]
     write_generated(options.output, sheet, prompt.frames, shown, prompt.fps)
     report = report_runs(videos)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")
+    print_runs(console, report, f"{options.model} on {device}{threads}, {dtype}")
     console.print(f"wrote {options.output} and {sheet}")
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}

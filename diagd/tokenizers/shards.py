@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
@@ -108,8 +108,7 @@ def write_shards(
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
     folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
-    with Progress() as progress, one_thread_workers(threads) as pool:
-        task = progress.add_task("tokenizing clips", total=len(paths))
+    with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
         for shard, group in zip(shards, groups, strict=True):
             metadata = _metadata(tokenizer, group, vocabulary)
             if shard.is_file():
@@ -125,7 +124,7 @@ def write_shards(
                 with replacing(shard) as temporary:
                     save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
                 written, shape = written + 1, tokens.shape[1:]
-            progress.advance(task, len(group))
+            job.advance(len(group))
     return written
 
 

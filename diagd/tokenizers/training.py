@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import Progress, track
 from torch import Tensor
 
+from diagd.console import progress, track
 from diagd.data.actions import ActionVocabulary
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
 from diagd.files import rewind_log
+from diagd.flags import OutputFolder
 from diagd.tokenizers.frames import check_frames
 from diagd.tokenizers.linear_init import linear_tokenizer_model
 from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer
@@ -34,10 +35,12 @@ class TokenizeOptions(OptimisationOptions):
     """Train a tokenizer on clips (or take a trained one) and store the clips as tokens."""
 
     clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
-    out: Path | None = None  # folder for the trained tokenizer; a killed run goes on from here
+    out: OutputFolder | None = (
+        None  # folder for the trained tokenizer; a killed run goes on from here
+    )
     tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
-    shards: Path | None = None  # folder for token shards of the clips
+    shards: OutputFolder | None = None  # folder for token shards of the clips
     actions: Path | None = None  # actions.json with the order of actions; else as in the clips
     heldout: Path | None = None  # folder of clips to measure the tokenizer on
     codes: int = 1024  # codebook size, from scratch
@@ -107,9 +110,7 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
         return frames[number % min(stride, len(frames)) :: stride].clone()
 
     with one_thread_workers(options.threads) as pool:
-        chunks = list(
-            track(pool.map(read, range(len(paths))), total=len(paths), description="reading clips")
-        )
+        chunks = list(track(pool.map(read, range(len(paths))), "reading clips", len(paths)))
     for path, chunk in zip(paths, chunks, strict=True):
         if chunk.shape[1:] != chunks[0].shape[1:]:
             raise ValueError(
@@ -147,17 +148,16 @@ def train_tokenizer(options: TokenizeOptions, frames: Tensor, width: int = 128) 
     first, started = trainer.step, time.monotonic()
     saved = started
     with (
-        Progress() as progress,
+        progress("training tokenizer", options.steps, first) as job,
         log_path.open("a", buffering=1) as log,
         one_thread_workers(options.threads) as pool,
     ):
-        task = progress.add_task("training tokenizer", total=options.steps, completed=first)
         while trainer.step < options.steps:
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.step == options.steps:
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 log.write(json.dumps(row | {"frames_per_second": round(speed, 1)}) + "\n")
-            progress.update(task, completed=trainer.step)
+            job.advance()
             if time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)
                 saved = time.monotonic()

@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
 from diagd.files import recover_folder, rewind_log, swap_folder, write_json
+from diagd.flags import OutputFolder
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.curves import plot_loss
@@ -37,7 +38,7 @@ class LoopOptions:
     """What every training run is told."""
 
     tokens: Path  # folder of token shards, from diagd tokenize
-    out: Path  # checkpoint folder to write; a run that was killed goes on from here
+    out: OutputFolder  # checkpoint folder to write; a run that was killed goes on from here
     validation: Path | None = None  # folder of held-out token shards
     frames: int = 8  # frames of a training sequence
     hold: float = 0.0  # share of frames that repeat the one before, under the action "none"
@@ -149,18 +150,16 @@ class TrainingRun:
     def train(self, loss: Loss) -> None:
         """Lower the loss, on to the last step, logging and saving on the way."""
         options, is_main = self.options, self.accelerator.is_main_process
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
-            task = bar.add_task("training", total=options.steps, completed=self.step)
+        with progress("training", options.steps, self.step, shown=is_main) as job:
             losses: list[Tensor] = []
             saved = logged = time.monotonic()
             while self.step < options.steps:
                 losses.append(self.take_step(loss))
-                bar.update(task, completed=self.step)
+                job.advance()
                 if self.step % options.log_every == 0 or self.step == options.steps:
                     seconds, logged = time.monotonic() - logged, time.monotonic()
                     mean = self._mean_over_processes(torch.stack(losses).mean())
-                    bar.update(task, description=f"loss {mean:.3f}")
+                    job.describe(f"training, loss {mean:.3f}")
                     self._log(mean, seconds / len(losses))
                     losses = []
                     if self._is_time_to_save(logged - saved):

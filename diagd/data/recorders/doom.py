@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
+from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import resize, write_video
+from diagd.flags import OutputFolder
 
 TICS_PER_SECOND = 35
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
@@ -37,7 +38,8 @@ ACTIONS = ActionVocabulary(tuple(PRESSED))
 class RecordOptions:
     """Play ViZDoom with a seeded exploring policy and write clips as mp4 + jsonl actions."""
 
-    out: Path  # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    out: OutputFolder
     clips: int = 400  # how many clips, one episode each
     frames: int = 64  # frames a clip
     first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
@@ -120,7 +122,7 @@ def record_clips(options: RecordOptions) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as scratch:
         game = _start_game(vizdoom, config, Path(scratch))
         try:
-            for seed in track(seeds, description=f"recording {options.scenario}"):
+            for seed in track(seeds, f"recording {options.scenario}"):
                 frames, actions = _play(game, seed, options)
                 video_path, actions_path = clip_paths(options.out, seed)
                 write_actions(actions_path, actions)
