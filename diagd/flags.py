@@ -1,6 +1,6 @@
 """Flags that several commands share."""
 
-import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +21,11 @@ def _writable(words: list[str]) -> Path:
         folder = folder.parent
     if folder != path and not folder.is_dir():
         raise ValueError(f"{path} cannot be written: {folder} is a file")
-    if not os.access(folder, os.W_OK | (os.X_OK if folder.is_dir() else 0)):
-        raise ValueError(f"{path} cannot be written: no permission to write to {folder}")
-    return path
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent):
+            return path
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror})") from None
 
 
 def _folder(words: list[str]) -> Path:

@@ -63,17 +63,12 @@ def parse(options: type[Options], name: str, flags: Sequence[str]) -> Options:
     Raises:
         ValueError: an unknown flag, a value of the wrong kind, or what the options refuse.
     """
-    hints = {
-        **get_type_hints(Shared, None, None, True),
-        **get_type_hints(options, None, None, True),
-    }
-    _refuse_unknown(flags, hints, name)
+    record = _with_shared(options)
+    _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(
-                _with_shared(options), prog=f"diagd {name}", args=flags, registry=_REGISTRY
-            )
+            parsed = tyro.cli(record, prog=f"diagd {name}", args=flags, registry=_REGISTRY)
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -83,7 +78,7 @@ def parse(options: type[Options], name: str, flags: Sequence[str]) -> Options:
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:
     """Raise ValueError for a flag that is none, with one that is meant perhaps."""
-    known = [flag for flag in HELP_FLAGS]
+    known = list(HELP_FLAGS)
     for field, hint in hints.items():
         spelled = field.replace("_", "-")
         known += [f"--{spelled}"] + [f"--no-{spelled}"] * (bool in (hint, *get_args(hint)))
@@ -107,14 +102,14 @@ def _with_shared(options: type) -> type:
 
     Nothing is checked when a record of this type is made: the options themselves do that.
     """
-    fields = {
-        field.name: (record, field) for record in (Shared, options) for field in _fields(record)
-    }
-    hints = {record: get_type_hints(record, include_extras=True) for record in (Shared, options)}
+    fields, hints = {}, {}
+    for record in (Shared, options):  # a command's own flag comes before a shared one of its name
+        fields |= {field.name: copy.copy(field) for field in _fields(record)}
+        hints |= get_type_hints(record, include_extras=True)
     shown = tyro.conf.arg(help_behavior_hint=_default)
     return dataclasses.make_dataclass(
         options.__name__,
-        [(n, Annotated[hints[r][n], shown], copy.copy(f)) for n, (r, f) in fields.items()],
+        [(name, Annotated[hints[name], shown], field) for name, field in fields.items()],
         bases=(Shared, options),
         namespace={
             "__doc__": options.__doc__,

@@ -30,7 +30,7 @@ LAYERS = (
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("files", "flags", "provenance", "unpickling"),
+    ("console", "extras", "files", "flags", "parsing", "provenance", "unpickling"),
 )
 
 

@@ -52,10 +52,7 @@ def print_rows(document: dict[str, Any]) -> None:
     for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
         columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
         lines = [
-            [
-                f"{name} {MARK}" if row["disturbed"] else name,
-                *(cell(t, row) for t in columns.values()),
-            ]
+            [name + f" {MARK}" * row["disturbed"], *(cell(t, row) for t in columns.values())]
             for name, row in zip(names, rows, strict=True)
             if texts is SPEED or "step_ms" in row
         ]
