@@ -58,13 +58,14 @@ def print_table(
                 break
             count -= 1
         console.print(table, width=width, crop=False, no_wrap=True)
+        console.print()
         rest = rest[count:]
 
 
 def _table(
     header: Sequence[str], rows: list[Sequence[str]], chosen: list[int], num_labels: int
 ) -> Table:
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
     for place in chosen:
         justify = "left" if place < num_labels else "right"
         table.add_column(Text(header[place]), justify=justify, no_wrap=True)

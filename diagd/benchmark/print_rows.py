@@ -57,7 +57,7 @@ def print_rows(document: dict[str, Any]) -> None:
             if texts is SPEED or "step_ms" in row
         ]
         header = ["", *(name.strip() for name in columns)]
-        print_table(console, f"\n{title} {common and f'({common})'}", header, lines)
+        print_table(console, f"{title} {common and f'({common})'}", header, lines)
     disturbed = [name for name, row in zip(names, rows, strict=True) if row["disturbed"]]
     if disturbed:
         console.print(disturbed_note(disturbed))

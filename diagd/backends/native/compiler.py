@@ -31,7 +31,7 @@ def load_library() -> ctypes.CDLL:
     compiler = find_compiler()
     if compiler is None:
         raise OSError("no C++ compiler found (set CXX, or install g++)")
-    target = _cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
+    target = cache_folder() / f"kernels-{_fingerprint(compiler)}.so"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as temporary:
@@ -44,7 +44,8 @@ def load_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return where the kernels are kept."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "diagd"
 
