@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.box import SIMPLE
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 Item = TypeVar("Item")
@@ -46,32 +45,30 @@ def print_table(
         rows: the cells of each line.
         num_labels: so many first columns name the line, and stand in every block.
     """
-    rows, rest = list(rows), list(range(num_labels, len(header)))
+    lines = [header, *rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     console.print(Text(title), soft_wrap=True)
+    rest = list(range(num_labels, len(header)))
     while rest:
-        count = len(rest)
-        while True:
-            chosen = [*range(num_labels), *rest[:count]]
-            table = _table(header, rows, chosen, num_labels)
-            width = console.measure(table, options=console.options.update(width=UNFOLDED)).maximum
-            if width <= console.width or count == 1:
-                break
-            count -= 1
-        console.print(table, width=width, crop=False, no_wrap=True)
+        chosen = [*range(num_labels), rest.pop(0)]
+        while rest and sum(widths[i] + 2 for i in [*chosen, rest[0]]) - 2 <= console.width:
+            chosen.append(rest.pop(0))
+        for number, cells in enumerate(lines):
+            padded = (
+                cells[i] + _gap(cells[i], widths[i])
+                if i < num_labels
+                else _gap(cells[i], widths[i]) + cells[i]
+                for i in chosen
+            )
+            style = "bold" if number == 0 else ""
+            console.print(Text("  ".join(padded).rstrip(), style), soft_wrap=True)
+            if number == 0:
+                console.print("─" * (sum(widths[i] + 2 for i in chosen) - 2), soft_wrap=True)
         console.print()
-        rest = rest[count:]
 
 
-def _table(
-    header: Sequence[str], rows: list[Sequence[str]], chosen: list[int], num_labels: int
-) -> Table:
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
-    for place in chosen:
-        justify = "left" if place < num_labels else "right"
-        table.add_column(Text(header[place]), justify=justify, no_wrap=True)
-    for cells in rows:
-        table.add_row(*(Text(cells[place]) for place in chosen))
-    return table
+def _gap(text: str, width: int) -> str:
+    return " " * (width - cell_len(text))
 
 
 class Job:

@@ -81,9 +81,12 @@ def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> N
     known = list(HELP_FLAGS)
     for field, hint in hints.items():
         spelled = field.replace("_", "-")
-        known += [f"--{spelled}"] + [f"--no-{spelled}"] * (bool in (hint, *get_args(hint)))
-        for metadata in getattr(hint, "__metadata__", ()):
-            known += getattr(metadata, "aliases", None) or ()
+        notes = getattr(hint, "__metadata__", ())
+        known.append(f"--{spelled}")
+        if bool in get_args(hint) and tyro.conf.FlagCreatePairsOff not in notes:
+            known.append(f"--no-{spelled}")
+        for note in notes:
+            known += getattr(note, "aliases", None) or ()
     for flag in flags:
         given = flag.partition("=")[0].replace("_", "-")
         if given.startswith("--") and given not in known:

@@ -27,12 +27,12 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """Parse the last line of stdout as strict JSON, which knows no NaN."""
+        """Parse stdout, which is one document of strict JSON (no NaN) and nothing else."""
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is no JSON")
 
-        return json.loads(self.out.splitlines()[-1], parse_constant=refuse)
+        return json.loads(self.out, parse_constant=refuse)
 
     def assert_refused(self, message: str) -> None:
         """Exit code 2 and exactly one line on stderr, `error: ` and something that matches."""

@@ -29,7 +29,7 @@ class ReportOptions:
 
     results: Path  # folder that diagd evaluate wrote
     out: OutputFolder | None = None  # folder to write; default: the same one
-    title: str = "Diagonal decoding: quality and speed"
+    title: str = "Diagonal decoding: quality and speed"  # of the page
     examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
 
     def __post_init__(self) -> None:

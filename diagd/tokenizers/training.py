@@ -35,9 +35,8 @@ class TokenizeOptions(OptimisationOptions):
     """Train a tokenizer on clips (or take a trained one) and store the clips as tokens."""
 
     clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
-    out: OutputFolder | None = (
-        None  # folder for the trained tokenizer; a killed run goes on from here
-    )
+    # folder for the trained tokenizer; a killed run goes on from here
+    out: OutputFolder | None = None
     tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
     shards: OutputFolder | None = None  # folder for token shards of the clips

@@ -50,7 +50,7 @@ class TuneOptions:
     frames: int | None = None  # frames of a clip; default: as many as the model holds
     context_frames: int = 1  # of them, frames that are given
     seed: int = 0  # of the place of a window in its clip
-    device: str = "cpu"
+    device: str = "cpu"  # cpu, cuda, cuda:1
     out: OutputFolder | None = None  # folder for tune.json and plots
 
     def __post_init__(self) -> None:
