@@ -33,17 +33,18 @@ COMMANDS = {
     "study": "ask people which of two videos is better, blind",
     "doctor": "what this machine is, what will run on it, and how fast",
 }
-# Extras that a command cannot start without; what only one of its flags needs it tells by itself.
+# Modules of extras that a command cannot start without, so that they are missed at once; what only
+# one of its flags needs, a command tells by itself.
 NEEDS = {
-    "play": "web",
-    "study": "web",
-    "attention": "train",
-    "evaluate": "metrics",
-    "report": "metrics",
-    "record": "doom",
-    "train": "train",
-    "finetune": "train",
-    "tune": "train",
+    "play": ("fastapi", "uvicorn", "websockets", "PIL"),
+    "study": ("fastapi", "uvicorn"),
+    "attention": ("matplotlib",),
+    "evaluate": ("torchmetrics",),
+    "report": ("matplotlib",),
+    "record": ("vizdoom",),
+    "train": ("accelerate", "matplotlib"),
+    "finetune": ("accelerate", "matplotlib"),
+    "tune": ("accelerate", "matplotlib"),
 }
 
 
@@ -74,8 +75,7 @@ def _run(name: str, flags: list[str]) -> None:
     parsing = importlib.import_module("diagd.parsing")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
     with _stdout_to_stderr() if shared.json else contextlib.nullcontext():
-        if name in NEEDS:
-            require(NEEDS[name], f"diagd {name}")
+        require(f"diagd {name}", *NEEDS.get(name, ()))
         if shared.threads:
             _limit_threads(shared.threads)
         module = importlib.import_module(f"diagd.commands.{name}")

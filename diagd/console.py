@@ -6,6 +6,7 @@ the work is.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,30 +46,30 @@ def print_table(
         rows: the cells of each line.
         num_labels: so many first columns name the line, and stand in every block.
     """
-    lines = [header, *rows]
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    columns = [
+        _aligned(column, left=place < num_labels)
+        for place, column in enumerate(zip(header, *rows, strict=True))
+    ]
+    labels, rest = columns[:num_labels], columns[num_labels:]
     console.print(Text(title), soft_wrap=True)
-    rest = list(range(num_labels, len(header)))
     while rest:
-        chosen = [*range(num_labels), rest.pop(0)]
-        while rest and sum(widths[i] + 2 for i in [*chosen, rest[0]]) - 2 <= console.width:
-            chosen.append(rest.pop(0))
-        for number, cells in enumerate(lines):
-            padded = (
-                cells[i] + _gap(cells[i], widths[i])
-                if i < num_labels
-                else _gap(cells[i], widths[i]) + cells[i]
-                for i in chosen
-            )
-            style = "bold" if number == 0 else ""
-            console.print(Text("  ".join(padded).rstrip(), style), soft_wrap=True)
-            if number == 0:
-                console.print("─" * (sum(widths[i] + 2 for i in chosen) - 2), soft_wrap=True)
-        console.print()
+        block = [*labels, rest.pop(0)]
+        while rest and _width([*block, rest[0]]) <= console.width:
+            block.append(rest.pop(0))
+        titles, *lines = ("  ".join(cells).rstrip() for cells in zip(*block, strict=True))
+        console.print(Text(titles, "bold"), soft_wrap=True)
+        for line in ("-" * _width(block), *lines, ""):
+            console.print(Text(line), soft_wrap=True)
 
 
-def _gap(text: str, width: int) -> str:
-    return " " * (width - cell_len(text))
+def _aligned(cells: Sequence[str], left: bool) -> list[str]:
+    width = max(map(cell_len, cells))
+    gaps = [" " * (width - cell_len(cell)) for cell in cells]
+    return [c + gap if left else gap + c for c, gap in zip(cells, gaps, strict=True)]
+
+
+def _width(columns: list[list[str]]) -> int:
+    return len("  ".join("-" * cell_len(column[0]) for column in columns))
 
 
 class Job:
@@ -168,6 +169,17 @@ def waiting(what: str) -> Iterator[None]:
     if console.is_terminal:
         with console.status(what):
             yield
-    else:
-        print(what, flush=True)
+        return
+    over, started = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        pause = FIRST_LINE_S
+        while not over.wait(pause):
+            print(f"{what}: {_spell(time.monotonic() - started)} so far", flush=True)
+            pause = NEXT_LINE_S
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
         yield
+    finally:
+        over.set()

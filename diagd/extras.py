@@ -1,6 +1,7 @@
 """Packages that only some commands need: what is there, and how to get what is not."""
 
 import importlib.util
+from collections.abc import Iterable
 
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
@@ -11,18 +12,19 @@ EXTRAS = {  # as in pyproject.toml, by the names of the modules
 }
 
 
-def missing_modules(extra: str) -> list[str]:
-    """List the modules of an extra that are not installed; nothing is imported."""
-    return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+def missing_modules(names: Iterable[str]) -> list[str]:
+    """Return those modules that are not installed; nothing is imported."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
-def require(extra: str, purpose: str) -> None:
-    """Raise ValueError, saying what to install, unless an extra is there.
+def require(purpose: str, *modules: str) -> None:
+    """Raise ValueError, saying what to install, unless modules of an extra are there.
 
     Args:
-        purpose: what needs it, such as `diagd play`.
+        purpose: what needs them, such as `diagd play`.
     """
-    if missing := missing_modules(extra):
+    if missing := missing_modules(modules):
+        extra = next(name for name, brought in EXTRAS.items() if set(missing) <= set(brought))
         raise ValueError(
             f"{purpose} needs {', '.join(missing)}: pip install 'diagd[{extra}]', "
             f"or from a clone: pip install -e '.[{extra}]'"

@@ -34,6 +34,11 @@ class Outcome:
 
         return json.loads(self.out, parse_constant=refuse)
 
+    @property
+    def said(self) -> str:
+        """What it printed for people: with `--json` on stderr, else on stdout."""
+        return self.out + self.err
+
     def assert_refused(self, message: str) -> None:
         """Exit code 2 and exactly one line on stderr, `error: ` and something that matches."""
         assert (self.code, self.err.count("\n")) == (2, 1), self

@@ -1,12 +1,13 @@
 """Tables at any width, and what a log says of long work."""
 
 import re
+import time
 
 import pytest
 from rich.console import Console
 
 from diagd import console as printing
-from diagd.console import make_console, print_table, progress, track
+from diagd.console import make_console, print_table, progress, track, waiting
 
 HEADER = ["strategy", "steps", "ms/step", "tokens/s", "= raster"]
 ROWS = [
@@ -110,3 +111,15 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
     assert "training" in shown
     assert "1/3" in shown
     assert "━" in shown
+
+
+def test_a_log_hears_of_what_cannot_be_counted_if_it_takes_long(monkeypatch, capsys):
+    with waiting("dreaming"):
+        pass
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(printing, "FIRST_LINE_S", 0.01)
+    with waiting("dreaming"):
+        end = time.monotonic() + 10
+        while not (out := capsys.readouterr().out) and time.monotonic() < end:
+            time.sleep(0.01)
+    assert out == "dreaming: 0 s so far\n"

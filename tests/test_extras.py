@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from diagd.cli import NEEDS
 from diagd.extras import EXTRAS, missing_modules, require
 
 MODULES = {"pillow": "PIL", "ray[data]": "ray"}  # where a package's name is another
@@ -25,8 +26,14 @@ def test_extras_are_those_of_the_package():
 
 
 def test_what_is_missing_is_named_with_both_ways_to_get_it(monkeypatch):
+    require("diagd play", "uvicorn", "fastapi")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert missing_modules("web") == ["uvicorn"]
+    assert missing_modules(EXTRAS["web"]) == ["uvicorn"]
     hint = r"diagd play needs uvicorn: pip install 'diagd\[web\]', or from a clone: .* '\.\[web\]'"
     with pytest.raises(ValueError, match=hint):
-        require("web", "diagd play")
+        require("diagd play", "fastapi", "uvicorn")
+
+
+def test_what_a_command_needs_can_be_had():
+    for modules in NEEDS.values():
+        assert any(set(modules) <= set(brought) for brought in EXTRAS.values())

@@ -112,7 +112,7 @@ def choices(device: torch.device, kernels: dict[str, Any]) -> dict[str, dict[str
 
 def extras_here() -> dict[str, list[str]]:
     """Return the modules that each extra lacks; an empty list is an extra that is there."""
-    return {name: missing_modules(name) for name in EXTRAS}
+    return {name: missing_modules(modules) for name, modules in EXTRAS.items()}
 
 
 def probe_speed(

@@ -57,7 +57,8 @@ def main(options: PlayOptions) -> dict[str, Any]:
         with waiting("waking the model"):
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
-        console.print(f"dreaming at {url} (Ctrl-C ends it)")
+        dtype = choose_dtype(options.dtype, device_of(options.device))
+        console.print(f"dreaming at {url} in {dtype} (Ctrl-C ends it)")
         run(server, listening, url if options.open else None)
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
@@ -70,7 +71,6 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """
     device = device_of(options.device)
     dtype = choose_dtype(options.dtype, device)
-    make_console().print(f"{options.model} on {device}, {dtype}")
     world = VideoGenerator.from_pretrained(
         options.model,
         device,

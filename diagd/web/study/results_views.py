@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from diagd.console import print_table
+from diagd.extras import require
 from diagd.web.study.results import OUTCOMES
 
 HEADER = ("", *OUTCOMES, "win rate", "95% interval", "p")  # on the terminal
@@ -129,10 +130,9 @@ def write_chart(results: dict[str, Any], path: Path) -> None:
     Raises:
         ValueError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # an extra, needed for charts only
-    except ModuleNotFoundError:
-        raise ValueError("a chart needs matplotlib: pip install 'diagd[metrics]'") from None
+    require("a chart", "matplotlib")
+    from matplotlib.figure import Figure  # an extra, needed for charts only
+
     bars = [
         (f"{comparison['first']} vs {comparison['second']}\n{question}", cell["overall"])
         for comparison in results["comparisons"]
