@@ -5,13 +5,16 @@ docstring and comments are the help. Only the module of the command chosen is im
 """
 
 import contextlib
+import difflib
 import importlib
 import inspect
-import io
 import json
-import re
+import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
+
+from diagd.extras import require
 
 COMMANDS = {
     "generate": "dream a video from a prompt (no flags needed)",
@@ -29,6 +32,20 @@ COMMANDS = {
     "finetune": "train a model under the visibility of a diagonal schedule",
     "tune": "find the fastest schedule that a model can afford",
     "study": "ask people which of two videos is better, blind",
+    "doctor": "what this machine is, what will run on it, and how fast",
+}
+# Modules of extras that a command cannot start without, so that they are missed at once; what only
+# one of its flags needs, a command tells by itself.
+NEEDS = {
+    "play": ("fastapi", "uvicorn", "websockets", "PIL"),
+    "study": ("fastapi", "uvicorn"),
+    "attention": ("matplotlib",),
+    "evaluate": ("torchmetrics",),
+    "report": ("matplotlib",),
+    "record": ("vizdoom",),
+    "train": ("accelerate", "matplotlib"),
+    "finetune": ("accelerate", "matplotlib"),
+    "tune": ("accelerate", "matplotlib"),
 }
 
 
@@ -38,48 +55,60 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        print(f"diagd {importlib.import_module('diagd').__version__}")
+        return
     name, *flags = arguments
-    if name not in COMMANDS:
-        _fail(f"unknown command {name!r}, expected one of: {', '.join(COMMANDS)}")
-    as_json = "--json" in flags
     try:
-        result = _run(name, [flag for flag in flags if flag != "--json"])
+        _run(name, flags)
     except (ValueError, OSError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
-    if as_json:
-        print(json.dumps(result))
 
 
-def _run(name: str, flags: list[str]) -> dict[str, Any]:
-    try:
+def _run(name: str, flags: list[str]) -> None:
+    """Run a command; with `--json` print its result, and whatever it says goes to stderr."""
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(COMMANDS)}"
+        raise ValueError(f"unknown command {name!r}, {hint}")
+    parsing = importlib.import_module("diagd.parsing")  # slow, and `diagd --help` is instant
+    shared = parsing.read_shared(flags)
+    with _stdout_to_stderr() if shared.json else contextlib.nullcontext():
+        require(f"diagd {name}", *NEEDS.get(name, ()))
+        if shared.threads:
+            _limit_threads(shared.threads)
         module = importlib.import_module(f"diagd.commands.{name}")
-    except ModuleNotFoundError as error:
-        extra = {"accelerate": "train", "matplotlib": "train", "torchmetrics": "metrics"}
-        web = "fastapi", "uvicorn", "starlette", "pydantic", "websockets", "PIL"
-        extra |= dict.fromkeys(web, "web")
-        if error.name not in extra:
-            raise
-        raise ValueError(
-            f"{name} needs {error.name}: pip install 'diagd[{extra[error.name]}]'"
-        ) from None
-    (options,) = inspect.signature(module.main).parameters.values()
-    return module.main(parse(options.annotation, name, flags))
+        (options,) = inspect.signature(module.main).parameters.values()
+        result: dict[str, Any] = module.main(parsing.parse(options.annotation, name, flags))
+    if shared.json:
+        # JSON knows no NaN, which Python writes nonetheless
+        strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
+        print(json.dumps(strict))
 
 
-def parse(options: type, name: str, flags: list[str]) -> Any:
-    """Turn flags into an options record; its errors are one line and exit code 2."""
-    import tyro  # slow to import, and `diagd --help` is instant
-
-    complaint = io.StringIO()
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what Python, other processes and libraries print on stdout to stderr."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
     try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(options, prog=f"diagd {name}", args=flags)
-    except SystemExit as stop:
-        if stop.code:
-            _fail(re.sub(r"[─│╭╮╰╯•]+", " ", complaint.getvalue()))
-        raise
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _limit_threads(count: int) -> None:
+    """Bound the threads of what computes: for libraries yet to be imported, and torch if it is."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
 
 
 def _usage() -> str:
@@ -89,9 +118,11 @@ def _usage() -> str:
         [
             "diagd: fast decoding of autoregressive video models",
             "",
-            "usage: diagd COMMAND [flags]      diagd COMMAND --help      any command takes --json",
+            "usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version",
             "",
             *rows,
+            "",
+            "Any command takes --json (stdout is one JSON document) and --threads N.",
         ]
     )
 

@@ -1,10 +1,57 @@
 """Flags that several commands share."""
 
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 RowLag = Annotated[int, tyro.conf.arg(aliases=["-k"])]
 OptionalRowLag = Annotated[int | None, tyro.conf.arg(aliases=["-k"])]
 RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
 FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
+
+
+def _writable(words: list[str]) -> Path:
+    """Return a path, unless nothing can be written there: to be told before hours of work."""
+    path = Path(words[0])
+    folder = path
+    while not folder.exists():
+        folder = folder.parent
+    if folder != path and not folder.is_dir():
+        raise ValueError(f"{path} cannot be written: {folder} is a file")
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent):
+            return path
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _folder(words: list[str]) -> Path:
+    path = _writable(words)
+    if path.is_file():
+        raise ValueError(f"{path} is a file, expected a folder")
+    return path
+
+
+def _file(words: list[str]) -> Path:
+    path = _writable(words)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, expected a file name")
+    return path
+
+
+def _path(read):
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda path: [str(path)],
+    )
+
+
+# Where a command writes: refused at once, with the flag's name, if that is impossible.
+OutputFolder = Annotated[Path, _path(_folder)]
+OutputFile = Annotated[Path, _path(_file)]

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 results=docs/results/bench_cpu.jsonl
 : > "$results.partial"
-run() { COLUMNS=110 diagd bench "$@" --json | tee /dev/stderr | tail -n 1 >> "$results.partial"; }
+run() { diagd bench "$@" --json >> "$results.partial"; }
 run --model mc-ar-42m -k 1 2 4 --dtype float32 bfloat16 --backend native eager
 run --model mc-ar-42m -k 1 2 4 --dtype int8 --baseline none
 run --model doom -k 1 2 4 --dtype float32 bfloat16

@@ -4,10 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 results=docs/results/bench_gpu.jsonl
 : > "$results.partial"
-run() {
-  COLUMNS=110 diagd bench --device cuda --dtype bfloat16 "$@" --json |
-    tee /dev/stderr | tail -n 1 >> "$results.partial"
-}
+run() { diagd bench --device cuda --dtype bfloat16 "$@" --json >> "$results.partial"; }
 run --model mc-ar-300m --grid 4x14x24 -k 1 2 4
 run --model mc-ar-1.2b --grid 2x14x24 -k 1 2 4
 run --model wham-1.6b --grid 2x18x30 -k 1 2 4 --baseline none

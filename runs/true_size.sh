@@ -4,7 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=docs/results/true_size_cpu.jsonl
-COLUMNS=110 diagd bench --model cosmos-4b --dtype bfloat16 --grid 3x40x64 --context-frames 2 --overlap \
+diagd bench --model cosmos-4b --dtype bfloat16 --grid 3x40x64 --context-frames 2 --overlap \
   -k 1 2 --steps "${STEPS:-8}" --repeats 1 --baseline none --json > "$results.partial"
-tail -n 1 "$results.partial" > "$results"
-rm "$results.partial"
+mv "$results.partial" "$results"

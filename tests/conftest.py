@@ -28,12 +28,17 @@ class Outcome:
 
     @property
     def document(self) -> Any:
-        """Parse the last line of stdout as strict JSON, which knows no NaN."""
+        """Parse stdout, which is one document of strict JSON (no NaN) and nothing else."""
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is no JSON")
 
-        return json.loads(self.out.splitlines()[-1], parse_constant=refuse)
+        return json.loads(self.out, parse_constant=refuse)
+
+    @property
+    def said(self) -> str:
+        """What it printed for people: with `--json` on stderr, else on stdout."""
+        return self.out + self.err
 
     def assert_refused(self, message: str) -> None:
         """Exit code 2 and exactly one line on stderr, `error: ` and something that matches."""

@@ -31,7 +31,17 @@ LAYERS = (
     ("families", "backends"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
-    ("files", "flags", "memory", "provenance", "system", "unpickling"),
+    (
+        "console",
+        "extras",
+        "files",
+        "flags",
+        "memory",
+        "parsing",
+        "provenance",
+        "system",
+        "unpickling",
+    ),
 )
 
 

@@ -1,10 +1,18 @@
+import importlib
+import json
+import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
+import torch
 
+import diagd
 from diagd.cli import COMMANDS
 from diagd.commands import plan
+from diagd.extras import EXTRAS
 
 COSMOS = "3x40x64"
 PAPER = [  # arXiv:2503.14070, design section 6: grid, k, d, steps
@@ -29,9 +37,9 @@ def lanes_by_counting(num_frames, height, width, row_lag, frame_lag):
     return max(map(steps.count, set(steps)))
 
 
-def test_plan_prints_one_json_document_as_its_last_line(command):
+def test_plan_prints_one_json_document_and_its_table_elsewhere(command):
     outcome = command("plan", "--grid", COSMOS, "-k", 1, "-d", 40, "--json")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
     assert outcome.document == {
         "grid": COSMOS,
         "row_lag": 1,
@@ -41,7 +49,7 @@ def test_plan_prints_one_json_document_as_its_last_line(command):
         "max_lanes": lanes_by_counting(3, 40, 64, 1, 40),
         "speedup": round(7680 / 183, 3),
     }
-    assert len(outcome.out.splitlines()) > 1  # the table for people comes first
+    assert "num_steps   183" in outcome.err  # the table for people
 
 
 @pytest.mark.parametrize(("grid", "row_lag", "frame_lag", "steps"), PAPER)
@@ -82,10 +90,18 @@ def test_flags_may_be_written_with_an_equals_sign(command):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_its_flags(name, command):
+def test_every_command_explains_each_of_its_flags(name, command):
     outcome = command(name, "--help")
     assert (outcome.code, outcome.err) == (0, "")
     assert f"usage: diagd {name}" in outcome.out
+    assert "--json" in outcome.out
+    assert "--threads" in outcome.out
+    assert "None" not in outcome.out  # how the parser says that a flag may be left out
+    box = re.sub("[│╭╮╰╯─]", " ", outcome.out[outcome.out.index("╭") :])
+    for entry in re.split(r"\n  ?(?=[-A-Z])", box)[1:]:
+        spelled, _, text = re.sub(r"\s{3,}|\s*\n\s*", "  ", entry.strip()).partition("  ")
+        text = re.sub(r"\((default: .*|required)\)", "", text)
+        assert text.strip(), f"{spelled} has no help"
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -104,7 +120,7 @@ def test_no_command_shows_the_list_and_fails(command):
     assert "usage: diagd COMMAND" in outcome.out
 
 
-@pytest.mark.parametrize("name", ["dream", "--grid", "Plan", ""])
+@pytest.mark.parametrize("name", ["dream", "--grid", ""])
 def test_an_unknown_command_lists_the_known_ones(name, command):
     command(name).assert_refused(rf"unknown command '{name}', expected one of: generate, plan, .*")
 
@@ -112,7 +128,7 @@ def test_an_unknown_command_lists_the_known_ones(name, command):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_flag_is_named(name, command):
     places = ("a", "b") if name == "convert" else ()
-    command(name, *places, "--grit", "3").assert_refused("[Uu]nrecognized .*--grit")
+    command(name, *places, "--grit", "3").assert_refused("unknown flag --grit: ")
 
 
 @pytest.mark.parametrize(
@@ -133,9 +149,14 @@ def test_an_unknown_flag_is_named(name, command):
         ),
         (("--grid", "3x40x64", "-d", "104"), r"frame_lag must be in \[1, .*=103\], got 104"),
         (("--grid", "3x40x64", "-k", "2", "-d", "143"), r"frame_lag .*=142\], got 143"),
-        (("--grid", "3x40x64", "-k", "one"), r"one"),
-        (("--grid", "3x40x64", "-k", "1.5"), r"1\.5"),
+        (("--grid", "3x40x64", "-k", "x"), r"-k/--row-lag: expected a whole number, got 'x'"),
+        (("--grid", "3x40x64", "-k", "1.5"), r"--row-lag: expected a whole number, got '1\.5'"),
+        (("--grid", "3x40x64", "-k"), r"--row-lag"),
+        (("--grid", "3x40x64", "--no-json"), r"unknown flag --no-json: did you mean --json\?"),
+        (("--grid", "3x40x64", "--row-lagg=2"), r"--row-lagg: did you mean --row-lag\?"),
         (("--grid", "3x40x64", "stray"), r"stray"),
+        (("--grid", "3x40x64", "--threads", "0"), r"--threads: .* 1 or more, got '0'"),
+        (("--grid", "3x40x64", "--threads"), r"--threads: expected one argument"),
     ],
 )
 def test_a_bad_plan_is_refused_in_one_line(flags, message, command):
@@ -172,18 +193,97 @@ def test_an_unknown_dtype_lists_the_known_ones(command):
 )
 def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    for loaded in (f"commands.{name}", "training.pretraining", "training.loop"):
-        monkeypatch.delitem(sys.modules, f"diagd.{loaded}", raising=False)
     outcome = command(name, "--out", tmp_path / "out", *flags)
-    outcome.assert_refused(rf"needs (accelerate|ViZDoom): pip install 'diagd\[{extra}\]'")
+    outcome.assert_refused(rf"needs {module}: pip install 'diagd\[{extra}\]', or from a clone: .*")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_module_of_no_extra_that_is_missing_is_our_bug(command, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.table", None)
-    monkeypatch.delitem(sys.modules, "diagd.commands.plan")
-    with pytest.raises(ModuleNotFoundError, match=r"rich\.table"):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    for name in ("console", "commands.plan"):
+        monkeypatch.delitem(sys.modules, f"diagd.{name}")
+    with pytest.raises(ModuleNotFoundError, match=r"rich\.console"):
         command("plan", "--grid", COSMOS)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Nothing to choose."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monkeypatch):
+    """The commands' own tests read their documents with the same strictness (`Outcome`)."""
+
+    def noisy(options: NoOptions):
+        print("a table")
+        os.write(1, b"a library in C\n")
+        subprocess.run([sys.executable, "-c", "print('another program')"], check=True)
+        return {"name": name, "loss": float("nan")}
+
+    monkeypatch.setattr(importlib.import_module(f"diagd.commands.{name}"), "main", noisy)
+    for flags in (("--json",), ()):
+        outcome = command(name, *flags)
+        said, other = (outcome.err, outcome.out) if flags else (outcome.out, outcome.err)
+        assert outcome.code == 0
+        assert sorted(said.splitlines()) == ["a library in C", "a table", "another program"]
+        document = json.dumps({"name": name, "loss": None}) + "\n"
+        assert other == (document if flags else "")
+
+
+def test_a_mistake_leaves_stdout_empty_with_json_as_well(command):
+    outcome = command("plan", "--json", "--grid", "3x0x64")
+    outcome.assert_refused("height must be at least 1, got 0")
+    assert outcome.out == ""
+
+
+def test_threads_bound_what_computes(command, monkeypatch):
+    names = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    seen = []
+
+    def look(options: NoOptions):
+        seen.append([torch.get_num_threads(), *(os.environ[name] for name in names)])
+
+    monkeypatch.setattr(plan, "main", look)
+    before = torch.get_num_threads()
+    try:
+        assert command("plan", "--threads", 3).code == 0
+        assert command("plan", "--threads=2").code == 0
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [[3, "3", "3", "3"], [2, "2", "2", "2"]]
+
+
+def test_the_version_is_that_of_the_package(command):
+    outcome = command("--version")
+    assert (outcome.code, outcome.out) == (0, f"diagd {diagd.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("pln", "plan"), ("Plan", "plan"), ("trian", "train")]
+)
+def test_a_mistyped_command_is_guessed(typed, meant, command):
+    command(typed).assert_refused(rf"unknown command '{typed}', did you mean {meant}\?")
+
+
+@pytest.mark.parametrize("name", ["play", "study", "train", "finetune", "report", "record"])
+def test_a_missing_extra_is_told_before_anything_slow_is_imported(name):
+    modules = [module for modules in EXTRAS.values() for module in modules]
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({modules}))
+sys.argv = ["diagd", {name!r}]
+from diagd.cli import main
+try:
+    main()
+except SystemExit as stop:
+    print(stop.code, {{"torch", "transformers"}} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "2 set()\n"
+    assert f"error: diagd {name} needs " in done.stderr
 
 
 def test_an_interrupted_command_ends_quietly(command, monkeypatch):
@@ -201,7 +301,7 @@ def test_the_package_runs_as_a_module(tmp_path):
         return subprocess.run(arguments, capture_output=True, text=True)
 
     good, bad = run("-k", "1", "-d", "40", "--json"), run("-k", "0")
-    assert (good.returncode, good.stderr) == (0, "")
-    assert '"num_steps": 183' in good.stdout.splitlines()[-1]
+    assert good.returncode == 0
+    assert json.loads(good.stdout)["num_steps"] == 183
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "error: row_lag must be in [1, width=64], got 0\n"

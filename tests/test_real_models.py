@@ -89,7 +89,7 @@ def test_mineworld_goes_on_from_an_ordinary_video(minecraft_clip, command, tmp_p
     )
     assert outcome.code == 0, outcome.err
     assert outcome.document["runs"][0]["num_steps"] == 37
-    assert "cropped to the centre and scaled to 224x384" in outcome.out
+    assert "cropped to the centre and scaled to 224x384" in outcome.said
     assert read_video(tmp_path / "dream.mp4").frames.shape == (3, 224, 384, 3)
 
 

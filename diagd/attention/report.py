@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from diagd.attention.analysis import KINDS, measure_attention
 from diagd.attention.figure import draw_attention
 from diagd.backends.devices import device_of
+from diagd.console import make_console, print_table
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video, resize
 from diagd.families.checkpoints import model_path
 from diagd.files import write_json
+from diagd.flags import OutputFile
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import load_parts
 
@@ -32,7 +31,7 @@ class AttentionOptions:
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
     device: str = "cpu"  # cpu, cuda, cuda:1
-    output: Path = Path("attention.png")  # the numbers go beside it as .json
+    output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
 
     def __post_init__(self) -> None:
         if self.frame < 1:
@@ -110,17 +109,15 @@ def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
 
 
 def _print(report: dict[str, Any], figure: Path, numbers: Path) -> None:
-    table = Table(title=f"{report['model']}: share of attention, all layers", box=SIMPLE)
-    table.add_column("")
-    for column in ("measured", "if it were even", "times even"):
-        table.add_column(column, justify="right")
+    lines = []
     for kind in KINDS:
         share, even = report["shares"][kind], report["shares_if_even"][kind]
         if even:
             name = kind.replace("_", " ")
-            table.add_row(name, f"{share:.1%}", f"{even:.1%}", f"{share / even:.1f}")
-    console = Console()
-    console.print(table)
+            lines.append([name, f"{share:.1%}", f"{even:.1%}", f"{share / even:.1f}"])
+    console = make_console()
+    header = "", "measured", "if it were even", "times even"
+    print_table(console, f"{report['model']}: share of attention, all layers", header, lines)
     lost = ", ".join(f"{mass:.1%} ({k})" for k, mass in report["not_written_yet"].items())
     console.print(f"on tokens that diagonals have not written yet: {lost}")
     console.print(f"wrote {figure} and {numbers}")

@@ -1,10 +1,37 @@
-"""Devices and number types by the names that people give them."""
+"""Devices and number types by the names that people give them, and the best of them here."""
 
 from typing import Literal
 
 import torch
 
 DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
+DTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+
+# What a processor has that multiplies bfloat16 itself, by torch's names of its capabilities
+BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
+
+
+def choose_dtype(name: DTypeChoice, device: torch.device) -> DTypeName:
+    """Return the number type of that name; `auto` is bfloat16 where the device multiplies it."""
+    if name != "auto":
+        return name
+    return "bfloat16" if multiplies_bfloat16(device) else "float32"
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Say whether products of bfloat16 numbers are an instruction of the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    features = cpu_features()
+    return any(features.get(unit) for unit in BFLOAT16_UNITS)
+
+
+def cpu_features() -> dict[str, object]:
+    """Return what torch knows of the processor, such as `{"amx_bf16": True}`."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return torch.cpu.get_capabilities()
+    names = {"amx_bf16": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
+    return {unit: getattr(torch.cpu, query, bool)() for unit, query in names.items()}
 
 
 def dtype_of(name: DTypeName) -> torch.dtype:

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-
 from diagd.benchmark.disturbance import MARK, disturbed_note
+from diagd.console import make_console, print_table
 
 SPEED = {  # header and form of each; shown where a row has any
     "steps": "{steps}",
@@ -36,7 +33,7 @@ LIMITS = {
 
 def print_rows(document: dict[str, Any]) -> None:
     """Print speed and limits of every row; disturbed ones are marked."""
-    options, console = document["options"], Console()
+    options, console = document["options"], make_console()
     console.print(
         f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
         f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
@@ -54,15 +51,13 @@ def print_rows(document: dict[str, Any]) -> None:
     names = [" ".join(filter(None, (row[key] for key in told_apart))) for row in rows]
     for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
         columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
-        table = Table(title=f"{title} {common and f'({common})'}", box=SIMPLE, padding=(0, 1, 0, 0))
-        table.add_column("", no_wrap=True)
-        for header in columns:
-            table.add_column(header.strip(), justify="right", no_wrap=True)
-        for name, row in zip(names, rows, strict=True):
-            if texts is SPEED or "step_ms" in row:
-                marked = f"{name} {MARK}" if row["disturbed"] else name
-                table.add_row(marked, *(cell(text, row) for text in columns.values()))
-        console.print(table)
+        lines = [
+            [name + f" {MARK}" * row["disturbed"], *(cell(t, row) for t in columns.values())]
+            for name, row in zip(names, rows, strict=True)
+            if texts is SPEED or "step_ms" in row
+        ]
+        header = ["", *(name.strip() for name in columns)]
+        print_table(console, f"{title} {common and f'({common})'}", header, lines)
     disturbed = [name for name, row in zip(names, rows, strict=True) if row["disturbed"]]
     if disturbed:
         console.print(disturbed_note(disturbed))

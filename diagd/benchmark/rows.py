@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -14,6 +13,7 @@ from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.disturbance import is_disturbed
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
+from diagd.console import progress
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.sampling import SamplingOptions
@@ -155,12 +155,11 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
 
 def time_rows(rows: list[Row], repeats: int) -> None:
     """Run every row once to warm up, then all rows in turns, so that none has the better hour."""
-    with Progress(transient=True) as progress:
-        task = progress.add_task("benchmark", total=len(rows) * (repeats + 1))
+    with progress("benchmark", len(rows) * (repeats + 1)) as job:
         for turn in range(repeats + 1):
             for row in rows:
                 verb = "timing" if turn else "warming up"
-                progress.update(task, description=f"{verb} {row.dtype} {row.backend} {row.name}")
+                job.describe(f"{verb} {row.dtype} {row.backend} {row.name}")
                 run = row.run()
                 times = row.stopwatch.take() if row.stopwatch else StepTimes()
                 if turn:
@@ -168,7 +167,7 @@ def time_rows(rows: list[Row], repeats: int) -> None:
                     row.steps.append(times)
                 else:
                     row.first = run
-                progress.advance(task)
+                job.advance()
 
 
 def report_rows(

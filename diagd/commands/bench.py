@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, DTypeName, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.print_rows import print_rows
@@ -36,6 +36,8 @@ from diagd.models.transformer import Transformer
 from diagd.provenance import cpu_name
 from diagd.tokenizers.text import NUM_PLACES
 
+Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--ways"])]
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -49,14 +51,13 @@ class BenchOptions:
     model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
-    strategy: Annotated[
-        tuple[str, ...], tyro.conf.arg(aliases=["--ways"])
-    ] = ()  # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
+    # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
+    strategy: Strategies = ()
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     context_frames: int = 1  # frames in the prompt
-    dtype: tuple[DTypeName, ...] = ("float32",)  # of the weights
+    dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
-    device: str = "cpu"
+    device: str = "cpu"  # cpu, cuda, cuda:1
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
     repeats: int = 3  # timed runs of every row
     steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
@@ -100,7 +101,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
-    for dtype in options.dtype:
+    for dtype in dict.fromkeys(choose_dtype(name, device) for name in options.dtype):
         ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
         if options.baseline == "hf" and dtype != "int8":
             model = _model(options, config, dtype, device)

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import tyro
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from diagd.console import make_console
 from diagd.data.action_timing import RowTiming
 from diagd.training.clip_check import ClipsReport, check_clips
 
@@ -48,7 +48,7 @@ def main(options: CheckOptions) -> dict[str, Any]:
 
 
 def _print_report(report: ClipsReport) -> None:
-    console = Console()
+    console = make_console()
     if report.clips:
         first = report.clips[0]
         frames = sum(1 + len(clip.changes) for clip in report.clips)

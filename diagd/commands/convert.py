@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
+from diagd.console import make_console
 from diagd.families.checkpoints import empty_model, find_model
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint
+from diagd.flags import OutputFolder
 from diagd.pipeline.pretrained import save_parts
 from diagd.system import only_writer
 
@@ -28,7 +29,7 @@ class ConvertOptions:
     """
 
     source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint
-    target: Annotated[Path, tyro.conf.Positional]  # folder to write
+    target: Annotated[OutputFolder, tyro.conf.Positional]  # folder to write
     config: Path | None = None  # config in the original field names, if not beside the checkpoint
     tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
     force: bool = False  # overwrite a checkpoint that is already there
@@ -44,7 +45,7 @@ def main(options: ConvertOptions) -> dict[str, Any]:
         parts = save_parts(found, options.target, options.tokenizer)
         write_checkpoint(options.target, found.config, found.weights)
     parameters = sum(weight.numel() for weight in model.parameters())
-    console = Console()
+    console = make_console()
     console.print(f"{found.path}: {found.family.name}, {parameters / 1e6:.1f}M parameters")
     if found.family.licence:
         console.print(f"licence: {found.family.licence}")

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from diagd.backends.devices import DTypeName, device_of
+from diagd.backends.devices import DTypeChoice, choose_dtype, device_of
 from diagd.backends.prepare import Backend
+from diagd.console import make_console, progress
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Scheduled
@@ -50,6 +49,7 @@ from diagd.evaluation.results import (
 from diagd.evaluation.summary import summarize
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
+from diagd.flags import OutputFolder
 from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
 from diagd.provenance import fingerprint, provenance
 
@@ -66,7 +66,7 @@ class EvaluateOptions:
     """
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
-    out: Path  # folder for results.jsonl; a run that was killed goes on from here
+    out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
     strategy: Strategies = ("k=4", "k=2", "k=1")  # how to decode, after raster
@@ -81,7 +81,7 @@ class EvaluateOptions:
     top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeName = "float32"  # of the weights
+    dtype: DTypeChoice = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
@@ -154,7 +154,7 @@ class EvaluateOptions:
             seed=self.seed,
             tokenizer=self.tokenizer,
             device=self.device,
-            dtype=self.dtype,
+            dtype=choose_dtype(self.dtype, device_of(self.device)),
             backend=self.backend,
             lpips_backbone=self.lpips_backbone,
             lpips_heads=self.lpips_heads,
@@ -165,7 +165,7 @@ class EvaluateOptions:
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
     """Measure what is not there yet, then print the table."""
-    console = Console()
+    console = make_console()
     settings = options.settings()
     device = device_of(options.device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in settings.models.items()}
@@ -204,8 +204,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             run["run"] = len(before.runs)
             writer.append(run)
             outcomes = _outcomes(options, settings, meter, missing)
-            for outcome in _with_progress(outcomes, len(tasks), len(missing), console):
-                _keep(options, outcome, writer, run["run"])
+            with progress("clips x methods", len(tasks), len(tasks) - len(missing)) as job:
+                for outcome in outcomes:
+                    _keep(options, outcome, writer, run["run"])
+                    job.advance()
     results = read_results(path)
     rows = summarize(results)
     print_summary(rows, console)
@@ -230,17 +232,6 @@ def _outcomes(
     shares = options.worker_cpus, options.worker_gpus
     pool = Pool(min(options.workers, len(tasks)), *shares, options.address)
     return measure_on_workers(settings, tasks, pool, options.save_videos)
-
-
-def _with_progress(
-    outcomes: Iterator[Outcome], total: int, missing: int, console: Console
-) -> Iterator[Outcome]:
-    columns = TextColumn("clips x methods"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
-        bar = progress.add_task("", total=total, completed=total - missing)
-        for outcome in outcomes:
-            yield outcome
-            progress.advance(bar)
 
 
 def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:

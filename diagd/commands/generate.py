@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
+from diagd.console import make_console, waiting
 from diagd.data.saving import check_suffix
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
@@ -26,7 +25,7 @@ from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import FrameLag, OptionalRowLag
+from diagd.flags import FrameLag, OptionalRowLag, OutputFile
 from diagd.pipeline.coming import read_coming, read_text
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.generator import VideoGenerator
@@ -73,10 +72,10 @@ class GenerateOptions:
     top_p: float | None = None  # keep the likeliest tokens up to this mass
     seed: int = 0  # repeats a video exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeName = "float32"  # of the weights
+    dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
     # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone
-    output: Path = Path("dream.mp4")
+    output: OutputFile = Path("dream.mp4")
 
     def __post_init__(self) -> None:
         for name, lowest in (("frames", 1), ("context_frames", 1), ("raster_frames", 0)):
@@ -111,17 +110,18 @@ class GenerateOptions:
 
 def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
-    console = Console()
+    console = make_console()
     sheet = options.output.with_suffix(".png")
     check_writable(options.output)
     check_writable(sheet)
     device = device_of(options.device)
+    dtype = choose_dtype(options.dtype, device)
     world = VideoGenerator.from_pretrained(
         options.model,
         device,
-        dtype_of(options.dtype),
+        dtype_of(dtype),
         options.backend,
-        int8=options.dtype == "int8",
+        int8=dtype == "int8",
         config=options.config,
         tokenizer=options.tokenizer,
     )
@@ -162,18 +162,15 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     wanted: dict[Strategy, int] = {Raster(): -(-timed // step) * step} if timed else {}
     wanted[strategy] = num_frames
     videos: dict[str, GeneratedVideo] = {}
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        for one, count in wanted.items():
-            task = progress.add_task(f"generating {count} frames, {one}")
+    for one, count in wanted.items():
+        with waiting(f"generating {count} frames, {one}"):
             videos[one.name] = run(count, one)
-            progress.remove_task(task)
     whole = [video for video in videos.values() if len(video.frames) == num_frames]
     shown = whole[-2:] if options.compare else whole[-1:]
     write_generated(options.output, sheet, prompt.frames, shown, prompt.fps)
     report = report_runs(videos)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    print_runs(console, report, f"{options.model} on {device}{threads}, {options.dtype}")
+    print_runs(console, report, f"{options.model} on {device}{threads}, {dtype}")
     wrote = " and ".join(map(str, dict.fromkeys([options.output, sheet])))
     console.print(f"wrote {wrote}")
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from diagd.console import make_console
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.short_forms import strategy_of
@@ -46,11 +44,9 @@ def main(options: PlanOptions) -> dict[str, Any]:
         "max_lanes": schedule.max_lanes,
         "speedup": round(schedule.speedup, 3),
     }
-    table = Table(show_header=False, title="schedule")
+    console = make_console()
     for name, value in report.items():
-        table.add_row(name, str(value))
-    console = Console()
-    console.print(table)
+        console.print(f"{name:<12}{value}")
     if grid.width <= 32:
         console.print("step at which each token of the first frame is written:")
         for i in range(grid.height):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from rich.console import Console
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
+from diagd.console import make_console, waiting
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.address import listen, url_of
@@ -39,7 +39,7 @@ class PlayOptions:
     idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
     recordings: Path = Path()  # folder for recordings that the end of the server cuts short
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeName = "float32"  # of the weights
+    dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
     backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
 
     def __post_init__(self) -> None:
@@ -57,11 +57,12 @@ class PlayOptions:
 def main(options: PlayOptions) -> dict[str, Any]:
     """Serve until Ctrl-C; returns how many sessions and frames there were."""
     with listen(options.host, options.port) as listening:
-        console = Console()
-        with console.status("waking the model"):
+        console = make_console()
+        with waiting("waking the model"):
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
-        console.print(f"dreaming at {url} (Ctrl-C ends it)")
+        dtype = choose_dtype(options.dtype, device_of(options.device))
+        console.print(f"dreaming at {url} in {dtype} (Ctrl-C ends it)")
         run(server, listening, url if options.open else None)
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
@@ -72,12 +73,14 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     Raises:
         FileNotFoundError, ValueError: something is missing, or the model cannot be played.
     """
+    device = device_of(options.device)
+    dtype = choose_dtype(options.dtype, device)
     world = VideoGenerator.from_pretrained(
         options.model,
-        device_of(options.device),
-        dtype_of(options.dtype),
+        device,
+        dtype_of(dtype),
         options.backend,
-        int8=options.dtype == "int8",
+        int8=dtype == "int8",
     )
     if world.vocabulary is None:
         raise ValueError(

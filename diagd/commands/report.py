@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from diagd.console import make_console
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
 from diagd.evaluation.summary import grouped, summarize
 from diagd.files import write_text
+from diagd.flags import OutputFolder
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
 from diagd.reporting.plots import plot_frontier, plot_horizons
@@ -28,8 +28,8 @@ class ReportOptions:
     """Write report.html and report.md with their pictures from an evaluation's results."""
 
     results: Path  # folder that diagd evaluate wrote
-    out: Path | None = None  # folder to write; default: the same one
-    title: str = "Diagonal decoding: quality and speed"
+    out: OutputFolder | None = None  # folder to write; default: the same one
+    title: str = "Diagonal decoding: quality and speed"  # of the page
     examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
         ("report.md", as_markdown(options.title, lead, sections)),
     ):
         write_text(out / name, text)
-    Console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
+    make_console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
     return {"page": str(out / "report.html"), "markdown": str(out / "report.md"), "rows": rows}
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 
+from diagd.console import make_console
+from diagd.flags import OutputFile
 from diagd.web.address import listen, url_of
 from diagd.web.study.app import results_of
 from diagd.web.study.make_pairs import MakeOptions, make_pairs
@@ -33,9 +34,9 @@ class StudyOptions:
     compare: tuple[str, ...] = ()  # A:B, such as k=1:raster; a win is a vote for A
     questions: tuple[Literal["quality", "consistency", "controllability"], ...] = ()
     """default: all; controllability only if every clip has actions (jsonl)"""
-    answers: Path | None = None  # SQLite file; default: study.db in the folder of pairs
+    answers: OutputFile | None = None  # SQLite file; default: study.db in the folder of pairs
     results: bool = False  # print what the answers say, and ask nobody
-    chart: Path | None = None  # with --results: draw the paper's stacked bars as this png
+    chart: OutputFile | None = None  # with --results: draw the paper's stacked bars as this png
     host: str = "127.0.0.1"  # address to listen on
     names: tuple[str, ...] = ()  # host names of this machine, for raters elsewhere
     port: int = 8766  # 0 takes a free one
@@ -82,7 +83,7 @@ def _make(options: StudyOptions) -> dict[str, Any]:
         seed=options.seed,
     )
     systems = make_pairs(options.pairs, wanted)
-    Console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
+    make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
     return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
 
 
@@ -91,7 +92,7 @@ def _results(path: Path, chart: Path | None) -> dict[str, Any]:
         results = summarise(*results_of(store))
     if chart is not None:
         write_chart(results, chart)
-    print_results(results, Console())
+    print_results(results, make_console())
     return results
 
 
@@ -104,6 +105,6 @@ def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
         lines = [f"{first} against {second}" for first, second in pairs.comparisons]
         lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
         lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
-        Console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+        make_console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
         study_server(pairs, store, options.seed, port, options.names).run(sockets=[listening])
     return {"address": address, "answers": str(path)}

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
+from diagd.console import print_table, track
 from diagd.decoding.likelihood import gap_to_raster, strategy_nll
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.table import parse_strategy
@@ -41,7 +39,7 @@ def measure_likelihood(meter: ClipMeter, tasks: Sequence[Task], folder: Path) ->
             raise ValueError(f"{path} was measured with other settings: {lines[0]['settings']}")
         done = {key_of(line): line for line in lines}
         missing = [task for task in tasks if tuple(task) not in done]
-        for task in track(missing, "teacher-forced", transient=True):
+        for task in track(missing, "teacher-forced"):
             line = {**task._asdict(), "settings": settings, **_likelihood(meter, task)}
             writer.append(line)
             done[task] = line
@@ -81,10 +79,15 @@ def summarize_likelihood(lines: Sequence[Record]) -> list[dict[str, Any]]:
 
 def print_likelihood(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """Print the table."""
-    table = Table(title="teacher-forced, nats a token", box=SIMPLE)
-    for header in ("model", "strategy", "clips", "likelihood", "gap to raster"):
-        table.add_column(header, justify="left" if header in ("model", "strategy") else "right")
-    for row in rows:
-        gap = f"{row['gap']:+.4f} ± {row['gap_error']:.4f}"
-        table.add_row(row["model"], row["method"], str(row["clips"]), f"{row['nll']:.4f}", gap)
-    console.print(table)
+    lines = [
+        [
+            row["model"],
+            row["method"],
+            str(row["clips"]),
+            f"{row['nll']:.4f}",
+            f"{row['gap']:+.4f} ± {row['gap_error']:.4f}",
+        ]
+        for row in rows
+    ]
+    header = "model", "strategy", "clips", "likelihood", "gap to raster"
+    print_table(console, "teacher-forced, nats a token", header, lines, num_labels=2)

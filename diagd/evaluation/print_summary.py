@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
+from diagd.console import print_table
 from diagd.evaluation.summary import DISTANCES, QUALITY
 
 DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 3}
@@ -21,23 +20,20 @@ SPEED = {  # header and form of each; shown where there is any
 def print_summary(rows: list[dict[str, Any]], console: Console) -> None:
     """Print quality, its difference to raster and speed of each row, models below each other."""
     shown = [name for name in (*QUALITY, *DISTANCES) if any(row[name] for row in rows)]
+    speed = [name for name in SPEED if any(row[name] is not None for row in rows)]
+    header = ["", "clips", *map(str.upper, shown), *(SPEED[name][0] for name in speed)]
     for model in dict.fromkeys(row["model"] for row in rows):
-        speed = [name for name in SPEED if any(row[name] is not None for row in rows)]
-        table = Table(title=model, box=SIMPLE, padding=(0, 1, 0, 0))
-        table.add_column("", no_wrap=True)
-        titles = ("clips", *map(str.upper, shown), *(SPEED[name][0] for name in speed))
-        for title in titles:
-            table.add_column(title, justify="right")
-        for row in rows:
-            if row["model"] != model:
-                continue
-            cells = [row["method"], str(row["clips"])]
-            cells += [_cell(row[name], DIGITS[name]) for name in shown]
-            cells += [
-                "-" if row[name] is None else SPEED[name][1].format(row[name]) for name in speed
+        lines = [
+            [
+                row["method"],
+                str(row["clips"]),
+                *(_cell(row[name], DIGITS[name]) for name in shown),
+                *("-" if row[n] is None else SPEED[n][1].format(row[n]) for n in speed),
             ]
-            table.add_row(*cells)
-        console.print(table)
+            for row in rows
+            if row["model"] == model
+        ]
+        print_table(console, model, header, lines)
 
 
 def _cell(value: dict[str, Any] | None, digits: int) -> str:

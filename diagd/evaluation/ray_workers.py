@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
+from diagd.extras import require
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,10 @@ def measure_on_workers(
     Raises:
         ValueError: what a worker could not measure, more CPUs or GPUs than there are, or no Ray.
     """
-    try:
-        import ray  # takes seconds, and one process needs none
-        import ray.data
-    except ModuleNotFoundError as error:
-        raise ValueError(f"workers need {error.name}: pip install 'diagd[scale]'") from None
+    require("--workers", "ray")
+    import ray  # takes seconds, and one process needs none
+    import ray.data
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address=pool.address,

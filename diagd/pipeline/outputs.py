@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from diagd.console import print_table
 from diagd.data.saving import SHEET_COLUMNS, save_frames
 from diagd.data.video import contact_sheet, write_image
 from diagd.pipeline.generated_video import GeneratedVideo
@@ -63,11 +62,8 @@ def report_runs(videos: dict[str, GeneratedVideo]) -> list[dict[str, Any]]:
 
 def print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
     """Print the table, and what became of a full context."""
-    table = Table(title=title, box=SIMPLE)
-    for column in ("", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"):
-        table.add_column(column, justify="left" if not column else "right")
-    for row in report:
-        table.add_row(
+    lines = [
+        [
             row["schedule"],
             str(row["num_frames"]),
             str(row["num_steps"]),
@@ -75,7 +71,10 @@ def print_runs(console: Console, report: list[dict[str, Any]], title: str) -> No
             f"{row['tokens_per_second']:.0f}",
             f"{row['frames_per_second']:.2f}",
             f"{row['speedup']:.1f}x" if len(report) > 1 else "-",
-        )
-    console.print(table)
+        ]
+        for row in report
+    ]
+    header = "", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"
+    print_table(console, title, header, lines)
     if dropped := report[-1]["num_dropped_frames"]:
         console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")

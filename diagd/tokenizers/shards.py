@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
@@ -126,8 +126,7 @@ def write_shards(
     folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
     encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
-    with Progress() as progress, one_thread_workers(threads) as pool:
-        task = progress.add_task("tokenizing clips", total=len(paths))
+    with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
         for shard, group in zip(shards, groups, strict=True):
             metadata = _metadata(tokenizer, group, vocabulary, piece, size_px)
             if shard.is_file():
@@ -144,7 +143,7 @@ def write_shards(
                 with replacing(shard) as temporary:
                     save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
                 written, shape = written + 1, tokens.shape[1:]
-            progress.advance(task, len(group))
+            job.advance(len(group))
     return written
 
 

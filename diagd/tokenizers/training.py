@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import Progress, track
 from torch import Tensor
 
+from diagd.console import progress, track
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
 from diagd.files import rewind_log
@@ -84,9 +84,7 @@ def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
         return frames[number % min(stride, len(frames)) :: stride].clone()
 
     with one_thread_workers(options.threads) as pool:
-        chunks = list(
-            track(pool.map(read, range(len(paths))), total=len(paths), description="reading clips")
-        )
+        chunks = list(track(pool.map(read, range(len(paths))), "reading clips", len(paths)))
     for path, chunk in zip(paths, chunks, strict=True):
         if chunk.shape[1:] != chunks[0].shape[1:]:
             raise ValueError(
@@ -127,17 +125,16 @@ def train_tokenizer(
     first, started = trainer.step, time.monotonic()
     saved = started
     with (
-        Progress() as progress,
+        progress("training tokenizer", 1.0, trainer.share_done) as job,
         log_path.open("a", buffering=1, encoding="utf-8") as log,
         one_thread_workers(options.threads) as pool,
     ):
-        task = progress.add_task("training tokenizer", total=1.0)
         while trainer.share_done < 1:
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 log.write(json.dumps(row | {"frames_per_second": round(speed, 1)}) + "\n")
-            progress.update(task, completed=trainer.share_done)
+            job.reach(trainer.share_done)
             if time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)
                 saved = time.monotonic()

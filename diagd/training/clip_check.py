@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
+from diagd.console import track
 from diagd.data.action_timing import RowTiming, movement_between, row_timing
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import video_length
 from diagd.families.own_format import TOKENIZER_FOLDER
@@ -79,7 +78,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: no clip of at least {piece} frames, into which the others are cut: "
                 "record another"
             )
-    console = Console(stderr=True)
+    console = make_console()
     left_out = len(lengths) - sum(map(len, parts.values()))
     console.print(
         f"{len(parts['train'])} clips to learn from, {len(parts['heldout'])} held out, "

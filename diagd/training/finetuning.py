@@ -9,8 +9,7 @@ closes much of the gap. It is the loop of `diagd train`; only the lanes and the 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
-
+from diagd.console import make_console
 from diagd.families.checkpoints import load_model, model_path
 from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
@@ -52,6 +51,6 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     loss = MixtureLoss(options, views, run.accelerator.device)
     run.train(loss)
     seen = {} if held_out is None else loss.validate(run, held_out)
-    console = Console(stderr=True, quiet=not run.accelerator.is_main_process)
+    console = make_console(run.accelerator.is_main_process)
     console.print(next_steps(options.out, options.tokens))
     return {"steps": run.step, **seen}

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
 from diagd.files import recover_folder, rewind_log, swap_folder, write_json
@@ -122,9 +122,7 @@ class TrainingRun:
             look: called at the end of each stage of the run, a tenth of it, in all processes.
         """
         options, is_main = self.options, self.accelerator.is_main_process
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-        with Progress(*columns, TimeRemainingColumn(), disable=not is_main) as bar:
-            task = bar.add_task("training", total=1.0)
+        with progress("training", 1.0, self.share_done, shown=is_main) as job:
             losses: list[Tensor] = []
             began = time.monotonic() - self.seconds
             saved = logged = self.seconds
@@ -132,7 +130,7 @@ class TrainingRun:
             while self.share_done < 1:
                 losses.append(self.take_step(loss))
                 self.seconds = self._clock(time.monotonic() - began)
-                bar.update(task, completed=self.share_done)
+                job.reach(self.share_done)
                 if self.step % options.log_every == 0 or self.share_done == 1:
                     mean = self._mean_over_processes(torch.stack(losses).mean())
                     if not math.isfinite(mean):  # before anything good is overwritten
@@ -141,7 +139,7 @@ class TrainingRun:
                             f"{self.step}: loss {mean}; {self.options.out} keeps what was saved "
                             "last, to go on from with a lower --learning-rate"
                         )
-                    bar.update(task, description=f"loss {mean:.3f}")
+                    job.describe(f"training, loss {mean:.3f}")
                     speed = len(losses) / max(self.seconds - logged, 1e-6)  # clocks may be coarse
                     seen: dict[str, Any] = {}
                     if look and int(NUM_STAGES * self.share_done) > stage:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from diagd.console import make_console
 from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.families.presets import PRESETS
 from diagd.files import read_json_lines, write_json
@@ -77,7 +76,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     if is_main:
         copy_parts(options.tokens, options.out)
         write_json(options.out / RECORD_FILE, {**options.purpose(), "options": asdict(options)})
-    console = Console(stderr=True, quiet=not is_main)
+    console = make_console(is_main)
     if run.step:
         console.print(f"going on after step {run.step}")
     elif plan is not None and options.seconds is not None:

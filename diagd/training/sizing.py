@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 
 import torch
-from rich.console import Console
 
+from diagd.console import waiting
 from diagd.families.presets import WORLD_SIZES
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
@@ -99,7 +99,7 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
     if model is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
-    with Console(stderr=True).status("measuring how fast this machine trains"):
+    with waiting("measuring how fast this machine trains"):
         costs = [_probe(options, clips, name) for name in (PROBED if model is None else [model])]
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
     step = options.batch_of(clips) * options.length_of(clips)

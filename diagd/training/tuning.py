@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from diagd.backends.devices import device_of
+from diagd.console import progress
 from diagd.decoding.likelihood import gap_to_raster, strategy_nll
 from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.checkpoints import available_models, load_model
-from diagd.flags import RowLags
+from diagd.flags import OutputFolder, RowLags
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.sequences import windows
@@ -51,8 +51,8 @@ class TuneOptions:
     frames: int | None = None  # frames of a clip; default: as many as the model holds
     context_frames: int = 1  # of them, frames that are given
     seed: int = 0  # of the place of a window in its clip
-    device: str = "cpu"
-    out: Path | None = None  # folder for tune.json and plots
+    device: str = "cpu"  # cpu, cuda, cuda:1
+    out: OutputFolder | None = None  # folder for tune.json and plots
     make_default: bool = False  # let the model's folder decode so where nothing else is asked for
 
     def __post_init__(self) -> None:
@@ -178,12 +178,11 @@ def _measure(
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
     costs: list[Tensor] = []
-    with Progress() as progress:
-        task = progress.add_task("judging", total=len(candidates) * len(clips))
+    with progress("judging", len(candidates) * len(clips)) as job:
         for strategy in candidates:
             for tokens, actions in clips:
                 costs.append(strategy_nll(model, tokens, actions, strategy, context_frames))
-                progress.advance(task)
+                job.advance()
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 

@@ -4,10 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-
+from diagd.console import make_console, print_table
 from diagd.families.checkpoints import available_models, find_model
 from diagd.families.own_format import write_defaults
 from diagd.files import write_json
@@ -17,14 +14,10 @@ from diagd.training.tuning import Axis, TuneOptions
 
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     """Print what `tune` returned: candidates, their gaps by the axes asked for, the choice."""
-    console, rows = Console(), document["rows"]
+    console, rows = make_console(), document["rows"]
     title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=title)
-    table.add_column("strategy", no_wrap=True)
-    for header in ("steps", "speedup", "nats", "gap", "error", "best"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
+    lines = [
+        [
             row["name"],
             str(row["num_steps"]),
             f"{row['speedup']:.1f}x",
@@ -32,15 +25,16 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
             f"{row['gap']:+.4f}",
             f"{row['gap_error']:.4f}",
             "*" if row["frontier"] else "",
-        )
-    console.print(table)
+        ]
+        for row in rows
+    ]
+    header = "strategy", "steps", "speedup", "nats", "gap", "error", "best"
+    print_table(console, title, header, lines)
     for axis in options.by:
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0), title=f"gap by {axis}")
-        table.add_column("strategy", no_wrap=True)
-        table.add_column(f"nats above raster, {axis} 0, 1, ...")
-        for name, values in _profiles(rows, axis).items():
-            table.add_row(name, " ".join(f"{value:+.3f}" for value in values))
-        console.print(table)
+        profiles = _profiles(rows, axis)
+        lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]
+        header = ["strategy", *map(str, range(len(lines[0]) - 1))]
+        print_table(console, f"nats above raster by {axis}", header, lines)
     choice = document["choice"]
     console.print(
         f"within {options.tolerance} nats of raster: "

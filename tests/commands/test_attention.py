@@ -33,7 +33,7 @@ def test_the_figure_and_the_numbers_are_written(attention, tmp_path):
     picture = read_video(tmp_path / "out" / "attention.png").frames[0]
     assert picture.shape[0] > 900
     assert picture.float().std() > 20
-    assert "times even" in done.out
+    assert "times even" in done.said
 
 
 def test_clips_of_a_folder_are_averaged(attention, world, tmp_path):

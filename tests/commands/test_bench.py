@@ -71,7 +71,7 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         assert row["over_hugging_face"] == rows["hugging face"]["seconds"] / row["seconds"]
     assert rows["raster"]["speedup"] == rows["hugging face"]["over_hugging_face"] == 1
     for name in ("efficiency", "ms/step", "k=2", "hugging face"):
-        assert name in outcome.out
+        assert name in outcome.said
 
 
 def test_the_report_says_what_was_run_on_what(bench):
@@ -270,7 +270,7 @@ def test_other_strategies_stand_in_the_same_table(bench):
         assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
         assert parts["sampling"] > 0
     for word in ("exact,lanes=8", "fed/token", "= raster", "float32 native"):
-        assert word in outcome.out
+        assert word in outcome.said
 
 
 def test_strategies_can_be_sampled(bench):

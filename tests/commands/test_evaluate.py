@@ -58,7 +58,7 @@ def lines_of(folder):
 
 def test_every_clip_is_measured_under_every_schedule_and_baseline(evaluate, tmp_path, world):
     outcome = evaluate()
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     document = outcome.document
     results = read_results(tmp_path / "out" / "results.jsonl")
     names = sorted({record["clip"] for record in results.clips})
@@ -74,8 +74,8 @@ def test_every_clip_is_measured_under_every_schedule_and_baseline(evaluate, tmp_
     (run,) = results.runs
     assert set(run) >= {"commit", "device", "torch", "settings", "options", "models", "metrics"}
     assert run["options"]["seed"] == 0
-    assert "k=2" in outcome.out
-    assert "PSNR" in outcome.out
+    assert "k=2" in outcome.said
+    assert "PSNR" in outcome.said
 
 
 def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ STRATEGIES = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 
 def test_every_strategy_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
     outcome = evaluate("--schedules", "k=1", STRATEGIES)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     lines = lines_of(tmp_path / "out")
     rows = {row["method"]: row for row in outcome.document["rows"]}
     assert set(rows) == {"raster", "k=1", *STRATEGIES.split(), "copy", "reconstruction"}
@@ -248,7 +248,7 @@ def test_every_strategy_stands_beside_raster(evaluate, command, tmp_path, monkey
     assert 0 < rows["k=1"]["equal_to_raster"] < 1
     assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
     for word in ("fed/token", "= raster", "100.0%"):
-        assert word in outcome.out
+        assert word in outcome.said
     report = tmp_path / "report"
     assert command("report", "--results", tmp_path / "out", "--out", report).code == 0
     text = (report / "report.md").read_text()

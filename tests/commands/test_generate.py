@@ -83,7 +83,7 @@ def dreamt(video_path):
 
 def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tmp_path):
     outcome = generate()
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["dream.mp4", "dream.png"]
     document = outcome.document
     assert (document["output"], document["contact_sheet"]) == ("dream.mp4", "dream.png")
@@ -98,7 +98,7 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     assert (raster["speedup"], diagonal["speedup"]) == (1, pytest.approx(ratio))
     assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
     for word in ("steps", "tokens/s", "frames/s", "wrote dream.mp4 and dream.png"):
-        assert word in outcome.out
+        assert word in outcome.said
     video, prompt = read_video("dream.mp4"), read_video(world / "prompt.mp4")
     assert video.frames.shape == (CONTEXT + FRAMES, HEIGHT_PX, WIDTH_PX, 3)
     assert video.fps == prompt.fps
@@ -182,7 +182,7 @@ def test_top_k_of_one_is_greedy(generate):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_lower_precision_is_what_the_pipeline_writes_in_it(dtype, generate, world):
     outcome = generate("--dtype", dtype, "--temperature", 0, "--raster-frames", 0)
-    assert f"threads, {dtype}" in outcome.out
+    assert f"threads, {dtype}" in outcome.said
     rounded = VideoGenerator.from_pretrained(
         world, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32, int8=dtype == "int8"
     )
@@ -237,7 +237,7 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert outcome.code == 0
     dropped = [row["num_dropped_frames"] for row in outcome.document["runs"]]
     assert dropped[1] > dropped[0] == 0
-    assert f"its {dropped[1]} oldest frames were forgotten" in outcome.out
+    assert f"its {dropped[1]} oldest frames were forgotten" in outcome.said
     assert "prefilled" not in outcome.err  # one note is enough
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 
@@ -247,14 +247,14 @@ def test_a_prompt_of_another_size_is_resized_with_a_note(generate, tmp_path):
     write_video(prompt, smooth_frames(4, 48, 96), fps=8)
     write_actions(tmp_path / "prompt.jsonl", NAMES)
     outcome = generate("--prompt", prompt)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     note = "prompt is 48x96 pixels: cropped to the centre and scaled to 24x40"
-    assert note in " ".join(outcome.out.split())
+    assert note in " ".join(outcome.said.split())
     assert read_video("dream.mp4").frames.shape[1:3] == (HEIGHT_PX, WIDTH_PX)
 
 
 def test_a_prompt_of_the_right_size_needs_no_note(generate):
-    assert "cropped" not in generate().out
+    assert "cropped" not in generate().said
 
 
 def test_a_picture_is_a_prompt_of_one_frame(generate, tmp_path):
@@ -415,7 +415,7 @@ def test_the_output_is_what_its_name_says(name, generate, tmp_path):
 def test_a_prompt_shorter_than_the_context_asked_for_is_not_passed_over(generate):
     outcome = generate("--context-frames", 6)
     assert outcome.code == 0
-    assert "prompt has 5 frames: the model sees no more than these" in outcome.out
+    assert "prompt has 5 frames: the model sees no more than these" in outcome.said
     assert len(read_video("dream.mp4").frames) == 5 + FRAMES
 
 

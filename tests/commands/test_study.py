@@ -134,8 +134,8 @@ def test_results_are_a_table_and_one_json_document(command, answered):
     assert [cell["overall"][name] for name in ("win", "tie", "lose", "win_rate")] == [3, 3, 0, 1]
     assert cell["overall"]["sign_test"] == 0.25
     assert cell["raters"]["bob"]["win_rate"] is None
-    assert "ann [b]" in outcome.out
-    assert "the sign test, exact and two-sided; ties are dropped" in outcome.out
+    assert "ann [b]" in outcome.said
+    assert "the sign test, exact and two-sided; ties are dropped" in outcome.said
 
 
 def test_the_chart_shows_the_shares_in_the_colours_of_the_outcomes(command, answered, tmp_path):

@@ -41,7 +41,7 @@ def test_the_command_prints_its_document(options, command):
     flags = ("--clips", 2, "--frames", 3, "--strategy", "k=1", "k=2,d=2/spatial")
     named = command("tune", "--tokens", run.tokens, "--model", run.model, *flags)
     assert named.code == 0
-    assert "k=2,d=2/spatial" in named.out
+    assert "k=2,d=2/spatial" in named.said
 
 
 def test_the_answer_names_the_command_that_uses_it(options, capfd):

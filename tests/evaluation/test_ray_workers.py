@@ -97,7 +97,7 @@ def test_more_than_there_is_is_refused(pool, message):
 def test_ray_that_is_missing_is_named(world, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     outcomes = measure_on_workers(settings_of(world, tmp_path), [], Pool(1, 1, 0, None), False)
-    with pytest.raises(ValueError, match=r"workers need ray: pip install 'diagd\[scale\]'"):
+    with pytest.raises(ValueError, match=r"--workers needs ray: pip install 'diagd\[scale\]'"):
         next(outcomes)
 
 

@@ -212,7 +212,7 @@ def test_it_generates_and_a_converted_folder_generates_the_same(known, released,
     outcome = command("convert", released, tmp_path / "ours", "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.document["family"] == "Pong"
-    assert "public domain" in outcome.out
+    assert "public domain" in outcome.said
     assert json.loads((tmp_path / "ours" / "actions.json").read_text()) == {"kind": "Pong"}
     before, after = load_parts(released), load_parts(tmp_path / "ours")
     assert (before.vocabulary, before.defaults) == (after.vocabulary, after.defaults)

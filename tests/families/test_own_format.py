@@ -55,7 +55,7 @@ def test_a_folder_of_ours_converts_to_itself(command, tmp_path):
     assert (outcome.code, outcome.document["family"]) == (0, "diagd"), outcome.err
     before, after = load_parts(world), load_parts(tmp_path / "again")
     assert (after.vocabulary, after.defaults) == (before.vocabulary, before.defaults)
-    assert "licence" not in outcome.out
+    assert "licence" not in outcome.said
 
 
 def test_torchscript_is_not_copied_into_a_folder(tmp_path):

@@ -14,9 +14,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
+from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import resize, write_video
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
+from diagd.console import track
 from diagd.data.actions import read_actions, split_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
 from diagd.decoding.schedule import TokenGrid
@@ -98,7 +98,7 @@ def _make_system(folder: Path, model: str, strategy: Strategy, options: MakeOpti
     world = VideoGenerator.from_pretrained(model)
     starts = _prompt_paths(options)
     folder.mkdir(exist_ok=True)
-    for number in track(range(options.num_pairs), description=folder.name):
+    for number in track(range(options.num_pairs), folder.name):
         target = folder / f"pair_{number:03d}.mp4"
         if not target.exists():
             start = _pair_start(world, starts[number % len(starts)], number, options)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import av
 from av.bitstream import BitStreamFilterContext
-from rich.progress import track
 
+from diagd.console import track
 from diagd.data.video import read_video
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
@@ -104,7 +104,7 @@ def find_pairs(
     names = _clip_names(folder, compared)
     digest = hashlib.sha256()
     clips = []
-    for name in track(names, description="reading clips", transient=True):
+    for name in track(names, "reading clips"):
         versions = [_read_clip(folder / system / f"{name}.mp4", digest) for system in compared]
         for system, version in zip(compared, versions, strict=True):
             if version != versions[0]:

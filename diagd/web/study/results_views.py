@@ -8,13 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich import markup
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
+from diagd.console import print_table
+from diagd.extras import require
 from diagd.web.study.results import OUTCOMES
 
+HEADER = ("", *OUTCOMES, "win rate", "95% interval", "p")  # on the terminal
 MIN_LABEL_PERCENT = 9  # a narrower piece of the page's bars has no room for its number
 COLOURS = {"win": "#2f7d5b", "tie": "#77736a", "lose": "#b3512c"}  # those of study.css
 
@@ -106,15 +106,13 @@ def print_results(results: dict[str, Any], console: Console) -> None:
     for comparison in results["comparisons"]:
         for question, cell in comparison["questions"].items():
             title = f"{comparison['first']} against {comparison['second']}: {question}"
-            console.print(_table(title, cell))
+            print_table(console, title, HEADER, _lines(cell))
     for note in results["notes"]:
         console.print(note, style="dim")
 
 
-def _table(title: str, cell: dict[str, Any]) -> Table:
-    table = Table(title=markup.escape(title), box=SIMPLE)
-    for column in ("", *OUTCOMES, "win rate", "95% interval", "p"):
-        table.add_column(column, justify="right" if column else "left")
+def _lines(cell: dict[str, Any]) -> list[list[str]]:
+    lines: list[list[str]] = []
     rows = [("all raters", cell["overall"]), ("by clip", cell["by_clip"])]
     for name, tally in (*rows, *cell["raters"].items()):
         rate, interval = "-", "-"
@@ -122,8 +120,8 @@ def _table(title: str, cell: dict[str, Any]) -> Table:
             rate = f"{tally['win_rate']:.2f}"
             interval = " to ".join(f"{end:.2f}" for end in tally["win_rate_interval"])
         counts = (str(tally[outcome]) for outcome in OUTCOMES)
-        table.add_row(markup.escape(name), *counts, rate, interval, f"{tally['sign_test']:.3g}")
-    return table
+        lines.append([name, *counts, rate, interval, f"{tally['sign_test']:.3g}"])
+    return lines
 
 
 def write_chart(results: dict[str, Any], path: Path) -> None:
@@ -132,10 +130,9 @@ def write_chart(results: dict[str, Any], path: Path) -> None:
     Raises:
         ValueError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # an extra, needed for charts only
-    except ModuleNotFoundError:
-        raise ValueError("a chart needs matplotlib: pip install 'diagd[metrics]'") from None
+    require("a chart", "matplotlib")
+    from matplotlib.figure import Figure  # an extra, needed for charts only
+
     bars = [
         (f"{comparison['first']} vs {comparison['second']}\n{question}", cell["overall"])
         for comparison in results["comparisons"]

@@ -1,0 +1,137 @@
+"""What a machine is, what of diagd will run on it, and how fast the bundled world is there."""
+
+import itertools
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from diagd.backends.devices import BFLOAT16_UNITS, cpu_features, multiplies_bfloat16
+from diagd.backends.native.compiler import cache_folder, find_compiler, load_library
+from diagd.data.video import read_video
+from diagd.extras import EXTRAS, missing_modules
+from diagd.families.checkpoints import model_path
+from diagd.pipeline.generator import VideoGenerator
+from diagd.provenance import cpu_name
+
+WORLD = "doom"
+INSTRUCTIONS = {  # by torch's names of capabilities
+    "avx2": "AVX2",
+    "avx512_f": "AVX-512",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_bf16": "AMX BF16",
+    "amx_int8": "AMX INT8",
+    "sve": "SVE",
+    "sve2": "SVE2",
+}
+BUSY_SHARE = 0.25  # of the processor; with more of it taken by others, times say little
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return versions, processor, memory and what is in use of them now."""
+    others = psutil.cpu_percent(interval=1.0) / 100  # while this process sleeps
+    memory, load = psutil.virtual_memory(), psutil.getloadavg()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": cpu_name(),
+        "instructions": instructions(),
+        "threads": torch.get_num_threads(),
+        "cores_allowed": allowed_cores(),
+        "load_average": [round(value, 2) for value in load],
+        "used_by_others": others,
+        "memory_bytes": memory.total,
+        "memory_available_bytes": memory.available,
+    }
+
+
+def allowed_cores() -> float:
+    """Return how many cores this process may use: fewer than there are in many a container."""
+    cores = float(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, int(limit) / int(period))
+    return cores
+
+
+def instructions() -> list[str]:
+    """Name the vector and matrix instructions of the processor."""
+    features = cpu_features()
+    names = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
+    level = torch.backends.cpu.get_cpu_capability()  # what there is where torch tells no more
+    if not names and level != "DEFAULT":
+        names = [level]
+    return ["NEON"] * (platform.machine() in ("arm64", "aarch64")) + names
+
+
+def kernel_facts() -> dict[str, Any]:
+    """Build the kernels, if that was not done before; return whether they run, and what is kept."""
+    problem = None
+    try:
+        load_library()
+    except OSError as error:
+        problem = str(error)
+    files = [path for path in cache_folder().glob("kernels-*") if path.is_file()]
+    return {
+        "compiler": find_compiler(),
+        "problem": problem,
+        "cache": str(cache_folder()),
+        "cached_builds": len(files),
+        "cached_bytes": sum(path.stat().st_size for path in files),
+    }
+
+
+def choices(device: torch.device, kernels: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return what `auto` will be on a device, backend and number type, each with the reason."""
+    if device.type == "cuda":
+        backend = "cuda-graph", "the device is a GPU"
+        unit = torch.cuda.get_device_name(device)
+    else:
+        backend = "native", f"our kernels, built by {kernels['compiler']}"
+        if kernels["problem"]:
+            backend = "eager", f"PyTorch's kernels, slower than ours: {kernels['problem']}"
+        present = cpu_features()
+        unit = ", ".join(INSTRUCTIONS[name] for name in BFLOAT16_UNITS if present.get(name))
+    dtype = "float32", "nothing here multiplies bfloat16 faster"
+    if multiplies_bfloat16(device):
+        dtype = "bfloat16", f"multiplied by {unit}"
+    return {
+        "backend": {"name": backend[0], "why": backend[1]},
+        "dtype": {"name": dtype[0], "why": dtype[1]},
+    }
+
+
+def extras_here() -> dict[str, list[str]]:
+    """Return the modules that each extra lacks; an empty list is an extra that is there."""
+    return {name: missing_modules(modules) for name, modules in EXTRAS.items()}
+
+
+def probe_speed(
+    device: torch.device, dtype: torch.dtype, seconds: float, strategies: tuple[str, ...]
+) -> dict[str, float]:
+    """Dream with the bundled world for so many seconds; return frames a second, pixels included.
+
+    Each strategy has its share of the time, and a frame before it that is not timed.
+    """
+    world = VideoGenerator.from_pretrained(WORLD, device, dtype)
+    assert world.vocabulary is not None
+    start = read_video(model_path(WORLD) / "prompt.mp4").frames[-1:]
+    speeds = {}
+    for strategy in strategies:
+        frames = world.stream(start, itertools.repeat(world.vocabulary.names[1]), strategy=strategy)
+        next(frames)
+        started, count = time.monotonic(), 0
+        while not count or time.monotonic() - started < seconds / len(strategies):
+            next(frames)
+            count += 1
+        speeds[strategy] = count / (time.monotonic() - started)
+    return speeds

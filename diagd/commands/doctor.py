@@ -1,0 +1,126 @@
+"""Say what this machine is, what of diagd will run on it and why, and how fast that is.
+
+diagd doctor                   # half a minute, with a speed probe of ten seconds
+diagd doctor --seconds 0       # no probe
+"""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.benchmark.machine import (
+    BUSY_SHARE,
+    WORLD,
+    choices,
+    extras_here,
+    kernel_facts,
+    machine_facts,
+    probe_speed,
+)
+from diagd.console import make_console, waiting
+from diagd.families.defaults import GenerationDefaults
+
+STRATEGIES = ("raster", "k=1")
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
+
+    With --json the document has `machine`, `kernels`, `choices` (what auto becomes, and why),
+    `extras` (the modules that each lacks), `frames_per_second` of the bundled model by strategy,
+    and `warnings`.
+    """
+
+    device: str = "cpu"  # cpu, cuda, cuda:1
+    seconds: float = 10.0  # of the speed probe; 0 leaves it out
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds must be 0 or more, got {self.seconds}")
+
+
+def main(options: DoctorOptions) -> dict[str, Any]:
+    """Look, measure, say what it means."""
+    device = device_of(options.device)
+    with waiting("looking at this machine"):
+        machine, kernels = machine_facts(), kernel_facts()
+    chosen = choices(device, kernels)
+    report: dict[str, Any] = {
+        "device": str(device),
+        "machine": machine,
+        "kernels": kernels,
+        "choices": chosen,
+        "extras": extras_here(),
+        "frames_per_second": {},
+        "warnings": _warnings(machine, kernels),
+    }
+    lines = _lines(report)
+    for name, text in lines.items():
+        _say(name, text)
+    for warning in report["warnings"]:
+        _say("warning", warning)
+    if options.seconds:
+        dtype = chosen["dtype"]["name"]
+        assert dtype in get_args(DTypeName)
+        with waiting(f"dreaming for {options.seconds:g} seconds"):
+            speeds = probe_speed(device, dtype_of(dtype), options.seconds, STRATEGIES)
+        report["frames_per_second"] = speeds
+        for strategy, speed in speeds.items():
+            _say(strategy, f"{speed:.2f} frames/s with the bundled model ({WORLD})")
+        _say("in short", _verdict(speeds["k=1"]))
+    return report
+
+
+def _warnings(machine: dict[str, Any], kernels: dict[str, Any]) -> list[str]:
+    warnings = []
+    if machine["used_by_others"] > BUSY_SHARE:
+        warnings.append(
+            f"other programs use {machine['used_by_others']:.0%} of the processor: "
+            "expect less speed than when it is left alone, and measure nothing now"
+        )
+    if machine["threads"] > machine["cores_allowed"]:
+        warnings.append(
+            f"{machine['threads']} threads share {machine['cores_allowed']:g} cores: "
+            f"try --threads {max(1, int(machine['cores_allowed']))}"
+        )
+    if kernels["problem"]:
+        warnings.append(f"our kernels cannot run: {kernels['problem']}")
+    return warnings
+
+
+def _lines(report: dict[str, Any]) -> dict[str, str]:
+    """Say a fact in each line."""
+    machine, kernels, chosen = report["machine"], report["kernels"], report["choices"]
+    gigabytes = [machine[f"memory{part}_bytes"] / 2**30 for part in ("", "_available")]
+    there = [name for name, missing in report["extras"].items() if not missing]
+    lacking = [f"{name} ({', '.join(m)})" for name, m in report["extras"].items() if m]
+    return {
+        "python": f"{machine['python']}, torch {machine['torch']}, {machine['system']}",
+        "processor": f"{machine['processor']}: {', '.join(machine['instructions']) or 'no SIMD'}",
+        "threads": f"{machine['threads']} for {machine['cores_allowed']:g} cores; "
+        f"others use {machine['used_by_others']:.0%}, "
+        f"load {' '.join(map(str, machine['load_average']))}",
+        "memory": f"{gigabytes[0]:.1f} GiB, {gigabytes[1]:.1f} GiB free",
+        "compiler": kernels["compiler"] or "none",
+        "kernels": f"{kernels['cached_builds']} builds, {kernels['cached_bytes'] / 2**20:.1f} MiB "
+        f"in {kernels['cache']}",
+        "backend": "{name}: {why}".format(**chosen["backend"]),
+        "dtype": "{name}: {why}".format(**chosen["dtype"]),
+        "extras": ", ".join(there) or "none",
+        "missing": ", ".join(lacking) or "nothing",
+    }
+
+
+def _verdict(speed: float) -> str:
+    """Say what a speed means for somebody who wants to play."""
+    real_time = GenerationDefaults().fps
+    if speed >= real_time:
+        return f"fast enough to play in real time ({real_time:g} frames/s)"
+    if speed >= real_time / 4:
+        return f"playable, {real_time / speed:.1f} times slower than real time ({real_time:g}/s)"
+    return f"{real_time / speed:.0f} times slower than real time ({real_time:g}/s): good for videos"
+
+
+def _say(name: str, text: str) -> None:
+    make_console().print(f"{name:<11}{text}", soft_wrap=True, markup=False)

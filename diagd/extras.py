@@ -1,0 +1,31 @@
+"""Packages that only some commands need: what is there, and how to get what is not."""
+
+import importlib.util
+from collections.abc import Iterable
+
+EXTRAS = {  # as in pyproject.toml, by the names of the modules
+    "doom": ("vizdoom",),
+    "metrics": ("torchmetrics", "matplotlib"),
+    "scale": ("ray",),
+    "train": ("accelerate", "matplotlib"),
+    "web": ("fastapi", "uvicorn", "websockets", "PIL"),
+}
+
+
+def missing_modules(names: Iterable[str]) -> list[str]:
+    """Return those modules that are not installed; nothing is imported."""
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def require(purpose: str, *modules: str) -> None:
+    """Raise ValueError, saying what to install, unless modules of an extra are there.
+
+    Args:
+        purpose: what needs them, such as `diagd play`.
+    """
+    if missing := missing_modules(modules):
+        extra = next(name for name, brought in EXTRAS.items() if set(missing) <= set(brought))
+        raise ValueError(
+            f"{purpose} needs {', '.join(missing)}: pip install 'diagd[{extra}]', "
+            f"or from a clone: pip install -e '.[{extra}]'"
+        )

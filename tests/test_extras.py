@@ -1,0 +1,39 @@
+"""Extras by the modules they bring."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from diagd.cli import NEEDS
+from diagd.extras import EXTRAS, missing_modules, require
+
+MODULES = {"pillow": "PIL", "ray[data]": "ray"}  # where a package's name is another
+
+
+def test_extras_are_those_of_the_package():
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    listed = tomllib.loads(text)["project"]["optional-dependencies"]
+    packages = {
+        extra: tuple(wanted.partition(">=")[0] for wanted in wants)
+        for extra, wants in listed.items()
+        if extra not in ("test", "dev")
+    }
+    assert {
+        extra: tuple(MODULES.get(name, name) for name in names) for extra, names in packages.items()
+    } == EXTRAS
+
+
+def test_what_is_missing_is_named_with_both_ways_to_get_it(monkeypatch):
+    require("diagd play", "uvicorn", "fastapi")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert missing_modules(EXTRAS["web"]) == ["uvicorn"]
+    hint = r"diagd play needs uvicorn: pip install 'diagd\[web\]', or from a clone: .* '\.\[web\]'"
+    with pytest.raises(ValueError, match=hint):
+        require("diagd play", "fastapi", "uvicorn")
+
+
+def test_what_a_command_needs_can_be_had():
+    for modules in NEEDS.values():
+        assert any(set(modules) <= set(brought) for brought in EXTRAS.values())

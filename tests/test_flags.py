@@ -1,0 +1,41 @@
+"""Where a command writes is looked at before it works."""
+
+import pytest
+
+COMMANDS = [
+    ("evaluate", "--clips", "clips", "--out"),
+    ("train", "--tokens", "tokens", "--out"),
+    ("finetune", "--tokens", "tokens", "--init", "doom", "--out"),
+    ("tune", "--tokens", "tokens", "--out"),
+    ("tokenize", "--clips", "clips", "--out"),
+    ("tokenize", "--clips", "clips", "--shards"),
+    ("record", "--out"),
+    ("report", "--results", "results", "--out"),
+    ("convert", "source"),
+]
+FILES = [
+    ("generate", "--output"),
+    ("attention", "--output"),
+    ("study", "--pairs", "pairs", "--chart"),
+]
+
+
+@pytest.mark.parametrize("flags", COMMANDS, ids="-".join)
+def test_a_folder_below_a_file_is_refused(flags, command, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    below = tmp_path / "file" / "new"
+    command(*flags, below).assert_refused(rf"{below} cannot be written: .* is a file")
+    command(*flags, tmp_path / "file").assert_refused("is a file, expected a folder")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("flags", FILES, ids="-".join)
+def test_a_folder_in_place_of_a_file_is_refused(flags, command, tmp_path):
+    command(*flags, tmp_path).assert_refused("is a folder, expected a file name")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_that_takes_nothing_is_told(command):
+    command("attention", "--output", "/proc/a.png").assert_refused(
+        r"--output: /proc/a\.png cannot be written \(.*\)"
+    )
