@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 from rich.box import SIMPLE
+from rich.console import Console
 from rich.table import Table
 
 from diagd.console import make_console

@@ -108,7 +108,7 @@ def check_clips(folder: Path) -> ClipsReport:
     vocabulary = actions_of(acted) if acted else STILL
     clips: list[CheckedClip] = []
     problems: list[str] = []
-    for path in track(paths, description="reading clips"):
+    for path in track(paths, "reading clips"):
         try:
             clip = _read(path, vocabulary if acted else None)
             if clips:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import video_length

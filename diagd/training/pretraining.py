@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from diagd.console import make_console
 from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.families.presets import PRESETS

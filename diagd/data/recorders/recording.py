@@ -115,7 +115,7 @@ def record_clips(
             for seed in range(options.first_seed, options.first_seed + options.clips)
             if not all(path.is_file() for path in clip_paths(options.out, seed))
         ]
-        for seed in track(seeds, description=f"recording {game.name}", disable=not seeds):
+        for seed in track(seeds, f"recording {game.name}"):
             frames, actions = _play(game, seed, options.frames, repeat, options.skip)
             video_path, actions_path = clip_paths(options.out, seed)
             write_actions(actions_path, actions)
