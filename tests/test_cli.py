@@ -127,7 +127,7 @@ def test_an_unknown_command_lists_the_known_ones(name, command):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_unknown_flag_is_named(name, command):
-    places = ("a", "b") if name == "convert" else ()
+    places = {"convert": ("a", "b"), "check": ("a",)}.get(name, ())
     command(name, *places, "--grit", "3").assert_refused("unknown flag --grit: ")
 
 

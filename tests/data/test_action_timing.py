@@ -120,7 +120,7 @@ def test_too_little_to_tell():
 
 
 def test_two_rows_that_tell_about_as_much_are_not_told_apart():
-    sure = dict.fromkeys((-1, 0, 1), 9.0)
+    sure: dict[int, float] = {-1: 9.0, 0: 9.0, 1: 9.0}
     assert RowTiming({-1: 0.2, 0: 0.3, 1: 0.0}, sure).found == 0
     assert RowTiming({-1: 0.3, 0: 0.2, 1: 0.0}, sure).found is None
     assert RowTiming({-1: 0.3, 0: 0.09, 1: 0.0}, sure).found == -1

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -197,9 +198,10 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
     name = options.gym or ""
     with _working_folder_first():
         try:
-            make = lambda: gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True)  # noqa: E731
+            values = None if options.actions is None else named(options.actions)
             player = None if options.policy in (None, "random") else named(options.policy)
-            game = GymGame(make, name, options.actions and named(options.actions), player)
+            make = partial(gymnasium.make, name, render_mode="rgb_array", disable_env_checker=True)
+            game = GymGame(make, name, values, player)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ValueError(f"{name}: {error}") from None
         try:

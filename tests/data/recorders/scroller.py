@@ -4,6 +4,7 @@
 """
 
 from enum import IntEnum
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,8 +24,8 @@ class Turn(IntEnum):
     Right = 2
 
 
-class Scroller(gymnasium.Env):
-    """Moves three pixels a step; the observation is how many steps were made."""
+class Silent(gymnasium.Env):
+    """Moves three pixels a step, and does not name its actions; observed are the steps made."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
     observation_space = spaces.Discrete(1000)
@@ -32,9 +33,6 @@ class Scroller(gymnasium.Env):
 
     def __init__(self, render_mode: str | None = None, lifetime: int = 1000) -> None:
         self.render_mode, self.lifetime = render_mode, lifetime
-
-    def get_action_meanings(self):
-        return list(MOVES)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -48,7 +46,7 @@ class Scroller(gymnasium.Env):
         self.place += list(MOVES.values())[action]
         return self.steps, 0.0, self.steps >= self.lifetime, False, {}
 
-    def render(self):
+    def render(self) -> Any:
         rows, columns = (
             range(start, start + extent)
             for start, extent in zip(self.place, (HEIGHT_PX, WIDTH_PX), strict=True)
@@ -56,18 +54,18 @@ class Scroller(gymnasium.Env):
         return self.landscape.take(rows, 0, mode="wrap").take(columns, 1, mode="wrap")
 
 
-class Turner(Scroller):
+class Scroller(Silent):
+    """Names its actions."""
+
+    def get_action_meanings(self):
+        return list(MOVES)
+
+
+class Turner(Silent):
     """Names its actions by an enum, and always has to do one of them."""
 
     actions = Turn
-    get_action_meanings = None
     action_space = spaces.Discrete(2, start=1)
-
-
-class Silent(Scroller):
-    """Does not name its actions."""
-
-    get_action_meanings = None
 
 
 class Blind(Scroller):
@@ -81,7 +79,7 @@ class Pilot:
     """Counts what it sees, and goes right on every even observation."""
 
     def __init__(self, env, rng):
-        assert isinstance(env.unwrapped, Scroller)
+        assert isinstance(env.unwrapped, Silent)
         self.rng = rng
 
     def __call__(self, observation):
@@ -93,6 +91,6 @@ def confused(env, rng):
     return lambda observation: "jump"
 
 
-for game in (Scroller, Turner, Silent, Blind):
-    gymnasium.register(f"{game.__name__}-v0", game)
-gymnasium.register("Mayfly-v0", Scroller, kwargs={"lifetime": 12})
+for game in ("Scroller", "Turner", "Silent", "Blind"):
+    gymnasium.register(f"{game}-v0", f"{__name__}:{game}")
+gymnasium.register("Mayfly-v0", f"{__name__}:Scroller", kwargs={"lifetime": 12})
