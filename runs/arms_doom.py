@@ -4,12 +4,13 @@ python runs/arms_doom.py --tokens work/doom/tokens --minutes 50      # again, un
 python runs/arms_report.py
 
 An arm is a mixture of strategies and a rule of who sees whom; all else is the same for all arms of
-a seed, the batches too. Each call goes on where the last one ended, killed or not. A finished arm
-leaves ARM-SEED.jsonl, a line for each strategy with the likelihood of held-out clips under it, and
-ARM-SEED.log.jsonl, its learning curve.
+a seed, the batches too. Each call goes on where the last one ended, killed or not; calls with other
+--arms or --seeds may run at the same time. A finished arm leaves ARM-SEED.jsonl, a line for each
+strategy with the likelihood of held-out clips under it, and ARM-SEED.log.jsonl, its training loss.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,7 @@ class Options:
     judged: tuple[str, ...] = ("raster", "k=1", "k=2", "k=4", "k=1,d=14")
     clips: int = 64  # held-out clips to judge by
     compile: bool = True  # torch.compile the loss
+    threads: int = 1  # of a run; two wait for each other where others use the machine, too
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.arms if name not in ARMS]
@@ -121,7 +123,13 @@ def train(options: Options, arm: Arm, seed: int, folder: Path, seconds: float) -
     if shutil.which("nice"):
         command = ["nice", *command]
     try:
-        subprocess.run(command, check=True, timeout=max(seconds, 0.1), stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command,
+            check=True,
+            timeout=max(seconds, 0.1),
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
+        )
     except subprocess.TimeoutExpired:  # the run is killed, and loses what it has not saved
         return False
     return True

@@ -46,7 +46,8 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
     lanes += [(slot, step, True) for slot, step in stand_ins]
     if not lanes:
         return
-    mask = visibility_mask(*(torch.tensor(column) for column in zip(*lanes, strict=True)))
+    positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
+    mask = visibility_mask(positions, fed, stands_in)
     for step in {fed for _, fed, _ in lanes}:
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])

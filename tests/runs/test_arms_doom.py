@@ -6,10 +6,10 @@ import time
 import pytest
 
 from diagd.decoding.likelihood import strategy_nll
-from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines
 from diagd.tokenizers.shards import read_shards
+from diagd.training.mixture import Mixture
 from diagd.training.sequences import windows
 from runs import arms_doom, arms_report
 from tests.worlds import clips_of, write_shard, write_shard_model
@@ -35,8 +35,7 @@ def test_an_arm_is_judged_under_its_own_rule(visible, options, tmp_path):
     rows = arms_doom.judge(plan, arms_doom.Arm("k=1", visible), folder)
     assert [row["strategy"] for row in rows] == list(JUDGED)
     tokens, actions = windows(read_shards(plan.tokens / "heldout"), 3, 3)
-    for row in rows:
-        strategy = parse_strategy(row["strategy"])
+    for row, strategy in zip(rows, Mixture.parse(JUDGED).weights, strict=True):
         nll = strategy_nll(load_model(folder), tokens, actions, strategy, visible=visible)
         for name, axes in (("by_clip", (1, 2, 3)), ("by_frame", (0, 2, 3))):
             assert row[name] == pytest.approx(nll.mean(axes).tolist(), abs=1e-5)

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from diagd.decoding.likelihood import strategy_nll
-from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.finetuning import FinetuneOptions, finetune
+from diagd.training.mixture import Mixture
 from diagd.training.sequences import draw_batch
 from tests.training.runs import kill_after
 from tests.worlds import (
@@ -62,11 +62,12 @@ def nll_of(options, tokens, strategy):
     """Price a batch of sequences with the engine's protocol and cache."""
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
+    (scheduled,) = Mixture.parse([strategy]).weights
     costs = strategy_nll(
         load_model(options.init),
         clips,
         actions,
-        parse_strategy(strategy),
+        scheduled,
         options.context_frames,
         visible=options.visible,
     )
