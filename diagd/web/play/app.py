@@ -15,6 +15,7 @@ import json
 import mimetypes
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # few threads: each keeps memory of its own, and PyTorch's threads besides
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
         turns = asyncio.create_task(scheduler.run())
         try:
             yield
@@ -69,17 +72,17 @@ def create_app(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/")
-    def page() -> Response:
+    async def page() -> Response:
         return Response(files["index.html"], media_type="text/html")
 
     @app.get("/static/{name}")
-    def static(name: str) -> Response:
+    async def static(name: str) -> Response:
         if name not in files:
             raise HTTPException(404, "there is no such file")
         return Response(files[name], media_type=mimetypes.guess_type(name)[0])
 
     @app.get("/scenes/{number}.jpg")
-    def scene(number: int) -> Response:
+    async def scene(number: int) -> Response:
         if not 0 <= number < len(scheduler.scenes):
             raise HTTPException(404, "there is no such scene")
         return Response(scheduler.scenes[number].picture, media_type="image/jpeg")

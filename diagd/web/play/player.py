@@ -17,6 +17,7 @@ from typing import Any
 from diagd.data.actions import idle_action
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.encoding import to_jpeg
+from diagd.web.play.heap import give_back_memory
 from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
 from diagd.web.play.saved_session import MAX_FRAMES
 from diagd.web.play.session import Controls, FrameRecord, PendingStart, Session, check_action
@@ -187,22 +188,21 @@ class Player:
             "picture_ms": round((drawn - decoded) * 1e3, 2),
             "encode_ms": round((time.perf_counter() - drawn) * 1e3, 2),
         }
-        return self._frame(header, picture)
+        return self._frame(session, header, picture)
 
     def _begin(self, started: float) -> Frame:
         begun, self.pending_start = self.pending_start, None
         assert begun is not None
-        self.session = None  # its memory first
-        self.session = Session(self.world, begun.start)
+        self.session = None  # its memory first, and that of all who have left since
+        give_back_memory()
+        self.session = session = Session(self.world, begun.start)
         self.replaying, self.replayed, self.differing = deque(begun.replay), 0, 0
         self.tapped, self.due = self.idle_action, 0.0
         self.num_begun += 1
         header = {"begun": True, "ms": round((time.perf_counter() - started) * 1e3, 1)}
-        return self._frame(header, to_jpeg(begun.start.frames[-1]))
+        return self._frame(session, header, to_jpeg(begun.start.frames[-1]))
 
-    def _frame(self, header: dict[str, Any], picture: bytes) -> Frame:
-        session = self.session
-        assert session is not None
+    def _frame(self, session: Session, header: dict[str, Any], picture: bytes) -> Frame:
         self.sent += 1
         common = {
             "frame": self.sent,

@@ -35,7 +35,7 @@ class Scheduler:
         controls: with which every player begins.
 
     Attributes:
-        line: who waits for a place, the first to come first.
+        line: who waits for a place, the first to come first. served: whose turn is under way.
         frames: generated for anybody so far. sessions: begun so far.
     """
 
@@ -53,6 +53,7 @@ class Scheduler:
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
         self.line: list[Player] = []
+        self.served: Player | None = None
         self.frames = self.sessions = 0
         self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
@@ -70,6 +71,8 @@ class Scheduler:
     def leave(self, player: Player) -> None:
         """Let a player go; the session's memory goes with it (after a turn that is under way)."""
         self.players.pop(player.id, None)
+        if player is not self.served:
+            player.session = None  # Python may be slow to see that nobody needs the player
         if player in self.line:
             self.line.remove(player)
         self._admit()
@@ -116,10 +119,14 @@ class Scheduler:
                 if player is None:
                     await self._wait(now)
                     continue
+                self.served = player
                 turn = loop.run_in_executor(self.thread, player.turn)
                 await asyncio.wait([turn])
+                self.served = None
                 self.charge(player, self.clock() - now)
                 self._deliver(player, turn)
+                if player.id not in self.players:
+                    player.session = None
         finally:
             watch.cancel()
             self.thread.shutdown(wait=True)
@@ -127,7 +134,6 @@ class Scheduler:
     def end(self, player: Player, message: str, code: int = GONE) -> None:
         """Say why, and close the player's socket."""
         self.leave(player)
-        player.session = None
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
     def end_idle(self) -> None:

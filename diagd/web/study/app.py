@@ -53,7 +53,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     clips = {clip.name: clip for clip in pairs.clips}
     # cookies know no ports: another study on this machine must not take this one's away
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
-    Secret = Annotated[str, Cookie(alias=cookie, max_length=64)]  # noqa: N806
+    secret_cookie = Cookie(alias=cookie, max_length=64)
 
     for route, file in PAGES.items():
         app.add_api_route(route, _page(STATIC / file), methods=["GET"])
@@ -73,7 +73,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         return {"rater": known_as}
 
     @app.get("/api/study")
-    def study(secret: Secret = "") -> dict[str, Any] | None:
+    def study(secret: Annotated[str, secret_cookie] = "") -> dict[str, Any] | None:
         """Say what there is to answer; nothing to who is not enrolled yet."""
         known = store.rater(secret)
         if known is None:
@@ -95,7 +95,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         }
 
     @app.post("/api/answers")
-    def answer(given: Answer, secret: Secret = "") -> dict[str, bool]:
+    def answer(given: Answer, secret: Annotated[str, secret_cookie] = "") -> dict[str, bool]:
         known = store.rater(secret)
         if known is None:
             raise HTTPException(401, "this study does not know you: enter your name again")

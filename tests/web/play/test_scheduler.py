@@ -170,6 +170,7 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
             return item
 
     note = asyncio.run(scenario())
+    assert isinstance(note, Note)
     assert note.document["message"].startswith("The dream ended: prompt and one frame take")
 
 
