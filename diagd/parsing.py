@@ -23,7 +23,6 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 Options = TypeVar("Options")
 
 NUMBERS = {int: "a whole number", float: "a number"}
-HELP_FLAGS = ("-h", "--help")
 _REGISTRY = ConstructorRegistry()
 
 
@@ -78,7 +77,7 @@ def parse(options: type[Options], name: str, flags: Sequence[str]) -> Options:
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:
     """Raise ValueError for a flag that is none, with one that is meant perhaps."""
-    known = list(HELP_FLAGS)
+    known = ["-h", "--help"]
     for field, hint in hints.items():
         spelled = field.replace("_", "-")
         notes = getattr(hint, "__metadata__", ())

@@ -101,7 +101,8 @@ def main(options: BenchOptions) -> dict[str, Any]:
     inputs = _inputs(options, config, grid, device)
     rows: list[Row] = []
     ceilings = {}
-    for dtype in dict.fromkeys(choose_dtype(name, device) for name in options.dtype):
+    dtypes: list[DTypeName] = [choose_dtype(name, device) for name in options.dtype]
+    for dtype in dict.fromkeys(dtypes):
         ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
         if options.baseline == "hf" and dtype != "int8":
             model = _model(options, config, dtype, device)

@@ -5,9 +5,9 @@ diagd doctor --seconds 0       # no probe
 """
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.devices import choose_dtype, device_of, dtype_of
 from diagd.benchmark.machine import (
     BUSY_SHARE,
     WORLD,
@@ -45,26 +45,23 @@ def main(options: DoctorOptions) -> dict[str, Any]:
     device = device_of(options.device)
     with waiting("looking at this machine"):
         machine, kernels = machine_facts(), kernel_facts()
-    chosen = choices(device, kernels)
     report: dict[str, Any] = {
         "device": str(device),
         "machine": machine,
         "kernels": kernels,
-        "choices": chosen,
+        "choices": choices(device, kernels),
         "extras": extras_here(),
         "frames_per_second": {},
         "warnings": _warnings(machine, kernels),
     }
-    lines = _lines(report)
-    for name, text in lines.items():
+    for name, text in _lines(report).items():
         _say(name, text)
     for warning in report["warnings"]:
         _say("warning", warning)
     if options.seconds:
-        dtype = chosen["dtype"]["name"]
-        assert dtype in get_args(DTypeName)
+        dtype = dtype_of(choose_dtype("auto", device))
         with waiting(f"dreaming for {options.seconds:g} seconds"):
-            speeds = probe_speed(device, dtype_of(dtype), options.seconds, STRATEGIES)
+            speeds = probe_speed(device, dtype, options.seconds, STRATEGIES)
         report["frames_per_second"] = speeds
         for strategy, speed in speeds.items():
             _say(strategy, f"{speed:.2f} frames/s with the bundled model ({WORLD})")

@@ -1,9 +1,10 @@
 """Number types by name, and what `auto` is here."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from diagd.backends import devices
 from diagd.backends.devices import choose_dtype, cpu_features, dtype_of, multiplies_bfloat16
 
 CPU = torch.device("cpu")
@@ -28,13 +29,12 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_it(features, chosen, mo
     assert choose_dtype("auto", CPU) == chosen
 
 
-def test_an_older_torch_is_asked_in_its_own_words(monkeypatch):
-    newest = cpu_features()
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    older = cpu_features()
-    assert set(older) == set(devices.BFLOAT16_UNITS)
-    if newest.keys() >= older.keys():
-        assert multiplies_bfloat16(CPU) == any(newest[unit] for unit in older)
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_an_older_torch_is_asked_in_its_own_words(has_amx, monkeypatch):
+    older = SimpleNamespace(_is_amx_tile_supported=lambda: has_amx)
+    monkeypatch.setattr(torch, "cpu", older)
+    assert cpu_features() == {"amx_bf16": has_amx, "avx512_bf16": False}
+    assert multiplies_bfloat16(CPU) is has_amx
 
 
 def test_int8_is_rounded_from_float32():

@@ -30,7 +30,7 @@ def frames_of(folder, system, number=0):
 
 def test_pairs_are_dreamt_and_can_be_asked_about(make, tmp_path):
     outcome = make("--systems", "raster", "k=1", "k=2")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     assert outcome.document["systems"] == ["raster", "k=1", "k=2"]
     pairs = find_pairs(tmp_path / "pairs", ("k=1:raster", "k=2:raster"))
     assert [clip.name for clip in pairs.clips] == ["pair_000", "pair_001"]
@@ -127,7 +127,7 @@ def answered(tmp_path):
 
 def test_results_are_a_table_and_one_json_document(command, answered):
     outcome = command("study", "--pairs", answered, "--results", "--json")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     (comparison,) = outcome.document["comparisons"]
     assert (comparison["first"], comparison["second"]) == ("k=1", "raster")
     cell = comparison["questions"]["quality"]
