@@ -1,5 +1,6 @@
 """Devices and number types by the names that people give them, and the best of them here."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return any(features.get(unit) for unit in BFLOAT16_UNITS)
 
 
-def cpu_features() -> dict[str, object]:
+def cpu_features() -> Mapping[str, object]:
     """Return what torch knows of the processor, such as `{"amx_bf16": True}`."""
     if hasattr(torch.cpu, "get_capabilities"):
         return torch.cpu.get_capabilities()
