@@ -42,7 +42,6 @@ NEEDS = {
     "attention": ("matplotlib",),
     "evaluate": ("torchmetrics",),
     "report": ("matplotlib",),
-    "record": ("vizdoom",),
     "train": ("accelerate", "matplotlib"),
     "finetune": ("accelerate", "matplotlib"),
     "tune": ("accelerate", "matplotlib"),

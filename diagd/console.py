@@ -137,7 +137,8 @@ def progress(what: str, total: float, done: float = 0, shown: bool = True) -> It
     elif console.is_terminal:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}")
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(what, total=total, completed=done, pace="")
+            task = bar.add_task(what, total=total, pace="")
+            bar.update(task, completed=done)
 
             def move(job: Job) -> None:
                 bar.update(task, description=job.what, completed=job.done, pace=job.pace)

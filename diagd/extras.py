@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "doom": ("vizdoom",),
+    "gym": ("gymnasium",),
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),

@@ -1,10 +1,8 @@
 """What a machine is, what of diagd will run on it, and how fast the bundled world is there."""
 
 import itertools
-import os
 import platform
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,6 +10,7 @@ import torch
 
 from diagd.backends.devices import BFLOAT16_UNITS, cpu_features, multiplies_bfloat16
 from diagd.backends.native.compiler import cache_folder, find_compiler, load_library
+from diagd.backends.native.cores import usable_cores
 from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
 from diagd.families.checkpoints import model_path
@@ -42,25 +41,12 @@ def machine_facts() -> dict[str, Any]:
         "processor": cpu_name(),
         "instructions": instructions(),
         "threads": torch.get_num_threads(),
-        "cores_allowed": allowed_cores(),
+        "cores_allowed": usable_cores(),
         "load_average": [round(value, 2) for value in load],
         "used_by_others": others,
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
     }
-
-
-def allowed_cores() -> float:
-    """Return how many cores this process may use: fewer than there are in many a container."""
-    cores = float(os.cpu_count() or 1)
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, int(limit) / int(period))
-    return cores
 
 
 def instructions() -> list[str]:
