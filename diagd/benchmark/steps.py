@@ -74,6 +74,10 @@ class Stopwatch(CausalModel):
         """As the model has it."""
         return self.model.relative_positions
 
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
+        """As the model does."""
+        return self.model.see(positions, steps, held, fed_at)
+
     @property
     def device(self) -> torch.device:
         """Where the model is."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.decoding.visibility import visible_slots
 
 RunnerName = Literal["eager", "compile", "cuda-graph"]
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
@@ -58,12 +59,19 @@ class CausalModel(Protocol):
         """
         ...
 
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
+        """Return what `forward` takes as visible: the mask, unless its kernels make that.
+
+        Arguments and result are those of `diagd.decoding.visibility.visible_slots`.
+        """
+        return visible_slots(positions, steps, held, fed_at)
+
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        visible: Any,
         cache: Any,
         logits_to_keep: int = 0,
     ) -> Tensor:

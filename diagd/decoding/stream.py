@@ -19,7 +19,7 @@ from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes
 from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.visibility import NEVER, visible_slots
+from diagd.decoding.visibility import NEVER
 
 PREFILL_LANES = 256
 DrawRule = Callable[[Tensor, Lanes], Tensor]  # logits (B, L, V) and their lanes -> ids (B, L)
@@ -249,7 +249,7 @@ class Stream:
         """Gather, forward, sample, scatter."""
         lane = Lanes.of(lanes)
         held, fed_at = self.held[:num_slots], self.fed_at[:num_slots]
-        visible = visible_slots(lane.positions, lane.steps, held, fed_at)
+        visible = self.model.see(lane.positions, lane.steps, held, fed_at)
         # UNDRAWN is no id: it is found in `finish_frame`
         tokens = self.tokens[:, lane.inputs].clamp_(min=0)
         logits = self.model.forward(tokens, lane.positions, lane.slots, visible, self.cache)

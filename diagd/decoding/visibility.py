@@ -9,7 +9,7 @@ the place in raster order does not matter: what was fed is seen. No lane sees it
 either, since a token is fed in a step after the one that writes it.
 """
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,25 @@ def check_rule(visible: str) -> None:
         raise ValueError(
             f"visible must be one of {', '.join(get_args(VisibilityRule))}, got {visible!r}"
         )
+
+
+class SlotRule(NamedTuple):
+    """What the mask of a step follows from, beside the positions of its lanes.
+
+    Attributes:
+        steps: (L,) int64, the step at which each lane is fed.
+        held: (M,) int64, the position that each slot holds.
+        fed_at: (M,) int64, the step at which each slot's true token is fed.
+    """
+
+    steps: Tensor
+    held: Tensor
+    fed_at: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the mask: lanes and slots."""
+        return len(self.steps), len(self.held)
 
 
 def visible_slots(positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Tensor:

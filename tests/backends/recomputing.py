@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.decoding.sampling import sample
+from diagd.decoding.visibility import visible_slots
 from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
@@ -18,7 +19,7 @@ from diagd.models.transformer import Transformer
 class Recomputing:
     """A `CausalModel` without deriving from it: it brings all of the protocol itself."""
 
-    sample = staticmethod(sample)
+    sample, see = staticmethod(sample), staticmethod(visible_slots)
 
     def __init__(self, model: Transformer) -> None:
         self.model, self.device = model, model.device

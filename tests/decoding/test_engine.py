@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.decoding.sampling import sample
+from diagd.decoding.visibility import visible_slots
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -225,6 +226,7 @@ class ConstantModel:
     vocab_size = num_embeddings = VOCAB_SIZE
     max_positions = 400
     relative_positions = False
+    see = staticmethod(visible_slots)
     device = torch.device("cpu")
     dtype = torch.float32
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.sampling import ValidRanges
+from diagd.decoding.visibility import SlotRule
 
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
 
@@ -52,7 +53,8 @@ class StepRecord(ctypes.Structure):
 
     _fields_ = [
         *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
-        *_fields(ctypes.c_void_p, "tokens at slots visible keys values logits seconds"),
+        *_fields(ctypes.c_void_p, "tokens at slots visible steps held fed_at"),
+        *_fields(ctypes.c_void_p, "keys values logits seconds"),
     ]
 
 
@@ -77,12 +79,19 @@ def check_records(library: ctypes.CDLL) -> None:
             raise OSError(f"the kernels' record {name} has {theirs} bytes, expected {ours}")
 
 
-def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor) -> None:
+def check_step(
+    tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor | SlotRule
+) -> None:
     """Raise ValueError unless these are tokens (B, L), indices (L,) and a mask (L, M) in memory."""
     lanes = tokens.shape[-1:]
+    if isinstance(visible, SlotRule):
+        _check_int64(steps=visible.steps, held=visible.held, fed_at=visible.fed_at)
+        if visible.held.ndim != 1 or visible.held.shape != visible.fed_at.shape:
+            shapes = tuple(visible.held.shape), tuple(visible.fed_at.shape)
+            raise ValueError("held and fed_at must be (M,), got {} and {}".format(*shapes))
     if (
         tokens.ndim != 2
-        or visible.ndim != 2
+        or len(visible.shape) != 2
         or not positions.shape == slots.shape == visible.shape[:1] == lanes
         or not 0 < tokens.numel() <= MAX_ROWS
     ):
@@ -92,7 +101,7 @@ def check_step(tokens: Tensor, positions: Tensor, slots: Tensor, visible: Tensor
             f"{MAX_ROWS}, got {', '.join(shapes)}"
         )
     _check_int64(tokens=tokens, positions=positions, slots=slots)
-    if visible.dtype != torch.bool or not visible.is_cpu:
+    if isinstance(visible, Tensor) and (visible.dtype != torch.bool or not visible.is_cpu):
         raise ValueError(f"visible must be bool on the cpu, got {_kind_of(visible)}")
 
 

@@ -24,6 +24,7 @@ from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.visibility import SlotRule
 from diagd.models.cache import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -140,16 +141,23 @@ class NativeModel(CausalModel):
         check_sizes(batch_size, num_slots)
         return NativeCache(self.config, batch_size, num_slots, self._laid_out.cache_dtype)
 
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:
+        """Leave the mask to the kernels."""
+        return SlotRule(steps, held, fed_at)
+
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        visible: Tensor | SlotRule,
         cache: NativeCache,
         logits_to_keep: int = 0,
     ) -> Tensor:
         """Feed lanes in one call of the kernels; arguments as in `CausalModel.forward`.
+
+        Args:
+            visible: a mask, or what `see` returned.
 
         Returns:
             (B, lanes kept, vocab_size) float32 logits, rows of a wider buffer.
@@ -170,7 +178,9 @@ class NativeModel(CausalModel):
         keep = min(logits_to_keep or lanes, lanes)
         logits = torch.empty(batch, keep, whole_blocks(self.vocab_size))
         tokens, positions, slots = (index.contiguous() for index in (tokens, positions, slots))
-        visible = visible.contiguous()
+        rule = visible if isinstance(visible, SlotRule) else None
+        mask = visible.contiguous() if isinstance(visible, Tensor) else None
+        seen = [] if rule is None else [one.contiguous() for one in rule]
         step = StepRecord(
             batch=batch,
             lanes=lanes,
@@ -180,12 +190,14 @@ class NativeModel(CausalModel):
             tokens=tokens.data_ptr(),
             at=positions.data_ptr(),
             slots=slots.data_ptr(),
-            visible=visible.data_ptr(),
+            visible=None if mask is None else mask.data_ptr(),
             keys=ctypes.addressof(cache.key_pointers),
             values=ctypes.addressof(cache.value_pointers),
             logits=logits.data_ptr(),
             seconds=None if self.seconds is None else self.seconds.data_ptr(),
         )
+        for name, one in zip(("steps", "held", "fed_at"), seen, strict=False):
+            setattr(step, name, one.data_ptr())
         record = self._laid_out.record
         record.threads = self._num_threads
         if self._decode(ctypes.byref(record), ctypes.byref(step)):

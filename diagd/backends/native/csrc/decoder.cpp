@@ -31,7 +31,8 @@ struct Model {
 struct Step {
   int32_t batch, lanes, visible_slots, num_slots, keep;  // keep: logits of the last so many lanes
   const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
-  const uint8_t* visible;                                // (L, visible_slots)
+  const uint8_t* visible;                                // (L, visible_slots); or null, and then
+  const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
   void *const *keys, *const *values;                     // a pair of buffers a layer
   float* logits;                                         // (B, keep, vocab rounded up to 32)
   double* seconds;                                       // linears, attention, rest; null: untimed
@@ -109,11 +110,20 @@ struct Decoder {
              out_stride, add);
   }
 
-  // 0 where a lane sees a slot, else minus infinity.
+  // 0 where a lane sees a slot, else minus infinity (decoding/visibility.py).
   void hide(int lane) const {
-    const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
     float* to = hidden_slots + (ptrdiff_t)lane * seen;
-    for (int j = 0; j < seen; j++) to[j] = j < s.visible_slots && visible[j] ? 0 : -INFINITY;
+    std::fill(to + s.visible_slots, to + seen, -INFINITY);
+    if (s.visible) {
+      const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
+      for (int j = 0; j < s.visible_slots; j++) to[j] = visible[j] ? 0 : -INFINITY;
+      return;
+    }
+    const int64_t at = s.at[lane], step = s.steps[lane];
+    for (int j = 0; j < s.visible_slots; j++) {
+      const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
+      to[j] = sees ? 0 : -INFINITY;
+    }
   }
 
   // Cosines and sines by which a lane's position turns the pairs of a head (models/rotary.py).

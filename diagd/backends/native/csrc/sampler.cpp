@@ -134,7 +134,7 @@ extern "C" int draw(const Draw* draw) {
   for (int lane = 0; lane < d.lanes; lane++)
     if (d.low[lane] < 0 || d.low[lane] >= d.high[lane] || d.high[lane] > d.vocab) return 1;
   std::atomic<int> next{0};
-  team.run(d.threads, [&](int, int, Barrier&) {
+  team.run(d.batch * d.lanes == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
     std::vector<Candidate> kept;
     std::vector<float> scores;
     for (int i; (i = next++) < d.batch * d.lanes;) {

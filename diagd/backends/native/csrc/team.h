@@ -16,9 +16,14 @@
 
 using Clock = std::chrono::steady_clock;
 
-// Where threads wait for each other: they spin as long as that pays, then sleep.
+// Where threads wait for each other: they spin as long as that pays, then sleep. A sleep that was so
+// short that spinning on would have paid brings back the longest spin, any other halves it, unless
+// the spin is fixed.
 class Barrier {
  public:
+  Barrier() = default;
+  explicit Barrier(Clock::duration spin) : learns(false), spin(spin.count()) {}
+
   // Returns when all `threads` threads have come here.
   void wait(int threads) {
     if (threads == 1) return;
@@ -29,19 +34,23 @@ class Barrier {
       phase.notify_all();
       return;
     }
-    for (int i = budget.load(std::memory_order_relaxed); i > 0; i--) {
-      if (phase.load(std::memory_order_acquire) != now) return;
-      pause();
+    const auto came = Clock::now();
+    auto asleep = came;
+    while ((asleep - came).count() < spin.load(std::memory_order_relaxed)) {
+      for (int i = 0; i < 64; i++) {  // of 10 to 50 ns
+        if (phase.load(std::memory_order_acquire) != now) return;
+        pause();
+      }
+      asleep = Clock::now();
     }
-    const auto asleep = Clock::now();
     phase.wait(now, std::memory_order_acquire);
+    if (!learns) return;
     const Clock::duration slept = Clock::now() - asleep;
     if (slept < WORTH_IT) {
-      budget.store(MOST, std::memory_order_relaxed);
+      spin.store(MOST.count(), std::memory_order_relaxed);
       return;
     }
-    budget.store(std::max(LEAST, budget.load(std::memory_order_relaxed) / 2),
-                 std::memory_order_relaxed);
+    spin.store(spin.load(std::memory_order_relaxed) / 2, std::memory_order_relaxed);
     waited.fetch_add(slept.count(), std::memory_order_relaxed);
   }
 
@@ -51,10 +60,8 @@ class Barrier {
   }
 
  private:
-  // Pauses of some 50 ns: a sleep that was so short that spinning on would have paid brings back the
-  // most of them, any other halves them.
-  static constexpr int LEAST = 16, MOST = 4096;
-  static constexpr auto WORTH_IT = std::chrono::microseconds(150);
+  static constexpr Clock::duration MOST = std::chrono::microseconds(100);
+  static constexpr Clock::duration WORTH_IT = std::chrono::microseconds(150);
 
   static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -64,9 +71,10 @@ class Barrier {
 #endif
   }
 
+  const bool learns = true;
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<uint32_t> phase{0};
-  alignas(64) std::atomic<int> budget{MOST};
+  alignas(64) std::atomic<Clock::rep> spin{MOST.count()};
   std::atomic<Clock::rep> waited{0};
 };
 
@@ -115,7 +123,7 @@ class Crew {
   }
 
   const int born;
-  Barrier dock;
+  Barrier dock{std::chrono::microseconds(500)};  // longer than what is between the calls of a step
   const void* work = nullptr;
   void (*call)(const void*, int, int, Barrier&) = nullptr;
   std::vector<std::thread> others;
