@@ -75,7 +75,7 @@ def _run(name: str, flags: list[str]) -> None:
     parsing = importlib.import_module("diagd.parsing")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
     with _stdout_to_stderr() if shared.json else contextlib.nullcontext():
-        require(f"diagd {name}", *NEEDS.get(name, ()))
+        require(f"diagd {name}", *_needs(name, flags))
         if shared.threads:
             _limit_threads(shared.threads)
         module = importlib.import_module(f"diagd.commands.{name}")
@@ -85,6 +85,13 @@ def _run(name: str, flags: list[str]) -> None:
         # JSON knows no NaN, which Python writes nonetheless
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
         print(json.dumps(strict))
+
+
+def _needs(name: str, flags: list[str]) -> tuple[str, ...]:
+    if name == "record":
+        is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
+        return ("gymnasium",) if is_gym else ("vizdoom",)
+    return NEEDS.get(name, ())
 
 
 @contextlib.contextmanager

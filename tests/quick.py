@@ -39,7 +39,7 @@ class Stopwatch:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
-        if self.config.cache is not None and self.seconds:
+        if getattr(self.config, "cache", None) is not None and self.seconds:
             noted = self.config.cache.get(NOTES, {})
             self.config.cache.set(NOTES, noted | self.seconds)
 

@@ -8,7 +8,6 @@ COMMANDS = [
     ("finetune", "--tokens", "tokens", "--init", "doom", "--out"),
     ("tune", "--tokens", "tokens", "--out"),
     ("tokenize", "--clips", "clips", "--out"),
-    ("tokenize", "--clips", "clips", "--shards"),
     ("record", "--out"),
     ("report", "--results", "results", "--out"),
     ("convert", "source"),

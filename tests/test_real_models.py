@@ -149,7 +149,7 @@ def test_cosmos_goes_on_from_real_footage(context, dreamt, command, tmp_path):
     assert run["num_frames"] == dreamt
     video = read_video(tmp_path / "dream.mp4")
     assert video.frames.shape == (context + dreamt, 32, 48, 3)
-    assert video.fps == 30
+    assert video.fps == 25  # Cosmos makes as many: a faster clip is read at its pace
 
 
 def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):

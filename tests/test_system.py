@@ -125,7 +125,7 @@ def test_a_second_command_with_the_same_out_is_one_line(name, holder, command, w
     flags: dict[str, list[str | Path]] = {
         "train": ["--tokens", shards, "--out", out],
         "finetune": ["--tokens", shards, "--init", world, "--out", out],
-        "tokenize": ["--clips", world, "--tokenizer", world / "tokenizer", "--shards", out],
+        "tokenize": ["--clips", world, "--tokenizer", world / "tokenizer", "--out", out],
         "record": ["--out", out],
         "convert": [world, out],
     }

@@ -16,6 +16,7 @@ from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import video_length
 from diagd.families.own_format import TOKENIZER_FOLDER
+from diagd.flags import OutputFolder
 from diagd.tokenizers.shards import STILL, actions_of, write_shards
 from diagd.tokenizers.training import (
     TokenizerOptions,
@@ -35,7 +36,7 @@ LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too s
 class TokenizeOptions(TokenizerOptions):
     """Turn recorded clips into a folder that `diagd train` takes: tokens, tokenizer, scenes."""
 
-    out: Path  # folder to write; a killed run goes on from here
+    out: OutputFolder  # folder to write; a killed run goes on from here
     heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
     heldout_share: float = 0.1  # which share: every tenth clip by name
     tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training

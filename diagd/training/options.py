@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diagd.backends.native.compiler import find_compiler
+from diagd.flags import OutputFolder
 from diagd.tokenizers.shards import TokenClips
 from diagd.training.setup import OptimizerName
 
@@ -22,7 +23,7 @@ class LoopOptions:
     """What every training run is told."""
 
     tokens: Path  # folder from diagd tokenize, or of token shards
-    out: Path  # checkpoint folder to write; a run that was killed goes on from here
+    out: OutputFolder  # checkpoint folder to write; a run that was killed goes on from here
     validation: Path | None = None  # folder of held-out token shards; default: those in --tokens
     frames: int = 8  # frames of a training sequence
     hold: float = 0.0  # share of frames that repeat the one before, under the action "none"

@@ -12,6 +12,7 @@ import numpy as np
 
 from diagd.data.actions import ActionVocabulary
 from diagd.data.recorders.recording import RecordOptions
+from diagd.extras import require
 
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
 BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD")
@@ -104,10 +105,9 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
     Raises:
         ValueError: it is not installed, or has no such scenario.
     """
-    try:
-        import vizdoom
-    except ImportError:
-        raise ValueError("recording needs ViZDoom: pip install 'diagd[doom]'") from None
+    require("recording from ViZDoom", "vizdoom")
+    import vizdoom
+
     scenario = options.scenario or "my_way_home"
     config = Path(vizdoom.scenarios_path) / f"{scenario}.cfg"
     if not config.is_file():

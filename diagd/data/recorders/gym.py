@@ -22,6 +22,7 @@ import numpy as np
 
 from diagd.data.actions import ActionVocabulary
 from diagd.data.recorders.recording import RecordOptions
+from diagd.extras import require
 
 IDLE = "none"
 NOTHING = {IDLE, "noop", "no_op", "nop", "nothing", "do_nothing", "idle", "stay", "wait"}
@@ -191,10 +192,9 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
     Raises:
         ValueError: Gymnasium, the environment, the player or the actions are not there.
     """
-    try:
-        import gymnasium
-    except ImportError:
-        raise ValueError("recording it needs Gymnasium: pip install 'diagd[gym]'") from None
+    require("recording from Gymnasium", "gymnasium")
+    import gymnasium
+
     name = options.gym or ""
     with _working_folder_first():
         try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import resize, write_video
+from diagd.flags import OutputFolder
 
 ATTEMPTS = 20
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
@@ -29,7 +30,8 @@ ACTIONS_FILE = "actions.json"
 class RecordOptions:
     """Let a program play a game, and write clips as mp4 with jsonl actions beside them."""
 
-    out: Path  # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    out: OutputFolder
     gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
     policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
     actions: str | None = None  # module:name of a dict from names to the game's actions

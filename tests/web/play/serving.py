@@ -85,7 +85,8 @@ class Page:
 @contextlib.contextmanager
 def serving(model: Path, port: int = 0, **options: Any) -> Iterator[Served]:
     """Run a server until the block ends."""
-    record = PlayOptions(model=str(model), port=port, open=False, **options)
+    settings: dict[str, Any] = {"dtype": "float32", **options}
+    record = PlayOptions(model=str(model), port=port, open=False, **settings)
     listening = listen(record.host, record.port)
     scheduler, server = load(record)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
