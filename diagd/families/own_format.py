@@ -140,6 +140,12 @@ def _tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
+    defaults = _stored_defaults(found)
+    most = max(1, found.config.frames_held - 1)  # one frame is to come
+    return replace(defaults, context_frames=min(defaults.context_frames, most))
+
+
+def _stored_defaults(found: Checkpoint) -> GenerationDefaults:
     for name in (DEFAULTS_FILE, FORMER_DEFAULTS_FILE):
         path = found.path.with_name(name)
         if path.is_file():

@@ -135,6 +135,12 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
     @property
+    def frames_held(self) -> int:
+        """Frames of a clip that fill the context, actions between them."""
+        slots = self.max_positions + self.num_action_tokens - self.prefix_length
+        return slots // (self.tokens_per_frame + self.num_action_tokens)
+
+    @property
     def tokens_per_frame(self) -> int:
         """Visual tokens of one frame."""
         return self.grid_height * self.grid_width

@@ -14,7 +14,7 @@ from diagd.families.checkpoints import load_model, model_path
 from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.mixture import MixtureLoss, MixtureOptions
-from diagd.training.setup import check_fit, frames_held
+from diagd.training.setup import check_fit
 from diagd.training.world_parts import copy_parts, next_steps
 
 RECORD_FILE = "finetune.json"
@@ -36,7 +36,7 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     clips, held_out = read_clips(options)
     model = load_model(options.init)
     check_fit(options.init, model.config, clips)
-    most = frames_held(model.config)
+    most = model.config.frames_held
     if options.frames > most:
         raise ValueError(
             f"frames must be at most {most}, which the model holds, got {options.frames}"

@@ -45,12 +45,6 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
             )
 
 
-def frames_held(config: ModelConfig) -> int:
-    """Count the frames of a clip that fill a model's context, actions between them."""
-    slots = config.max_positions + config.num_action_tokens - config.prefix_length
-    return slots // (config.tokens_per_frame + config.num_action_tokens)
-
-
 def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
     """Fit a preset to the data: its grid, its vocabulary, a context of so many frames."""
     grid_height, grid_width = clips.tokens.shape[2:]

@@ -24,7 +24,7 @@ from diagd.flags import OutputFolder, RowLags
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.sequences import windows
-from diagd.training.setup import check_fit, frames_held
+from diagd.training.setup import check_fit
 
 Axis = Literal["frame", "row", "column"]
 DEFAULT_CLIPS = 16
@@ -100,7 +100,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     clips = read_shards(part_of(options.tokens, "heldout"))
     model = _load(options.model, clips, device)
     yardstick = _load(options.baseline, clips, device) if options.baseline else None
-    held = frames_held(model.config)
+    held = model.config.frames_held
     frames = min(held, clips.tokens.shape[1]) if options.frames is None else options.frames
     if not options.context_frames < frames <= held:
         raise ValueError(
