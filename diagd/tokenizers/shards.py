@@ -17,14 +17,14 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
-from diagd.files import replacing
+from diagd.files import write_bytes
 from diagd.tokenizers.vq import VQTokenizer
 
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
@@ -140,8 +140,7 @@ def write_shards(
             else:
                 tokens, actions = _join(group, list(pool.map(encode, group)), shape)
                 tokens = tokens.to(_dtype(tokenizer))
-                with replacing(shard) as temporary:
-                    save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
+                write_bytes(shard, save({"tokens": tokens, "actions": actions}, metadata))
                 written, shape = written + 1, tokens.shape[1:]
             job.advance(len(group))
     return written
