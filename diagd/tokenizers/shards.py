@@ -233,11 +233,11 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             tokens,
             actions,
             int(metadata["codebook_size"]),
-            tuple(json.loads(metadata["action_names"])),
-            tuple(json.loads(metadata["clips"])),
+            _names(metadata["action_names"]),
+            _names(metadata["clips"]),
             metadata.get("codebook", ""),
         )
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
     if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
@@ -260,6 +260,13 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             f"{path}: actions must be in [0, {len(clips.action_names)}), got {low} to {high}"
         )
     return clips, metadata
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"expected a list of names, got {text[:60]}")
+    return tuple(names)
 
 
 def _metadata(

@@ -30,7 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
     require_file(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
         raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")

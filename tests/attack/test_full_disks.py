@@ -19,9 +19,8 @@ from diagd.families.presets import PRESETS
 from diagd.files import append_line, read_json_lines, replacing_folder, write_text
 from diagd.web.study.pairs import Clip, StudyPairs
 from diagd.web.study.store import StudyStore
-from tests.evaluation.lines import write_clips as write_named_clips
-from tests.tokenizers.rectangles import write_clips
-from tests.worlds import clips_of, model_config, write_shard, write_shard_model
+from tests.attack.commands import COMMANDS, flags_of
+from tests.worlds import model_config
 
 SIZES_KIB = (4, 12, 24, 48, 80, 128, 200, 320)  # a page, and on until all of it fits
 ROOM = "size=64m"
@@ -94,51 +93,12 @@ def test_a_folder_that_does_not_fit_leaves_the_old_one(disk: Path) -> None:
     assert (disk / "training" / "state").read_bytes() == bytes(3)
 
 
-def flags_of(name: str, world: Path, folder: Path, out: Path) -> list[object]:
-    """Return the arguments of a command that writes to a folder; what it needs is made."""
-    if name in ("train", "finetune"):
-        tokens = write_shard(folder / "tokens", clips_of())
-        start = ("--model", "mc-ar-tiny")
-        if name == "finetune":
-            start = ("--init", write_shard_model(folder / "model", frames=3))
-        training = ("--steps", 4, "--batch-size", 2, "--frames", 3, "--log-every", 1)
-        precise = ("--precision", "no", "--no-compile", "--warmup-steps", 1)
-        return ["--tokens", tokens, *start, *training, *precise, "--out", out]
-    if name == "tokenize":
-        write_clips(folder / "clips")
-        quick = ("--steps", 2, "--batch", 2, "--codes", 16, "--frame-stride", 1)
-        return ["--clips", folder / "clips", *quick, "--out", out]
-    if name == "record":
-        game = ("--gym", "tests.data.recorders.scroller:Scroller-v0")
-        return [*game, "--clips", 3, "--frames", 4, "--out", out]
-    if name == "evaluate":
-        clips = write_named_clips(folder / "clips", count=2)
-        short = ("--num-clips", 2, "--frames", 4, "--context-frames", 2, "--backend", "eager")
-        return [
-            "--clips",
-            clips,
-            "--model",
-            world,
-            *short,
-            "--schedules",
-            "k=1",
-            "--save-videos",
-            "--out",
-            out,
-        ]
-    assert name == "convert"
-    return [world, out]
-
-
 @pytest.fixture(autouse=True)
 def tiny_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer a model that is quick to train, in a process where nobody has trained."""
     monkeypatch.setitem(PRESETS, "mc-ar-tiny", model_config())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-COMMANDS = ("train", "finetune", "tokenize", "record", "evaluate", "convert")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -191,9 +151,13 @@ def test_a_study_on_a_full_disk_refuses_an_answer_and_takes_the_next(disk: Path)
     store = StudyStore(disk / "study.db", pairs)
     filling = fill(disk)
     taken = []
-    with pytest.raises(sqlite3.OperationalError, match="full"):
+
+    def enrol_everybody() -> None:
         while True:
             taken.append(store.enrol(f"rater {len(taken)}", 0)[0])
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        enrol_everybody()
     filling.unlink()
     number, _ = store.rater(store.enrol("late", 0)[0]) or (0, "")
     store.answer(number, 0, "quality", "left")
