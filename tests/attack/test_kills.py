@@ -23,8 +23,8 @@ pytestmark = [
 
 KILLS = 10
 MORE = {
-    "finetune": ("--save-minutes", 0, "--steps", 40),
-    "tokenize": ("--checkpoint-s", 0, "--steps", 60),
+    "finetune": ("--save-minutes", 0, "--steps", 40, "--log-every", 8),
+    "tokenize": ("--checkpoint-s", 0, "--steps", 30),
     "record": ("--clips", 40),
     "evaluate": ("--schedules", "raster k=1 k=2"),
 }
