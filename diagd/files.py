@@ -3,13 +3,17 @@
 What is written lies under a hidden name beside the goal (`.NAME.1a2b3c4d.partial`, another one for
 every writer) until one rename puts it in place. Logs of JSON lines grow in place instead; there,
 only the last line can be torn, and readers pass it over.
+
+A disk that is full or read-only is an OSError that names the file wanted, and leaves no half of it.
+Libraries that write files have errors of their own for that, so what they make is written here,
+from memory, wherever it fits in there.
 """
 
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,20 +24,93 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to, which becomes `path` when the block ends well.
 
     After an exception `path` is as it was, and nothing else is left.
+
+    Raises:
+        OSError: it cannot be written; names `path`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with _naming(path, temporary):
+            yield temporary
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the system that names no file, or a temporary one, name the file wanted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or str(error.filename) not in ("None", str(temporary)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a log and wait until it is on the disk; after an error it is not there.
+
+    Raises:
+        OSError: it cannot be written; names `path`.
+    """
+    with _naming(path), path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        left = memoryview(f"{line}\n".encode())
+        try:
+            while left:  # a disk takes what it still can before it says that it is full
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
+    """Copy a file, or the files of a folder, each whole or not at all; others at the goal stay.
+
+    Args:
+        source: passed over if there is none.
+        without: names of files and folders inside that are left out.
+    """
+    if source.is_file():
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(goal) as temporary:
+            shutil.copyfile(source, temporary)
+    elif source.is_dir():
+        for part in source.iterdir():
+            if part.name not in without:
+                copy_whole(part, goal / part.name, without)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write to, `NAME.partial`, that takes the place of `folder` in the end.
+
+    After an exception `folder` is as it was, and nothing else is left; what a kill leaves is
+    removed by the next writer. There may be one at a time.
+    """
+    fresh = folder.with_name(f"{folder.name}.partial")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        yield fresh
+        swap_folder(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
@@ -75,7 +152,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             shown = line[:60].decode(errors="replace")

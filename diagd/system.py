@@ -18,7 +18,8 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
     """Make a folder, and be the only one who writes there while the block runs.
 
     The system gives the lock back when the process ends, however it ends. A folder that is empty
-    afterwards, and was not there before, is removed again. Processes that torchrun or accelerate
+    afterwards, and was not there before, is removed again, and so are the half-written files of one
+    who was killed (see `diagd.files`). Processes that torchrun or accelerate
     started together are one writer: the first holds the lock, the others need none.
 
     Args:
@@ -44,6 +45,8 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
                 "another folder"
             ) from None
         try:
+            for rubbish in () if file else folder.glob(".*.partial"):  # of a writer that was killed
+                rubbish.unlink(missing_ok=True)
             yield
         finally:
             with suppress(PermissionError):  # Windows removes it once it is unlocked, Unix before

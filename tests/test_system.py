@@ -94,6 +94,16 @@ def test_a_killed_writer_leaves_no_lock_that_holds(holder, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]
 
 
+def test_what_a_killed_writer_left_half_written_is_removed_by_the_next(tmp_path):
+    (tmp_path / ".model.safetensors.0a1b2c3d.partial").touch()
+    (tmp_path / ".hidden").touch()
+    with only_writer(tmp_path, "results.jsonl"):
+        assert len(list(tmp_path.glob(".*.partial"))) == 1  # others may be writing it
+    with only_writer(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".hidden"]
+
+
 def test_files_of_one_folder_have_writers_of_their_own(tmp_path):
     with (
         only_writer(tmp_path, "results.jsonl"),

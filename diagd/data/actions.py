@@ -95,7 +95,7 @@ class ActionVocabulary:
         """Read a checkpoint's `actions.json`: `{"names": [...]}`."""
         try:
             names = json.loads(path.read_text(encoding="utf-8"))["names"]
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        except (ValueError, RecursionError, KeyError, TypeError):
             raise ValueError(f'{path} is no action vocabulary ({{"names": [...]}})') from None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{path}: names must be a list of strings")

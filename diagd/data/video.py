@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import replacing
+from diagd.files import write_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -153,7 +154,13 @@ def write_video(
         frames: (T, H_px, W_px, 3) uint8 RGB; both sizes even.
         crf: quality, 0 (lossless) to 51 (worst).
     """
-    with replacing(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+    write_bytes(path, encode_video(frames, fps, crf))
+
+
+def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> bytes:
+    """Return what `write_video` writes."""
+    whole = io.BytesIO()
+    with av.open(whole, "w", format="mp4") as container:
         stream = container.add_stream(
             "libx264",
             rate=Fraction(fps).limit_denominator(1001),
@@ -169,6 +176,7 @@ def write_video(
         for frame in frames.numpy():
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode(None))
+    return whole.getvalue()
 
 
 def write_image(path: str | Path, image: Tensor) -> None:
@@ -180,8 +188,7 @@ def write_image(path: str | Path, image: Tensor) -> None:
     encoder.time_base = Fraction(1)
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(image.numpy()), format="rgb24")
     packets = [*encoder.encode(frame), *encoder.encode()]
-    with replacing(path) as temporary:
-        temporary.write_bytes(b"".join(bytes(packet) for packet in packets))
+    write_bytes(path, b"".join(bytes(packet) for packet in packets))
 
 
 def contact_sheet(frames: Tensor, columns: int = 4, gap_px: int = 4) -> Tensor:

@@ -14,7 +14,6 @@ tokenizer), `copy` (of the last context frame).
 
 import base64
 import json
-import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagd.files import read_json_lines
+from diagd.files import append_line, read_json_lines
 from diagd.system import only_writer
 
 RESULTS_FILE = "results.jsonl"
@@ -122,15 +121,13 @@ class ResultsWriter:
         """
         with ExitStack() as opened:
             opened.enter_context(only_writer(path.parent, path.name))
-            self._file = opened.enter_context(path.open("ab"))
-            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
-            self._opened = opened.pop_all()
+            with path.open("ab") as file:
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            self._path, self._opened = path, opened.pop_all()
 
     def append(self, record: Record) -> None:
         """Write one line and wait until it is on the disk."""
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        append_line(self._path, json.dumps(record, allow_nan=False))
 
     def __enter__(self) -> "ResultsWriter":
         return self

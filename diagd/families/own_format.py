@@ -92,10 +92,13 @@ def save_model(
 
 
 def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write weights, in their own types, and what they are; each file is replaced in one move."""
+    """Write what a model is and its weights, in their own types; each file is replaced in one move.
+
+    The weights come last: where they are, all is there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_weights(folder / WEIGHTS_FILE, weights)
     write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
+    write_weights(folder / WEIGHTS_FILE, weights)
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
@@ -117,7 +120,7 @@ def read_actions_file(path: Path) -> ActionCodec:
     """
     try:
         kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError):
+    except (ValueError, RecursionError, AttributeError):
         kind = None  # told by ActionVocabulary
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
     return next(codecs, None) or ActionVocabulary.load(path)
@@ -151,7 +154,7 @@ def _stored_defaults(found: Checkpoint) -> GenerationDefaults:
         if path.is_file():
             try:
                 return replace(GenerationDefaults(), **json.loads(path.read_text(encoding="utf-8")))
-            except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            except (ValueError, RecursionError, TypeError) as error:
                 raise ValueError(f"{path}: no generation defaults: {error}") from None
     return GenerationDefaults()
 

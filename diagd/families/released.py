@@ -68,7 +68,7 @@ def read_side(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
         raise ValueError(f"{path}: not valid {kind}: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")

@@ -3,7 +3,6 @@
 It is what `from_pretrained` and every command read, and what the Hugging Face Hub shows.
 """
 
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from diagd.families.checkpoints import find_model, model_path
 from diagd.families.family import Checkpoint
 from diagd.families.hub import is_repository, upload
 from diagd.families.own_format import write_checkpoint
-from diagd.files import read_json_lines, write_text
+from diagd.files import copy_whole, read_json_lines, write_text
 from diagd.pipeline.pretrained import codec_of, save_parts
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
@@ -62,11 +61,7 @@ def save_world(
     save_parts(found, target, None if source.tokenizer is None else Path(source.tokenizer))
     write_checkpoint(target, found.config, found.weights)
     for extra in EXTRAS:
-        part, goal = folder / extra, target / extra
-        if part.is_dir():
-            shutil.copytree(part, goal, dirs_exist_ok=True)
-        elif part.is_file():
-            shutil.copyfile(part, goal)
+        copy_whole(folder / extra, target / extra)
     if not (target / CARD_FILE).exists():
         write_text(target / CARD_FILE, _card(found, target, size_px, name or str(target)))
 

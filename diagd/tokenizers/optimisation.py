@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import replacing
+from diagd.files import write_bytes
 from diagd.tokenizers.frames import normalise
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -199,8 +199,7 @@ class TokenizerTrainer:
             "seconds": str(self.seconds),
             "options": self._fingerprint(),
         }
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata)
+        write_bytes(path, save(tensors, metadata))
 
     def load(self, path: Path) -> None:
         """Go on from a state.

@@ -17,14 +17,14 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
-from diagd.files import replacing
+from diagd.files import write_bytes
 from diagd.tokenizers.vq import VQTokenizer
 
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
@@ -140,8 +140,7 @@ def write_shards(
             else:
                 tokens, actions = _join(group, list(pool.map(encode, group)), shape)
                 tokens = tokens.to(_dtype(tokenizer))
-                with replacing(shard) as temporary:
-                    save_file({"tokens": tokens, "actions": actions}, temporary, metadata)
+                write_bytes(shard, save({"tokens": tokens, "actions": actions}, metadata))
                 written, shape = written + 1, tokens.shape[1:]
             job.advance(len(group))
     return written
@@ -234,11 +233,11 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             tokens,
             actions,
             int(metadata["codebook_size"]),
-            tuple(json.loads(metadata["action_names"])),
-            tuple(json.loads(metadata["clips"])),
+            _names(metadata["action_names"]),
+            _names(metadata["clips"]),
             metadata.get("codebook", ""),
         )
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
     if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
@@ -261,6 +260,13 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             f"{path}: actions must be in [0, {len(clips.action_names)}), got {low} to {high}"
         )
     return clips, metadata
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"expected a list of names, got {text[:60]}")
+    return tuple(names)
 
 
 def _metadata(

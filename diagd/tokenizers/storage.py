@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from diagd.files import replacing, write_json
+from diagd.files import write_bytes, write_json
 from diagd.unpickling import UNPICKLING_ERRORS
 
 CONFIG_NAME = "config.json"
@@ -30,7 +30,7 @@ def read_config(path: Path) -> dict[str, Any]:
     require_file(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
         raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
@@ -107,8 +107,7 @@ def save_files(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
-    with replacing(folder / weights_name) as temporary:
-        save_file(stored, temporary, metadata={"format": "pt"})
+    write_bytes(folder / weights_name, save(stored, metadata={"format": "pt"}))
     write_json(folder / CONFIG_NAME, config, indent=2)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from diagd.console import progress, track
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
-from diagd.files import rewind_log
+from diagd.files import append_line, rewind_log
 from diagd.tokenizers.frames import check_frames
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer
@@ -120,20 +120,19 @@ def train_tokenizer(
     if state.is_file():
         trainer.load(state)
     folder.mkdir(parents=True, exist_ok=True)
-    log_path = folder / LOG_NAME
-    rewind_log(log_path, trainer.step)
+    log = folder / LOG_NAME
+    rewind_log(log, trainer.step)
     first, started = trainer.step, time.monotonic()
     saved = started
     with (
         progress("training tokenizer", 1.0, trainer.share_done) as job,
-        log_path.open("a", buffering=1, encoding="utf-8") as log,
         one_thread_workers(options.threads) as pool,
     ):
         while trainer.share_done < 1:
             row = trainer.advance(frames, pool)
             if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
-                log.write(json.dumps(row | {"frames_per_second": round(speed, 1)}) + "\n")
+                append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
             job.reach(trainer.share_done)
             if time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)

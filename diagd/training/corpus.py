@@ -4,7 +4,6 @@ It holds token shards of the clips to learn from (`train/`) and of those held ou
 the parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import video_length
 from diagd.families.own_format import TOKENIZER_FOLDER
+from diagd.files import copy_whole
 from diagd.flags import OutputFolder
 from diagd.tokenizers.shards import STILL, actions_of, write_shards
 from diagd.tokenizers.training import (
@@ -145,7 +145,7 @@ def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) ->
     else:
         tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
         tokenizer.encode(frames[:1])  # or it says which sizes would fit
-        shutil.copytree(options.tokenizer, folder, dirs_exist_ok=True)
+        copy_whole(options.tokenizer, folder)
     size, patch = frames.shape[1:3], tokenizer.compression
     console.print(
         f"frames of {size[0]}x{size[1]} px are {size[0] // patch}x{size[1] // patch} tokens "

@@ -7,19 +7,20 @@ processes changes the loss curve. `accelerate launch` spreads it.
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
-from diagd.files import recover_folder, rewind_log, swap_folder, write_json
+from diagd.files import append_line, recover_folder, replacing_folder, rewind_log, write_json
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.curves import plot_loss
@@ -212,24 +213,30 @@ class TrainingRun:
             **seen,
         }
         if self.accelerator.is_main_process:
-            with self.log_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_line(self.log_file, json.dumps(line))
 
     def save(self) -> None:
-        """Write the model folder and, beside it, what a resumed run needs."""
-        partial = self.checkpoint.with_name("training.partial")
-        if self.accelerator.is_main_process:
-            shutil.rmtree(partial, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(partial))
-        weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
-        self.accelerator.wait_for_everyone()
-        if not self.accelerator.is_main_process:
+        """Write the model folder and, beside it, what a resumed run needs.
+
+        Raises:
+            OSError: it cannot be written; what was saved before is still there.
+        """
+        is_main = self.accelerator.is_main_process
+        others = nullcontext(self.checkpoint.with_name("training.partial"))  # where main makes it
+        with replacing_folder(self.checkpoint) if is_main else others as fresh:
+            self.accelerator.wait_for_everyone()
+            try:
+                self.accelerator.save_state(str(fresh))
+            except (SafetensorError, RuntimeError) as error:  # how they and torch say it
+                raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
+            # gathered where it is sharded
+            weights: Any = self.accelerator.get_state_dict(self.model)
+            self.accelerator.wait_for_everyone()
+            if is_main:
+                state = {"step": self.step, "seconds": self.seconds, **self.identity}
+                write_json(fresh / "run.json", state)
+        if not is_main:
             return
-        write_json(
-            partial / "run.json", {"step": self.step, "seconds": self.seconds, **self.identity}
-        )
-        swap_folder(partial, self.checkpoint)
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
         ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
         plot_loss(self.options.out)

@@ -18,6 +18,7 @@ from diagd.families.own_format import (
     TOKENIZER_FOLDER,
     write_defaults,
 )
+from diagd.files import copy_whole
 from diagd.tokenizers.shards import STILL
 from diagd.tokenizers.training import LOG_NAME, STATE_NAME
 
@@ -43,13 +44,9 @@ CRF = 4  # of H.264: what a world starts from should look as it was recorded
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    unwanted = shutil.ignore_patterns(LOG_NAME, Path(STATE_NAME).parts[0])  # of its training
+    unwanted = (LOG_NAME, Path(STATE_NAME).parts[0])  # of its training
     for name in PARTS:
-        part, goal = source / name, folder / name
-        if part.is_dir():
-            shutil.copytree(part, goal, dirs_exist_ok=True, ignore=unwanted)
-        elif part.is_file():
-            shutil.copyfile(part, goal)
+        copy_whole(source / name, folder / name, unwanted)
 
 
 def next_steps(folder: Path, tokens: Path) -> str:

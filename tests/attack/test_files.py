@@ -1,4 +1,6 @@
-"""Configs, safetensors headers and kernel caches of anybody's making: they load, or it is one line.
+"""Files of anybody's making: they load, or it is one line that names the file.
+
+Configs, safetensors headers, token shards, pickles and kernel caches.
 
 Nothing may be allocated that the file does not hold, so each attempt is quick and small.
 """
@@ -7,6 +9,7 @@ import json
 import resource
 import struct
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from diagd.backends.native import compiler
 from diagd.families.checkpoints import load_model
 from diagd.families.own_format import save_model
+from diagd.metrics.weights import read_state_dict
+from diagd.models.torch_files import read_torch_file
 from diagd.models.weight_files import read_weights
+from diagd.tokenizers.shards import read_shards
+from diagd.tokenizers.storage import read_tensors
 from tests.models.tiny import tiny_fields, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -151,3 +159,115 @@ def test_damaged_kernels_are_never_loaded(
         for now in (flipped, content[:place], content + bytes([value])):
             damaged.write_bytes(now)
             assert (compiler.find_build(path) is None) == (now != content)
+
+
+def fields_of_shards() -> st.SearchStrategy[dict[str, str]]:
+    lies = JUNK.map(lambda value: json.dumps(value, default=str)) | st.text(max_size=9)
+    return st.dictionaries(
+        st.sampled_from(["codebook_size", "action_names", "clips", "codebook"]), lies, max_size=2
+    )
+
+
+@seed(15)
+@attack
+@given(
+    metadata=fields_of_shards(),
+    shape=st.lists(st.sampled_from([0, 1, 2, 3]), min_size=3, max_size=5),
+    action=st.sampled_from([-(2**15), -1, 0, 1, 2**15 - 1]),
+)
+@example(metadata={"action_names": "[" * 10**5}, shape=[1, 2, 3, 3], action=0)
+@example(metadata={"action_names": '"none"'}, shape=[1, 2, 3, 3], action=0)
+@example(metadata={"action_names": "[1, [2]]"}, shape=[1, 2, 3, 3], action=0)
+@example(metadata={"codebook_size": "9" * 5000}, shape=[1, 2, 3, 3], action=0)
+def test_a_shard_of_anything_is_read_or_refused(
+    tmp_path: Path, metadata: dict[str, str], shape: list[int], action: int
+) -> None:
+    good = {"clips": '["a"]', "codebook_size": "20", "action_names": '["none", "left"]'}
+    tensors = {
+        "tokens": torch.ones(shape, dtype=torch.int16),
+        "actions": torch.full(shape[:2], action, dtype=torch.int16),
+    }
+    save_file(tensors, tmp_path / "shard_00000.safetensors", good | metadata)
+    clips, complaint = None, ""
+    try:
+        clips = read_shards(tmp_path)
+    except ValueError as error:
+        complaint = str(error)
+    if clips is None:
+        assert "shard_00000.safetensors" in complaint
+        assert len(complaint) < 3000
+    else:
+        assert all(isinstance(name, str) for name in clips.action_names)
+        assert 0 <= action < len(clips.action_names)
+
+
+OPCODES = [bytes([opcode]) for opcode in range(256)]
+PIECES = st.sampled_from(
+    [
+        *OPCODES,
+        b"cos\nsystem\n",
+        b"cbuiltins\neval\n",
+        b"ccollections\nOrderedDict\n",
+        b"ctorch._utils\n_rebuild_tensor_v2\n",
+        b"ctorch\nFloatStorage\n",
+        b"U\x07storage",
+        b"K\x00",
+        b"J\xff\xff\xff\x7f",
+        b"\x8a\x08" + b"\xff" * 7 + b"\x7f",
+        b"X\xff\xff\xff\x7f",
+        b"h\x00q\x00",
+        b"((lp0\n",
+        b"}",
+        b")R",
+        b"\x85R",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pickles") / "whole.pt"
+    torch.save({"w": torch.arange(6.0).view(2, 3), "b": torch.zeros(3)}, path)
+    return path
+
+
+def read_all(path: Path) -> None:
+    for read in (read_torch_file, read_tensors, read_state_dict):
+        complaint = path.name
+        try:
+            read(path)
+        except ValueError as error:
+            complaint = str(error)
+        assert path.name in complaint
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@seed(15)
+@attack
+@given(pieces=st.lists(PIECES, max_size=12), whole=st.booleans(), place=st.integers(0, 10**4))
+def test_a_pickle_of_anything_is_read_or_refused(
+    archive: Path, tmp_path: Path, pieces: list[bytes], whole: bool, place: int
+) -> None:
+    """Made of nothing but the pieces, or of a good one with the pieces inside."""
+    path, content = tmp_path / "pickle.pt", b"".join(pieces)
+    with zipfile.ZipFile(archive) as source, zipfile.ZipFile(path, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name.endswith("data.pkl"):
+                cut = place % len(data)
+                data = content + b"." if whole else data[:cut] + content + data[cut:]
+            target.writestr(name, data)
+    read_all(path)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@seed(15)
+@attack
+@given(place=st.integers(0, 10**6), new=st.binary(min_size=1, max_size=6), cut=st.booleans())
+def test_a_damaged_archive_is_read_or_refused(
+    archive: Path, tmp_path: Path, place: int, new: bytes, cut: bool
+) -> None:
+    content, path = archive.read_bytes(), tmp_path / "damaged.pt"
+    place %= len(content)
+    path.write_bytes(content[:place] + (b"" if cut else new + content[place + len(new) :]))
+    read_all(path)

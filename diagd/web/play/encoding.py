@@ -1,17 +1,15 @@
 """Frames as JPEG for the page, and a recording of them as mp4."""
 
 import io
-import tempfile
 from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from diagd.data.video import write_video
+from diagd.data.video import encode_video
 
 QUALITY = 92
 
@@ -29,8 +27,5 @@ def from_jpeg(picture: bytes) -> Tensor:
 
 
 def to_mp4(pictures: Sequence[bytes], fps: Fraction | float) -> bytes:
-    """Turn the JPEGs of a recording into an mp4; it is on disk only while it is made."""
-    with tempfile.TemporaryDirectory(prefix="diagd-") as folder:
-        path = Path(folder) / "video.mp4"
-        write_video(path, torch.stack([from_jpeg(picture) for picture in pictures]), fps)
-        return path.read_bytes()
+    """Turn the JPEGs of a recording into an mp4."""
+    return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from diagd.files import replacing
+from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.connections import PatientProtocol
 from diagd.web.play.app import create_app
@@ -53,9 +53,7 @@ class PlayServer(uvicorn.Server):
 
 
 def _write_recording(path: Path, pictures: Sequence[bytes], fps: Fraction) -> None:
-    data = to_mp4(pictures, fps)
-    with replacing(path) as fresh:
-        fresh.write_bytes(data)
+    write_bytes(path, to_mp4(pictures, fps))
 
 
 def warm_up(world: VideoGenerator, start: SessionStart) -> None:

@@ -3,7 +3,6 @@
 Page and chart draw the paper's stacked bars of win, tie and lose.
 """
 
-import os
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from diagd.console import print_table
 from diagd.extras import require
+from diagd.files import replacing
 from diagd.web.study.results import OUTCOMES
 
 HEADER = ("", *OUTCOMES, "win rate", "95% interval", "p")  # on the terminal
@@ -152,9 +152,5 @@ def write_chart(results: dict[str, Any], path: Path) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as temporary:
         figure.savefig(temporary, dpi=150, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

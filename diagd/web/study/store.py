@@ -121,10 +121,11 @@ class StudyStore:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # a full disk may have ended it already
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
 
     def enrol(self, name: str, seed: int) -> tuple[str, str]:
         """Take in a new rater.
