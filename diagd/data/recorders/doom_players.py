@@ -13,7 +13,7 @@ import numpy as np
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
 AIM = 0.05  # how far from the middle even a narrow monster is shot at, in halves of the width
 WORTH_FETCHING = 0.0004  # area of a thing that is near enough
-TURN = 0.3  # how far the first frame of a turn moves the picture, in halves of its width
+ASIDE = 0.3  # from the middle, in halves of the width: about two frames of turning
 
 Moves = Sequence[tuple[str, int, int, float]]  # action, shortest and longest hold, weight
 
@@ -126,10 +126,10 @@ class Hunter(Roamer):
         return super().choose(view)
 
     def _fight(self, monster: Sight) -> str:
-        """Turn to a monster, or step aside where a turn would go too far, and shoot."""
+        """Turn to a monster, step aside where it is nearly ahead, and shoot."""
         side = "left" if monster.offset < 0 else "right"
         distance, reach = abs(monster.offset), max(monster.width, AIM)
-        if distance > TURN:
+        if distance > ASIDE:
             return self._one_of({side: 4, f"forward+{side}": 2})
         if distance > reach:
             return self._one_of({f"strafe_{side}": 3, f"attack+{side}": 3, side: 1})
@@ -142,7 +142,7 @@ class Hunter(Roamer):
     def _fetch(self, pickup: Sight) -> str:
         """Walk to something; where it is aside, on a curve or by stepping aside."""
         side = "left" if pickup.offset < 0 else "right"
-        if abs(pickup.offset) < TURN / 2:
+        if abs(pickup.offset) < ASIDE / 2:
             return "forward"
         return self._one_of({f"forward+{side}": 3, side: 1, f"strafe_{side}": 1})
 

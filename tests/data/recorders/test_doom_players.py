@@ -6,8 +6,8 @@ import pytest
 
 from diagd.data.recorders.doom import ACTIONS, WALKING
 from diagd.data.recorders.doom_players import (
+    ASIDE,
     NEAR_DEPTH,
-    TURN,
     Explorer,
     Hunter,
     Roamer,
@@ -81,7 +81,7 @@ def test_a_player_does_every_action_where_there_is_room(player, actions):
 
 @pytest.mark.parametrize(("sign", "side"), [(-1, "left"), (1, "right")])
 def test_a_hunter_turns_to_a_monster_and_shoots_it_in_the_middle(sign, side):
-    aside = answers(view(monsters=[at(sign * (TURN + 0.3))]))
+    aside = answers(view(monsters=[at(sign * (ASIDE + 0.3))]))
     assert share(aside, side, f"forward+{side}") > 0.5
     middle = answers(view(monsters=[at(sign * 0.02)]))
     assert share(middle, "attack", "attack+forward") > 0.5
@@ -89,7 +89,7 @@ def test_a_hunter_turns_to_a_monster_and_shoots_it_in_the_middle(sign, side):
 
 @pytest.mark.parametrize(("sign", "side"), [(-1, "left"), (1, "right")])
 def test_a_hunter_does_not_turn_past_a_monster_that_is_nearly_in_the_middle(sign, side):
-    nearly = answers(view(monsters=[at(sign * (TURN - 0.05), width=0.1)]))
+    nearly = answers(view(monsters=[at(sign * (ASIDE - 0.05), width=0.1)]))
     assert share(nearly, f"strafe_{side}") > 2 * share(nearly, side)
 
 
