@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from diagd.commands import generate as dream
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
-from diagd.data.recorders.doom import ACTIONS
+from diagd.data.recorders.doom import WALKING
 from diagd.data.saving import save_frames
 from diagd.data.video import contact_sheet, read_video, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
@@ -553,7 +553,7 @@ def test_the_bundled_model_is_small_and_knows_the_actions_of_the_recorder():
     assert sum(sizes) < 30e6
     assert max(sizes) < 25e6
     vocabulary = ActionVocabulary.load(model_path("doom") / "actions.json")
-    assert vocabulary == ACTIONS
+    assert vocabulary == WALKING
     prompt = read_video(model_path("doom") / "prompt.mp4").frames
     assert prompt.shape[1:] == (112, 192, 3)
     assert len(read_actions(model_path("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4

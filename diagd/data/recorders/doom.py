@@ -1,9 +1,15 @@
-"""ViZDoom, which installs from PyPI with its game data, and a player that explores it."""
+"""ViZDoom, which installs from PyPI with its game data: scenarios, and how each is played.
+
+All have the same actions, so that clips of several can share a folder and a world. `my_way_home` is
+the exception: it keeps the six of walking, which the bundled world knows; `maze` is the same place
+with all twelve. Where a scenario gives no weapon, as these and `health_gathering_supreme` do, to
+attack changes nothing.
+"""
 
 import contextlib
-import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,91 +17,115 @@ from typing import Any
 import numpy as np
 
 from diagd.data.actions import ActionVocabulary
+from diagd.data.recorders.doom_players import Explorer, Hunter, Roamer, Sight, View
 from diagd.data.recorders.recording import RecordOptions
 from diagd.extras import require
 
-NEAR_DEPTH = 9  # of 255: about one stride from a wall
-BUTTONS = ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD")
-PRESSED = {
-    "none": (0, 0, 0),
-    "forward": (0, 0, 1),
-    "left": (1, 0, 0),
-    "right": (0, 1, 0),
-    "forward+left": (1, 0, 1),
-    "forward+right": (0, 1, 1),
+BUTTONS = {
+    "left": "TURN_LEFT",
+    "right": "TURN_RIGHT",
+    "forward": "MOVE_FORWARD",
+    "strafe_left": "MOVE_LEFT",
+    "strafe_right": "MOVE_RIGHT",
+    "attack": "ATTACK",
 }
-ACTIONS = ActionVocabulary(tuple(PRESSED))
+WALKING = ActionVocabulary(("none", "forward", "left", "right", "forward+left", "forward+right"))
+ACTIONS = ActionVocabulary(
+    (
+        *WALKING.names,
+        *("strafe_left", "strafe_right"),
+        *("attack", "attack+left", "attack+right", "attack+forward"),
+    )
+)
+DRAWING_TICS = 40  # to put a weapon away and draw another
+PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # as ViZDoom calls kinds of objects
 
 
-class Explorer:
-    """A seeded policy that walks, looks around and turns away from walls before it faces them."""
+@dataclass(frozen=True)
+class Scenario:
+    """How a scenario is played.
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.action = "none"
-        self.frames_left = 0
+    Attributes:
+        config: its name in the vizdoom package.
+        player: who plays it, made from a seed.
+        actions: what may be done.
+        skill: of the game, from 1, easy, to 5; None: what the config says.
+        weapon: in hand from the start; None: what the game gives.
+        start_tics: of the game's clock before an episode begins, in which monsters gather; None:
+            what the config says.
+    """
 
-    def choose(self, depth: np.ndarray) -> str:
-        """Name the next action.
-
-        Args:
-            depth: (H_px, W_px) uint8, the depth buffer: 0 near, 255 far.
-        """
-        left, ahead, right = (part.mean() for part in np.array_split(_horizon(depth), 3))
-        if ahead < NEAR_DEPTH and not (self.action in ("left", "right") and self.frames_left > 0):
-            self.action = "left" if left + self.random.uniform(-3, 3) > right else "right"
-            self.frames_left = self.random.randint(2, 5)
-        elif self.frames_left <= 0:
-            self.action, shortest, longest = self.random.choices(
-                (
-                    ("forward", 3, 12),
-                    ("forward+left", 2, 6),
-                    ("forward+right", 2, 6),
-                    ("left", 2, 7),
-                    ("right", 2, 7),
-                    ("none", 1, 2),
-                ),
-                weights=(10, 4, 4, 4, 4, 1),
-            )[0]
-            self.frames_left = self.random.randint(shortest, longest)
-        self.frames_left -= 1
-        return self.action
+    config: str
+    player: type[Explorer] = Hunter
+    actions: ActionVocabulary = ACTIONS
+    skill: int | None = None
+    weapon: str | None = None
+    start_tics: int | None = None
 
 
-def _horizon(depth: np.ndarray) -> np.ndarray:
-    """Return (W_px,) depths: each column's mean over a band about the horizon."""
-    middle = depth.shape[0] // 2
-    return depth[middle - 8 : middle + 8].mean(axis=0)
+SCENARIOS = {
+    "my_way_home": Scenario("my_way_home", Explorer, WALKING),
+    "maze": Scenario("my_way_home", Roamer),
+    "defend_the_line": Scenario("defend_the_line", skill=3),
+    "health_gathering_supreme": Scenario("health_gathering_supreme", skill=3),
+    "deathmatch": Scenario("deathmatch", skill=1, weapon="chaingun", start_tics=410),
+}  # others of the package are played as `Scenario(name)` says
 
 
 class DoomGame:
-    """A scenario of ViZDoom, played by an `Explorer`."""
+    """A scenario of ViZDoom, and its player."""
 
-    actions = ACTIONS
     steps_per_second = Fraction(35)
     size_px = (112, 192)
 
-    def __init__(self, game: Any, scenario: str) -> None:
-        self.game = game
-        self.name = f"scenario {scenario!r}"
-        self.explorer = Explorer(0)
+    def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
+        self.game, self.scenario = game, scenario
+        self.name = f"scenario {name!r}"
+        self.actions = scenario.actions
+        self.player = scenario.player(0)
+        self.state: Any = None
 
     def start(self, seed: int, skip: int) -> np.ndarray | None:
-        """Begin an episode: a new spawn, a new explorer."""
+        """Begin an episode: a new spawn, a new player."""
         self.game.set_seed(seed)
         self.game.new_episode()
-        self.explorer = Explorer(seed)
-        return self._press("none", skip) if skip else self.game.get_state().screen_buffer
+        self.player = self.scenario.player(seed)
+        if self.scenario.weapon:
+            self.game.send_game_command(f"give {self.scenario.weapon}")
+            self.game.send_game_command(f"use {self.scenario.weapon}")
+            skip += DRAWING_TICS
+        return self._press("none", skip) if skip else self._look()
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Let the explorer, who sees how far the walls are, press a button."""
-        action = self.explorer.choose(self.game.get_state().depth_buffer)
+        """Let the player, who sees what is in the picture, press buttons."""
+        action = self.player.choose(view_of(self.state))
         picture = self._press(action, repeat)
         return None if picture is None else (action, picture)
 
     def _press(self, action: str, tics: int) -> np.ndarray | None:
-        self.game.make_action(list(PRESSED[action]), tics)
-        return None if self.game.is_episode_finished() else self.game.get_state().screen_buffer
+        words = action.split("+")
+        self.game.make_action([word in words for word in BUTTONS], tics)
+        return self._look()
+
+    def _look(self) -> np.ndarray | None:
+        """Keep what there is to see; None where the episode has ended."""
+        self.state = self.game.get_state()
+        return None if self.state is None else self.state.screen_buffer
+
+
+def view_of(state: Any) -> View:
+    """Sort what the labels of a state say is in sight."""
+    height_px, width_px = state.depth_buffer.shape
+    monsters: list[Sight] = []
+    pickups: list[Sight] = []
+    for label in state.labels:
+        middle, width = (label.x + label.width / 2) / width_px, label.width / width_px
+        sight = Sight(2 * middle - 1, width, width * label.height / height_px)
+        if label.object_category == "Monster":
+            monsters.append(sight)
+        elif label.object_category in PICKUPS and label.object_name != "Poison":
+            pickups.append(sight)
+    return View(state.depth_buffer, monsters, pickups)
 
 
 @contextlib.contextmanager
@@ -108,20 +138,21 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 
-    scenario = options.scenario or "my_way_home"
-    config = Path(vizdoom.scenarios_path) / f"{scenario}.cfg"
+    name = options.scenario or "my_way_home"
+    scenario = SCENARIOS.get(name) or Scenario(name)
+    config = Path(vizdoom.scenarios_path) / f"{scenario.config}.cfg"
     if not config.is_file():
-        known = ", ".join(sorted(path.stem for path in config.parent.glob("*.cfg")))
-        raise ValueError(f"unknown scenario {scenario!r}, expected one of: {known}")
+        names = {*SCENARIOS, *(path.stem for path in config.parent.glob("*.cfg"))}
+        raise ValueError(f"unknown scenario {name!r}, expected one of: {', '.join(sorted(names))}")
     with tempfile.TemporaryDirectory() as scratch:
-        game = _start_vizdoom(vizdoom, config, Path(scratch))
+        game = _start_vizdoom(vizdoom, config, scenario, Path(scratch))
         try:
-            yield DoomGame(game, scenario)
+            yield DoomGame(game, name, scenario)
         finally:
             game.close()
 
 
-def _start_vizdoom(vizdoom, config: Path, scratch: Path):
+def _start_vizdoom(vizdoom: Any, config: Path, scenario: Scenario, scratch: Path) -> Any:
     game = vizdoom.DoomGame()
     game.set_doom_config_path(str(scratch / "vizdoom.ini"))
     game.load_config(str(config))
@@ -131,11 +162,16 @@ def _start_vizdoom(vizdoom, config: Path, scratch: Path):
     game.set_screen_resolution(vizdoom.ScreenResolution.RES_400X225)
     game.set_screen_format(vizdoom.ScreenFormat.RGB24)
     game.set_render_hud(False)
-    game.set_render_weapon(False)
+    game.set_render_weapon(True)
     game.set_render_crosshair(False)
     game.set_render_messages(False)
-    game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS])
+    game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS.values()])
     game.set_depth_buffer_enabled(True)
+    game.set_labels_buffer_enabled(True)
+    if scenario.skill is not None:
+        game.set_doom_skill(scenario.skill)
+    if scenario.start_tics is not None:
+        game.set_episode_start_time(scenario.start_tics)
     with contextlib.chdir(scratch):  # the game leaves a folder where it is started
         game.init()
     return game

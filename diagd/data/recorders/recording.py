@@ -22,6 +22,7 @@ from diagd.data.video import resize, write_video
 from diagd.flags import OutputFolder
 
 ATTEMPTS = 20
+NEXT_SEED = 10_000_000  # from an episode that ended early to the one played instead
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
 ACTIONS_FILE = "actions.json"
 
@@ -35,7 +36,9 @@ class RecordOptions:
     gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
     policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
     actions: str | None = None  # module:name of a dict from names to the game's actions
-    scenario: str | None = None  # of the vizdoom package; my_way_home unless given
+    # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
+    # package; my_way_home unless given
+    scenario: str | None = None
     clips: int = 400  # how many clips, one episode each
     frames: int = 64  # frames a clip
     first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
@@ -101,6 +104,10 @@ def record_clips(
 ) -> dict[str, int]:
     """Record the clips that are not there yet.
 
+    Returns:
+        How many were recorded, how many are there, and how many episodes were played for them:
+        one that ends before a clip is full is no clip, and its place is taken by another seed's.
+
     Raises:
         ValueError, OSError: the game cannot be played so, or the folder holds clips of another.
     """
@@ -117,12 +124,16 @@ def record_clips(
             for seed in range(options.first_seed, options.first_seed + options.clips)
             if not all(path.is_file() for path in clip_paths(options.out, seed))
         ]
+        episodes = 0
         for seed in track(seeds, f"recording {game.name}"):
-            frames, actions = _play(game, seed, options.frames, repeat, options.skip)
+            frames, actions, tries = _play(game, seed, options.frames, repeat, options.skip)
+            episodes += tries
             video_path, actions_path = clip_paths(options.out, seed)
             write_actions(actions_path, actions)
             write_video(video_path, resize(frames, *size_px), game.steps_per_second / repeat)
-    return {"recorded": len(seeds), "clips": options.clips}
+    if early := episodes - len(seeds):
+        print(f"{early} of {episodes} episodes ended early, and others were played instead")
+    return {"recorded": len(seeds), "clips": options.clips, "episodes": episodes}
 
 
 def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
@@ -132,10 +143,10 @@ def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
 
 def _play(
     game: Game, seed: int, num_frames: int, repeat: int, skip: int
-) -> tuple[Tensor, list[str]]:
-    """Return frames and, for each, the action that led to it; short episodes are replayed."""
+) -> tuple[Tensor, list[str], int]:
+    """Return frames, for each the action that led to it, and how many episodes that took."""
     for attempt in range(ATTEMPTS):
-        first = game.start(seed + attempt * 10_000_000, skip)
+        first = game.start(seed + attempt * NEXT_SEED, skip)
         if first is None:
             continue
         frames, actions = [first], [game.actions.names[0]]
@@ -143,7 +154,7 @@ def _play(
             actions.append(moved[0])
             frames.append(moved[1])
         if len(frames) == num_frames:
-            return torch.from_numpy(np.stack(frames)), actions
+            return torch.from_numpy(np.stack(frames)), actions, attempt + 1
     raise ValueError(
         f"{game.name} ended before {num_frames} frames {ATTEMPTS} times in a row: "
         "ask for fewer --frames, or for a player that lives longer"

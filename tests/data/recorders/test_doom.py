@@ -1,9 +1,7 @@
 import json
-import random
 import sys
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,10 +9,10 @@ from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.recorders.doom import (
     ACTIONS,
     BUTTONS,
-    NEAR_DEPTH,
-    PRESSED,
-    Explorer,
+    SCENARIOS,
+    WALKING,
     open_doom,
+    view_of,
 )
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
 from diagd.data.video import read_video
@@ -35,7 +33,7 @@ def recording(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gameplay")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
-        assert record(folder) == {"recorded": 2, "clips": 2}
+        assert record(folder) == {"recorded": 2, "clips": 2, "episodes": 2}
     return folder
 
 
@@ -52,8 +50,8 @@ def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
         assert video.frames.shape == (FRAMES, HEIGHT_PX, WIDTH_PX, 3)
         assert video.fps == Fraction(35, 4)
         assert video.frames.float().std() > 10  # not a black screen
-        assert len(read_actions(actions_path, ACTIONS, FRAMES)) == FRAMES
-        assert ActionVocabulary.load(recording / "actions.json") == ACTIONS
+        assert len(read_actions(actions_path, WALKING, FRAMES)) == FRAMES
+        assert ActionVocabulary.load(recording / "actions.json") == WALKING
         assert json.loads(actions_path.read_text().splitlines()[0]) == {"action": "none"}
 
 
@@ -75,6 +73,7 @@ def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
     assert record(folder, first_seed=71) == {
         "recorded": 1,
         "clips": 2,
+        "episodes": 1,
     }
     for ours, theirs in zip(clip_paths(folder, 71), clip_paths(recording, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
@@ -82,17 +81,82 @@ def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
     assert record(folder, first_seed=71) == {
         "recorded": 0,
         "clips": 2,
+        "episodes": 0,
     }
 
 
-def test_action_names_press_their_buttons():
-    left, right, forward = range(3)
-    assert BUTTONS == ("TURN_LEFT", "TURN_RIGHT", "MOVE_FORWARD")
-    for name, pressed in PRESSED.items():
-        words = set(name.split("+")) - {"none"}
-        assert pressed[left] == ("left" in words)
-        assert pressed[right] == ("right" in words)
-        assert pressed[forward] == ("forward" in words)
+def test_action_names_press_their_buttons(tmp_path):
+    pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    with open_doom(RecordOptions(tmp_path, scenario="defend_the_line")) as doom:
+        assert doom.start(5, skip=0) is not None
+        for name in ACTIONS.names:
+            assert doom._press(name, 1) is not None
+            pressed = zip(BUTTONS, doom.game.get_last_action(), strict=True)
+            assert {word for word, down in pressed if down} == set(name.split("+")) - {"none"}
+
+
+def test_every_scenario_of_ours_but_the_old_maze_has_the_same_actions():
+    """The old maze has the first six of them, so that their ids mean the same."""
+    others = {name for name, scenario in SCENARIOS.items() if scenario.actions != ACTIONS}
+    assert others == {"my_way_home"}
+    assert ACTIONS.names[: WALKING.num_ids] == WALKING.names
+
+
+@pytest.mark.parametrize("scenario", ["maze", "defend_the_line", "deathmatch"])
+def test_an_armed_clip_is_the_same_whatever_was_recorded_before_it(tmp_path, scenario):
+    pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    after, alone = tmp_path / "after", tmp_path / "alone"
+    record(after, scenario=scenario, frames=24)
+    record(alone, scenario=scenario, frames=24, first_seed=71, clips=1)
+    for ours, theirs in zip(clip_paths(after, 71), clip_paths(alone, 71), strict=True):
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert ActionVocabulary.load(after / "actions.json") == ACTIONS
+
+
+def test_scenarios_with_the_same_actions_share_a_folder_and_the_old_maze_does_not(tmp_path):
+    pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    record(tmp_path, scenario="maze", clips=1)
+    record(tmp_path, scenario="defend_the_line", clips=1, first_seed=100)
+    assert len(list(tmp_path.glob("*.mp4"))) == 2
+    with pytest.raises(ValueError, match="holds clips with other actions"):
+        record(tmp_path, clips=1, first_seed=200)
+
+
+def test_an_episode_that_ends_early_gives_way_to_another_and_is_told(tmp_path, capsys):
+    """In the corridor at its own skill one dies soon."""
+    pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    told = record(tmp_path, scenario="deadly_corridor", clips=3, frames=24)
+    early = told["episodes"] - 3
+    assert early > 0
+    assert f"{early} of {told['episodes']} episodes ended early" in capsys.readouterr().out
+    for seed in (70, 71, 72):
+        video_path, actions_path = clip_paths(tmp_path, seed)
+        assert len(read_video(video_path).frames) == len(read_actions(actions_path, ACTIONS)) == 24
+
+
+def test_a_hunter_of_the_real_game_sees_monsters_and_kills_some(tmp_path):
+    vizdoom = pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    kills = 0
+    with open_doom(RecordOptions(tmp_path, scenario="defend_the_line")) as doom:
+        for seed in range(3):
+            doom.start(seed, skip=0)
+            monsters = view_of(doom.state).monsters
+            assert len(monsters) >= 4
+            assert all(abs(monster.offset) < 0.5 and monster.area > 0 for monster in monsters)
+            for _ in range(40):
+                doom.advance(4)
+            kills += doom.game.get_game_variable(vizdoom.GameVariable.KILLCOUNT)
+    assert kills >= 3
+
+
+def test_the_deathmatch_begins_armed_with_monsters_about(tmp_path):
+    vizdoom = pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    with open_doom(RecordOptions(tmp_path, scenario="deathmatch")) as doom:
+        doom.start(5, skip=0)
+        chaingun = 4  # the key of its slot
+        assert doom.game.get_game_variable(vizdoom.GameVariable.SELECTED_WEAPON) == chaingun
+        assert doom.game.get_episode_time() > 400
+        assert view_of(doom.state).pickups
 
 
 def test_recording_leaves_nothing_where_it_was_started(tmp_path, monkeypatch):
@@ -114,7 +178,7 @@ def test_the_command_says_what_it_recorded(recording, command):
     outcome = command(
         "record", "--out", recording, "--clips", 2, "--first-seed", 70, *size, "--json"
     )
-    assert (outcome.code, outcome.document) == (0, {"recorded": 0, "clips": 2})
+    assert (outcome.code, outcome.document) == (0, {"recorded": 0, "clips": 2, "episodes": 0})
 
 
 def test_an_output_that_is_a_file_is_refused(command, tmp_path):
@@ -128,39 +192,3 @@ def test_without_vizdoom_the_extra_is_named(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"needs vizdoom: pip install 'diagd\[doom\]'"):
         record(tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def depths(left, ahead, right):
-    """A depth buffer of three bands, near floor and ceiling as in a corridor."""
-    depth = np.zeros((60, 90), dtype=np.uint8)
-    for band, value in enumerate((left, ahead, right)):
-        depth[22:38, 30 * band : 30 * (band + 1)] = value
-    return depth
-
-
-def test_the_explorer_is_a_function_of_its_seed():
-    walks = []
-    for seed in (3, 3, 4):
-        noise = np.random.default_rng(0)
-        explorer = Explorer(seed)
-        random.seed(len(walks))  # what others draw does not matter
-        walks.append([explorer.choose(depths(*noise.integers(0, 60, 3))) for _ in range(60)])
-    assert walks[0] == walks[1] != walks[2]
-    assert set(walks[0]) <= set(PRESSED)
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "action"), [(40, 5, "left"), (5, 40, "right")], ids=["left", "right"]
-)
-def test_the_explorer_turns_away_from_a_wall_to_the_open_side(left, right, action):
-    for seed in range(10):
-        explorer = Explorer(seed)
-        turns = [explorer.choose(depths(left, NEAR_DEPTH - 1, right)) for _ in range(2)]
-        assert turns == [action, action]
-
-
-def test_the_explorer_does_every_action_where_there_is_room():
-    explorer = Explorer(0)
-    done = [explorer.choose(depths(60, 60, 60)) for _ in range(600)]
-    assert set(done) == set(ACTIONS.names)
-    assert done.count("forward") > done.count("none")

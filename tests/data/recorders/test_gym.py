@@ -29,7 +29,7 @@ def record(folder, game="Scroller", **changes):
 def recording(tmp_path_factory):
     """Record three short clips of a game that names its own actions."""
     folder = tmp_path_factory.mktemp("clips")
-    assert record(folder) == {"recorded": 3, "clips": 3}
+    assert record(folder) == {"recorded": 3, "clips": 3, "episodes": 3}
     return folder
 
 
@@ -74,7 +74,7 @@ def test_the_same_seed_records_the_same_clip_in_any_order_and_what_is_there_is_k
     clip_paths(tmp_path, 71)[1].write_text("half")
     for path in clip_paths(tmp_path, 72):
         path.write_text("kept")
-    assert record(tmp_path, first_seed=71, clips=2) == {"recorded": 1, "clips": 2}
+    assert record(tmp_path, first_seed=71, clips=2) == {"recorded": 1, "clips": 2, "episodes": 1}
     for ours, theirs in zip(clip_paths(tmp_path, 71), clip_paths(recording, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert [path.read_text() for path in clip_paths(tmp_path, 72)] == ["kept", "kept"]
@@ -109,7 +109,7 @@ def test_modules_of_the_working_folder_are_found(tmp_path, monkeypatch, command)
     )
     flags = ("--gym", "my_game:Mine-v0", "--actions", "my_game:KEYS", "--clips", 1, "--frames", 2)
     outcome = command("record", *flags, "--out", "clips", "--json")
-    assert (outcome.code, outcome.document) == (0, {"recorded": 1, "clips": 1})
+    assert (outcome.code, outcome.document) == (0, {"recorded": 1, "clips": 1, "episodes": 1})
     assert str(tmp_path) not in sys.path
 
 

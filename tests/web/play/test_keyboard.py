@@ -26,6 +26,20 @@ def test_words_of_walking_get_wasd_and_the_arrows():
     assert not keyboard.combines
 
 
+def test_the_words_of_fighting_get_keys_beside_those_of_walking():
+    """Twelve actions are six keys, and some of them pressed together."""
+    strafes = ("strafe_left", "strafe_right")
+    attacks = ("attack", "attack+left", "attack+right", "attack+forward")
+    keyboard = keyboard_of(ActionVocabulary((*DOOM, *strafes, *attacks)))
+    fighting = {word: keyboard.keys[word] for word in (*strafes, "attack")}
+    assert fighting == {
+        "strafe_left": ("KeyQ",),
+        "strafe_right": ("KeyE",),
+        "attack": ("KeyF",),
+    }
+    assert keyboard.joined == ("forward+left", "forward+right", *attacks[1:])
+
+
 def test_words_nobody_knows_get_number_keys_in_order():
     keyboard = keyboard_of(ActionVocabulary(("rest", "dig", "jump", "sing")))
     assert keyboard.keys == {"dig": ("Digit1",), "jump": ("Space",), "sing": ("Digit2",)}
