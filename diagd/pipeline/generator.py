@@ -42,11 +42,11 @@ from diagd.pipeline.prompts import (
     is_batch,
     rows_of,
 )
-from diagd.pipeline.world_folder import WorldSource, save_world, upload_world
+from diagd.pipeline.world_folder import StoredWorld, WorldSource
 from diagd.tokenizers.vq import VideoTokenizer
 
 
-class VideoGenerator:
+class VideoGenerator(StoredWorld):
     """A world model with its tokenizer and its actions.
 
     Args:
@@ -120,38 +120,6 @@ class VideoGenerator:
             "int8" if int8 else str(dtype).removeprefix("torch."),
             chosen,
         )
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
-
-        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
-        actions, generation defaults, prompt, scenes and model card come along. A world without a
-        card gets one, with what its training log tells.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or from this very folder.
-            FileNotFoundError: what it was read from has gone.
-        """
-        save_world(self.source, Path(folder), self.frame_size_px)
-
-    def push_to_hub(
-        self, repository: str, *, private: bool | None = None, token: str | None = None
-    ) -> str:
-        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
-
-        Args:
-            repository: `user/name`; made if there is none.
-            private: who sees a new repository; the account's setting by default.
-            token: an access token that may write; by default that of `hf auth login`.
-
-        Returns:
-            The address of the repository.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or no name of a repository.
-            OSError: the Hub refuses or cannot be reached.
-        """
-        return upload_world(self.source, repository, self.frame_size_px, private, token)
 
     def __repr__(self) -> str:
         """Say in one line what it is."""
@@ -334,7 +302,12 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode by this strategy and sampling."""
+        """Raise ValueError where this world cannot decode by this strategy and sampling.
+
+        Args:
+            strategy, sampling: as in `generate`, the strategy as a value.
+            batch_size: videos decoded side by side.
+        """
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, batch_size, self.runner != "eager"))

@@ -86,6 +86,53 @@ def upload_world(
         return upload(Path(folder), repository, private, token)
 
 
+class StoredWorld:
+    """A world that was read from somewhere, and can be stored elsewhere as it was read.
+
+    Attributes:
+        source: where it was read from, if it was.
+    """
+
+    source: WorldSource | None
+
+    @property
+    def frame_size_px(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
+
+        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
+        actions, generation defaults, prompt, scenes and model card come along. A world without a
+        card gets one, with what its training log tells.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or from this very folder.
+            FileNotFoundError: what it was read from has gone.
+        """
+        save_world(self.source, Path(folder), self.frame_size_px)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
+
+        Args:
+            repository: `user/name`; made if there is none.
+            private: who sees a new repository; the account's setting by default.
+            token: an access token that may write; by default that of `hf auth login`.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or no name of a repository.
+            OSError: the Hub refuses or cannot be reached.
+        """
+        return upload_world(self.source, repository, self.frame_size_px, private, token)
+
+
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
     """Say in Markdown what a world is, how it was trained if its log tells, and how to use it."""
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
