@@ -283,6 +283,7 @@ class VideoGenerator(StoredWorld):
         Args:
             starts: context frames, equally many each, and the actions between them.
             seeds: one for each.
+            sampling: how tokens are drawn, the model's own way by default.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         engine = DecodingEngine(

@@ -29,7 +29,6 @@ HELD_OUT_LOSS = "validation_loss"
 RECORD_FILE = "train.json"
 RISE = 0.02  # nats a token by which a held-out loss has clearly risen
 
-RECORD_FILE = "train.json"
 
 
 @dataclass(frozen=True, kw_only=True)
