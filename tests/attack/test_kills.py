@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from diagd.cli import main
 from tests.attack.commands import COMMANDS, flags_of
@@ -28,7 +29,7 @@ MORE = {
     "record": ("--clips", 40),
     "evaluate": ("--schedules", "raster k=1 k=2"),
 }
-TIMES = ("tokens_per_second", "frames_per_second", "stats", "run", "minutes", "seconds")
+TIMES = ("tokens_per_second", "frames_per_second", "stats", "run", "wall_seconds", "worker")
 
 
 def run(arguments: list[str], folder: Path) -> None:
@@ -63,6 +64,10 @@ def contents(out: Path) -> dict[str, Any]:
             found[name] = [{k: line[k] for k in line if k not in TIMES} for line in kept]
         elif path.suffix == ".png":
             found[name] = "a picture"
+        elif path.suffix == ".safetensors" and "training" not in path.parts:
+            with safe_open(path, "pt") as file:  # whose header is in any order
+                tensors = {key: file.get_tensor(key).tolist() for key in file.keys()}  # noqa: SIM118
+                found[name] = tensors, file.metadata()
         elif "training" not in path.parts:
             found[name] = path.read_bytes()
     return found
@@ -86,15 +91,14 @@ def test_a_killed_command_ends_with_the_same(name: str, world: Path, tmp_path: P
         attempts += 1
         assert attempts < 10 * KILLS, f"killed only {kills} times: it is too quick"
         folder = tmp_path / f"killed-{attempts}"
-        alive = True
-        while alive:
+        while True:
             process = start(arguments, folder)
             process.join(chance.uniform(0, took) if kills < KILLS else 120)
-            alive = process.is_alive()
-            if alive:
-                process.kill()
-                process.join()
-                kills += 1
+            if not process.is_alive():
+                break
+            process.kill()
+            process.join()
+            kills += 1
         said = (folder / "said").read_text()
         if name == "convert" and process.exitcode == 2:
             assert "holds a checkpoint already" in said  # it was killed after its work
