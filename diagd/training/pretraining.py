@@ -30,7 +30,6 @@ RECORD_FILE = "train.json"
 RISE = 0.02  # nats a token by which a held-out loss has clearly risen
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(MixtureOptions):
     """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
