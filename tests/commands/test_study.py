@@ -117,7 +117,7 @@ def answered(tmp_path):
     folder = write_pairs(tmp_path / "pairs")
     store = StudyStore(folder / "study.db", find_pairs(folder, questions=("quality",)))
     for name in ("ann [b]", "bob"):
-        number, _ = store.rater(store.enrol(name, 0)) or (0, "")
+        number, _ = store.rater(store.enrol(name, 0)[0]) or (0, "")
         for trial in store.trials(number):
             better = "left" if trial.first_is_left else "right"
             store.answer(number, trial.number, "quality", better if name != "bob" else "tie")

@@ -14,6 +14,7 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.decoding.visibility import VisibilityRule
+from diagd.models.transformer import Transformer
 from tests.decoding.cases import (
     NUM_VISUAL,
     ROW_STARTS,
@@ -226,6 +227,7 @@ def test_a_context_that_is_learnt_is_read_in_raster_order(visible, case):
         expected += range(start, start + frame)
         start += frame
     assert learnt == [slot for slot in expected if slot]  # nothing predicts the very first token
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         causal = model.logits(sequence[:, : length - 1]) if length > 1 else None
     for number, slot in enumerate(learnt):
