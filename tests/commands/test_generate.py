@@ -355,10 +355,10 @@ def test_without_its_actions_the_idle_action_stands_in_a_prompt(generate, world,
     shutil.copy(world / "prompt.mp4", tmp_path)
     outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "idle.mp4")
     note = "prompt.mp4 comes without actions: 'none' stands between its frames"
-    assert note in " ".join(outcome.out.split())
+    assert note in " ".join(outcome.said.split())
     write_actions(tmp_path / "prompt.jsonl", ["none"] * 5)
     outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "told.mp4")
-    assert "stands between" not in outcome.out
+    assert "stands between" not in outcome.said
     assert torch.equal(dreamt("idle.mp4"), dreamt("told.mp4"))
     assert generate("--output", "own.mp4").code == 0
     assert not torch.equal(dreamt("idle.mp4"), dreamt("own.mp4"))
@@ -374,8 +374,8 @@ def test_a_prompt_is_any_video_or_picture_of_any_size_and_name(name, generate, t
     else:
         save_frames(tmp_path / name, frames[: 1 if name.endswith("png") else 12], 20)
     outcome = generate("--prompt", tmp_path / name)
-    assert (outcome.code, outcome.err) == (0, "")
-    out = " ".join(outcome.out.split())
+    assert outcome.code == 0, outcome.err
+    out = " ".join(outcome.said.split())
     assert "pixels: cropped to the centre and scaled to 24x40" in out
     is_video = name.endswith(("webm", "gif"))
     assert ("frames/s: read at the model's 8.75" in out) == is_video
@@ -394,16 +394,16 @@ def test_a_prompt_is_any_video_or_picture_of_any_size_and_name(name, generate, t
 )
 def test_the_last_action_goes_on_until_the_frames_are_full(actions, spelled, note, generate):
     outcome = generate("--actions", actions, "--output", "short.mp4")
-    assert ("goes on" in outcome.out) == bool(note)
-    assert (note or "") in outcome.out
-    assert "goes on" not in generate("--actions", spelled, "--output", "spelled.mp4").out
+    assert ("goes on" in outcome.said) == bool(note)
+    assert (note or "") in outcome.said
+    assert "goes on" not in generate("--actions", spelled, "--output", "spelled.mp4").said
     assert torch.equal(dreamt("short.mp4"), dreamt("spelled.mp4"))
 
 
 @pytest.mark.parametrize("name", ["dream.gif", "dream.webp", "dream.png"])
 def test_the_output_is_what_its_name_says(name, generate, tmp_path):
     outcome = generate("--output", name)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted({name, "dream.png"})
     assert outcome.document["output"] == name
     assert outcome.document["contact_sheet"] == "dream.png"
