@@ -144,6 +144,8 @@ def _tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     defaults = _stored_defaults(found)
+    if not found.config.num_action_tokens:  # a grid may be several frames (Cosmos)
+        return defaults
     most = max(1, found.config.frames_held - 1)  # one frame is to come
     return replace(defaults, context_frames=min(defaults.context_frames, most))
 

@@ -78,7 +78,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     write_game(clips, num_clips=6)
     made = command("tokenize", "--clips", clips, "--out", tokens, "--steps", 2, "--codes", 24)
     assert made.code == 0, made
-    told = " ".join(made.err.split())
+    told = " ".join(made.said.split())
     assert "5 clips to learn from, 1 held out, in pieces of 12 frames; actions: none, " in told
     assert "frames of 28x42 px are 4x6 tokens of 7x7 px" in told
     assert f"next: diagd train --tokens {tokens} --out world" in told
@@ -88,7 +88,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     )
     assert trained.code == 0, trained
     assert trained.document["validation_loss"] > 0
-    told = " ".join(trained.err.split())
+    told = " ".join(trained.said.split())
     assert "mc-ar-128x3" in told
     assert f"next: diagd play --model {out}" in told
     for picture in ("loss.png", "dreams.png"):
@@ -107,7 +107,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     assert video.frames.shape == (2, *SIZE_PX, 3)
     assert world.defaults.fps == 5
     scenes = start_scenes(out, None, world, context_frames=4)
-    assert len(scenes) == 1 + 5 + 4  # the prompt, the others, and each frame of the prompt
+    assert len(scenes) == 1 + 5  # the prompt, the others, and each frame of the prompt
     dream = command("generate", "--model", out, "--frames", 3, "--output", tmp_path / "dream.mp4")
     assert dream.code == 0, dream
 

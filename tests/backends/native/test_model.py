@@ -128,7 +128,7 @@ def test_draws_that_do_not_fit_are_refused_before_memory_is_touched(changes, mes
 
 def test_records_of_another_size_are_refused(monkeypatch):
     monkeypatch.setattr(boundary, "_RECORDS", {"step": boundary.DrawRecord})
-    with pytest.raises(OSError, match="record step has 88 bytes, expected 104"):
+    with pytest.raises(OSError, match="record step has 112 bytes, expected 104"):
         NativeModel(tiny_model())
 
 
