@@ -107,7 +107,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     assert video.frames.shape == (2, *SIZE_PX, 3)
     assert world.defaults.fps == 5
     scenes = start_scenes(out, None, world, context_frames=4)
-    assert len(scenes) == 1 + 5  # the prompt, the others, and each frame of the prompt
+    assert len(scenes) == 1 + 5  # the prompt and the others
     dream = command("generate", "--model", out, "--frames", 3, "--output", tmp_path / "dream.mp4")
     assert dream.code == 0, dream
 
