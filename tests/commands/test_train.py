@@ -114,7 +114,7 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     flags = ("--tokens", tokens, "--model", out, "--frames", 4, "--strategy", "k=2", "zipar=2")
     tuned = command("tune", *flags, "--tolerance", 99, "--json")
     choice = tuned.document["choice"]["name"]
-    assert f"next: diagd play --model {out} --strategy {choice}" in " ".join(tuned.out.split())
+    assert f"next: diagd play --model {out} --strategy {choice}" in " ".join(tuned.said.split())
     kept = command("tune", *flags, "--tolerance", 99, "--make-default")
     assert kept.code == 0, kept
     assert json.loads((out / "generation.json").read_text())["decoding"] == choice
