@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, seed, settings
+from hypothesis import example, given, seed
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -27,15 +27,10 @@ from diagd.models.torch_files import read_torch_file
 from diagd.models.weight_files import read_weights
 from diagd.tokenizers.shards import read_shards
 from diagd.tokenizers.storage import read_tensors
+from tests.attack.fuzzing import attack
 from tests.models.tiny import tiny_fields, tiny_model
 
 pytestmark = pytest.mark.slow
-attack = settings(
-    max_examples=1500,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 NUMBERS = st.sampled_from(
     [-(2**63), -1, 0, 1, 2, 3, 7, 64, 10**6, 2**28, 2**31, 10**9, 10**12, 2**62, 2**64, 10**400]

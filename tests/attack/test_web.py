@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, Phase, event, example, given, seed, settings
+from hypothesis import Phase, event, example, given, seed, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
@@ -23,17 +23,12 @@ from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.messages import FIELDS, parse
 from diagd.web.play.saved_session import FORMAT, load
 from diagd.web.play.uploads import decode_upload
+from tests.attack.fuzzing import attack
 from tests.web.play.serving import Served, serving
 from tests.web.study.cases import enrol, study, write_pairs
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
 pytestmark = pytest.mark.slow
-attack = settings(
-    max_examples=1500,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 # no shrinking: a session that waits for an answer in vain takes seconds
 over_a_line = settings(attack, max_examples=100, phases=[Phase.explicit, Phase.generate])
 

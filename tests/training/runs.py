@@ -1,6 +1,7 @@
 """What runs of the tests left behind, and how to kill one."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +41,11 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         return original(self, loss)
 
     monkeypatch.setattr(TrainingRun, "take_step", step)
+
+
+def run_killed(train: Callable[[Any], object], options: Any, steps: int) -> None:
+    """Train, and die in the step after `steps` steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, steps)
+        with pytest.raises(KeyboardInterrupt):
+            train(options)

@@ -16,7 +16,7 @@ from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.mixture import Mixture
 from diagd.training.sequences import draw_batch
-from tests.training.runs import kill_after
+from tests.training.runs import run_killed
 from tests.worlds import (
     HEIGHT,
     NAMES,
@@ -117,14 +117,11 @@ def test_the_loss_of_a_step_is_that_of_the_strategy_drawn_for_it(options):
         assert loss == pytest.approx(nll_of(run, tokens, drawn[step]), abs=1e-5)
 
 
-def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options, monkeypatch):
+def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options):
     whole = options("whole", strategies=("raster", "k=1:2"))
     killed = options("killed", strategies=("raster", "k=1:2"), save_minutes=0.0)
     finetune(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            finetune(killed)
+    run_killed(finetune, killed, 5)
     finetune(killed)
     assert losses_of(killed.out) == losses_of(whole.out)
     ours, theirs = (load_file(run.out / "model.safetensors") for run in (killed, whole))

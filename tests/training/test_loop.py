@@ -14,7 +14,7 @@ from diagd.training.curves import plot_loss
 from diagd.training.pretraining import pretrain
 from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config
-from tests.training.runs import assert_same_run, kill_after, log_of, weights_of
+from tests.training.runs import assert_same_run, kill_after, log_of, run_killed, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
 from tests.worlds import clips_of, write_shard
@@ -98,17 +98,12 @@ def test_held_frames_need_an_action_for_standing_still(options, tmp_path):
 
 @pytest.mark.parametrize("killed_after", [0, 1, 7, 8, 11])
 @pytest.mark.parametrize("save_minutes", [0.0, 1e9], ids=["saves always", "never saves"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    save_minutes, killed_after, options, monkeypatch
-):
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(save_minutes, killed_after, options):
     setup = {"optimizer": "muon", "hold": 0.3} if killed_after == 7 else {}
     whole = options("whole", **setup)
     killed = options("killed", save_minutes=save_minutes, **setup)
     pretrain(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, killed_after)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, killed_after)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
 
@@ -138,26 +133,20 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_killed_between_two_renames_goes_on(options, monkeypatch):
+def test_a_run_killed_between_two_renames_goes_on(options):
     whole, killed = options("whole"), options("killed", save_minutes=0.0)
     pretrain(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 6)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, 6)
     (killed.out / "training").rename(killed.out / "training.previous")
     (killed.out / "training.partial").mkdir()
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
 
 
-def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options, monkeypatch):
+def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options):
     whole, killed = options("whole"), options("killed", save_minutes=0.0)
     pretrain(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 6)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, 6)
     with (killed.out / "log.jsonl").open("a") as log:
         log.write('{"step": 7, "lo')
     pretrain(killed)
@@ -277,14 +266,11 @@ def test_what_ends_first_ends_a_run(options, second_a_step):
 
 
 @pytest.mark.parametrize("killed_after", [1, 7])
-def test_time_spent_is_part_of_the_checkpoint(killed_after, options, second_a_step, monkeypatch):
+def test_time_spent_is_part_of_the_checkpoint(killed_after, options, second_a_step):
     timed = {"steps": None, "minutes": 0.2}
     whole, killed = options("whole", **timed), options("killed", save_minutes=0.0, **timed)
     pretrain(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, killed_after)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, killed_after)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
     assert json.loads((killed.out / "training" / "run.json").read_text())["seconds"] == 12
@@ -299,7 +285,7 @@ def test_the_clock_goes_on_from_the_checkpoint(options):
     assert 1000 < json.loads(file.read_text())["seconds"] < 1060
 
 
-def test_held_out_clips_are_looked_at_ten_times_a_run(options, tmp_path, monkeypatch):
+def test_held_out_clips_are_looked_at_ten_times_a_run(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
     whole = options("whole", steps=20, log_every=1, validation=held_out)
     report = pretrain(whole)
@@ -307,10 +293,7 @@ def test_held_out_clips_are_looked_at_ten_times_a_run(options, tmp_path, monkeyp
     assert [line["step"] for line in looks] == list(range(2, 21, 2))
     assert looks[-1]["validation_loss"] == report["validation_loss"]
     killed = dataclasses.replace(whole, out=tmp_path / "killed", save_minutes=0.0)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 9)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, 9)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
 

@@ -7,7 +7,7 @@ import torch
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.training.mixture import Mixture
 from diagd.training.pretraining import pretrain
-from tests.training.runs import assert_same_run, kill_after
+from tests.training.runs import assert_same_run, run_killed
 from tests.worlds import clips_of, write_shard
 
 
@@ -59,15 +59,12 @@ def test_a_draw_is_a_function_of_seed_and_step_alone():
     assert {Mixture.parse(["k=3"]).draw(0, step) for step in range(9)} == {parse_strategy("k=3")}
 
 
-def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options, monkeypatch):
+def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options):
     mixture = ("raster k=1:2 k=1,d=2",)
     whole = options("whole", strategies=mixture, visible="fed")
     killed = options("killed", strategies=mixture, visible="fed", save_minutes=0.0)
     pretrain(whole)
-    with monkeypatch.context() as patch:
-        kill_after(patch, 7)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(killed)
+    run_killed(pretrain, killed, 7)
     pretrain(killed)
     assert_same_run(killed.out, whole.out)
 
