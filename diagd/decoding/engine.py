@@ -20,7 +20,7 @@ class DecodingEngine(Stream):
         num_action_tokens: conditioning tokens before each generated frame, 0 or more.
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
-        keep_frames: frames that stay when the context is full; default half of what it holds.
+        keep_frames: frames that are read again when the context is full; default as in `Stream`.
         sampling: how tokens are drawn; greedy by default.
         seed: of the draws, 64 bits: one number (batch row b uses seed + b) or one for each row.
         runner: how steps are executed: `eager`, `compile` or `cuda-graph`.

@@ -90,7 +90,7 @@ def generate_tokens(
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
         grid: the frames to generate, where `schedule` is a strategy.
         context: (1 or B, M, size) cross-attention input for models that have one.
-        keep_frames: frames that stay when the context is full; default half of what it holds.
+        keep_frames: frames that are read again when the context is full; default as in `Stream`.
         runner: how steps are executed: `eager`, `compile` or `cuda-graph`.
         exact: short for the strategy `exact`; of a schedule only the grid matters then.
 

@@ -95,8 +95,8 @@ class Stream:
         self.runner: RunnerName = runner
         self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
         self.max_slots = min(n for n in (max_slots, model.max_positions) if n is not None)
-        held = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
-        self.keep_frames = max(1, held // 2) if keep_frames is None else keep_frames
+        fit = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
+        self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         if self.keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         self.reads_again = keep_frames is not None or not model.relative_positions

@@ -25,7 +25,7 @@ class GenerationDefaults:
         row_lag: the paper's choice of k for it.
         overlap: whether a frame starts row_lag * height steps after the one before.
         temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
-        keep_frames: frames that stay when the context is full; None: half of what it holds.
+        keep_frames: frames that are read again when the context is full; None: as in `Stream`.
         first_id: lowest visual id at the first place of a frame.
     """
 

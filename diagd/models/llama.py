@@ -1,6 +1,6 @@
 """The same weights as a transformers LlamaForCausalLM: the baseline everybody has.
 
-Our LLaMA-like decoders carry LLaMA's weight names, so only the rotary table has to be handed over
+Our LLaMA-like decoders carry LLaMA's weight names, so only the rotary angles have to be handed over
 where positions are (frame, row, column).
 """
 
@@ -12,15 +12,15 @@ from diagd.models.transformer import Transformer
 
 
 class _GivenRotary(nn.Module):
-    """Stands where LLaMA computes its rotary embedding, and looks it up in ours."""
+    """Stands where LLaMA computes its rotary embedding, and asks ours."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         assert model.model.rotary is not None
-        self.table = model.model.rotary
+        self.rotary = model.model.rotary
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.table(position_ids, x.dtype)
+        cos, sin = self.rotary(position_ids, x.dtype)
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
 

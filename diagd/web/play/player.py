@@ -210,7 +210,7 @@ class Player:
             "length": len(session.history),
             "seed": session.start.seed,
             "held": session.engine.num_held,
-            "holds": session.max_frames,
+            "holds": session.engine.window,
             "recorded": len(self.recorded),
             "replay": [self.replayed, self.replayed + len(self.replaying), self.differing],
             "send_ms": round(self.send_ms, 2),

@@ -142,12 +142,6 @@ class Session:
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
 
-    @property
-    def max_frames(self) -> int:
-        """Frames that the model's context holds."""
-        frame = self.engine.frame
-        return (self.engine.max_slots + frame.num_action_tokens) // frame.slots_per_frame
-
 
 @lru_cache(maxsize=16)
 def steps_of_frame(schedule: DiagonalSchedule) -> tuple[int, ...]:

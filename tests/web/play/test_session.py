@@ -117,4 +117,4 @@ def test_a_checksum_sees_every_token():
 
 
 def test_it_says_how_many_frames_the_model_holds(generator, start):
-    assert Session(generator, start).max_frames == 8
+    assert Session(generator, start).engine.window == 8
