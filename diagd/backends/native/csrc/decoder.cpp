@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "int8.h"
 #include "kernels.h"
 #include "team.h"
 
@@ -406,4 +407,4 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
 // Each returns 0, or 1 without having done anything where an index is out of range.
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
 extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
-extern "C" int decode_int8(const Model* m, const Step* s) { return decode<int8_t, bf16>(*m, *s); }
+extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad, bf16>(*m, *s); }

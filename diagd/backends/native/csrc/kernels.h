@@ -23,10 +23,13 @@
 typedef float Floats __attribute__((vector_size(64), aligned(4)));  // 16 numbers, any address
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
 typedef uint16_t bf16;
-struct Pair {  // two bfloat16 weights of one column, for k and k + 1: what the matrix units take
-  bf16 even, odd;
+// Weights of one column for successive k: what the matrix units take.
+struct Pair {
+  bf16 at[2];
+};
+struct Quad {
+  int8_t at[4];
 };
 
 constexpr int WIDTH = 16, BLOCK = 32, PREFETCH = 64;  // columns, columns, values of k
@@ -45,15 +48,20 @@ INLINE Floats load(const float* p) { return *(const Floats*)p; }
 INLINE Floats load(const bf16* p) {
   return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
-INLINE Floats load(const int8_t* p) {
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
 #else
 INLINE Floats load(const bf16* p) {
   return (Floats)(__builtin_convertvector(*(const Shorts*)p, Ints) << 16);
 }
-INLINE Floats load(const int8_t* p) { return __builtin_convertvector(*(const Bytes*)p, Floats); }
 #endif
+// Weight `j` of 16 columns.
+INLINE Floats unpack(const float* p, int) { return load(p); }
+INLINE Floats unpack(const Pair* p, int j) {
+  const Ints pairs = *(const Ints*)p;
+  return (Floats)(j ? pairs & (int32_t)0xffff0000 : pairs << 16);
+}
+INLINE Floats unpack(const Quad* p, int j) {
+  return __builtin_convertvector(*(const Ints*)p << (24 - 8 * j) >> 24, Floats);
+}
 INLINE void store(float* p, Floats x) { *(Floats*)p = x; }
 
 INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite numbers only
@@ -124,48 +132,32 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
   store(to, out.add ? load(to) + value : value);
 }
 
-// ROWS x (32 * BLOCKS) outputs; `stride` between values of k, `pitch` between blocks.
+template <class T>  // weights in a T
+constexpr int PACKED = std::is_same_v<T, Pair> ? 2 : std::is_same_v<T, Quad> ? 4 : 1;
+
+// ROWS x (32 * BLOCKS) outputs; `stride` between Ts of successive k, `pitch` between blocks.
 template <int ROWS, int BLOCKS, class T>
 static void tile(const float* x, ptrdiff_t x_stride, const T* w, ptrdiff_t stride, ptrdiff_t pitch,
                  int K, const Output& out, int column) {
   Floats sums[ROWS][BLOCKS * 2] = {};
-  for (int k = 0; k < K; k++) {
-    Floats weights[BLOCKS * 2];
+  for (int k = 0; k < K; k += PACKED<T>) {
+#pragma GCC unroll 4
+    for (int j = 0; j < PACKED<T>; j++) {
+      Floats weights[BLOCKS * 2];
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS * 2; b++) {
-      const T* p = w + (b / 2) * pitch + k * stride + (b % 2) * WIDTH;
-      __builtin_prefetch(p + PREFETCH * stride);
-      weights[b] = load(p);
-    }
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; row++) {
-      const Floats value = splat(x[row * x_stride + k]);
-#pragma GCC unroll 8
-      for (int b = 0; b < BLOCKS * 2; b++) sums[row][b] += value * weights[b];
-    }
-  }
-  for (int row = 0; row < ROWS; row++)
-    for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
-}
-
-// The same for weights in pairs: rows of 32 pairs, `stride` and `pitch` in pairs.
-template <int ROWS, int BLOCKS>
-static void tile(const float* x, ptrdiff_t x_stride, const Pair* w, ptrdiff_t stride,
-                 ptrdiff_t pitch, int K, const Output& out, int column) {
-  Floats sums[ROWS][BLOCKS * 2] = {};
-  for (int k = 0; k < K; k += 2)
-#pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS * 2; b++) {
-      const Pair* p = w + (b / 2) * pitch + k / 2 * stride + (b % 2) * WIDTH;
-      __builtin_prefetch(p + PREFETCH * stride);
-      const Ints pairs = *(const Ints*)p;
-      const Floats even = (Floats)(pairs << 16), odd = (Floats)(pairs & (int32_t)0xffff0000);
+      for (int b = 0; b < BLOCKS * 2; b++) {
+        const T* p = w + (b / 2) * pitch + k / PACKED<T> * stride + (b % 2) * WIDTH;
+        if (!j) __builtin_prefetch(p + PREFETCH * stride);
+        weights[b] = unpack(p, j);
+      }
 #pragma GCC unroll 16
       for (int row = 0; row < ROWS; row++) {
-        sums[row][b] += splat(x[row * x_stride + k]) * even;
-        sums[row][b] += splat(x[row * x_stride + k + 1]) * odd;
+        const Floats value = splat(x[row * x_stride + k + j]);
+#pragma GCC unroll 8
+        for (int b = 0; b < BLOCKS * 2; b++) sums[row][b] += value * weights[b];
       }
     }
+  }
   for (int row = 0; row < ROWS; row++)
     for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
 }
@@ -175,14 +167,13 @@ struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][sto
   const T* blocks;
   int K;  // values of k to sum over
   const float *bias, *scale;
-  int stored = K;  // values of k there are
+  int stored = std::is_same_v<T, Quad> ? ceil_to(K, 64) : K;  // values of k there are
 
-  static constexpr int PACKED = std::is_same_v<T, Pair> ? 2 : 1;  // values of k in a T
-  ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED; }
+  ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED<T>; }
   // Where entry (k, column) is, counted in single weights.
   ptrdiff_t at(int64_t k, int64_t column) const {
-    return column / BLOCK * BLOCK * stored + (k / PACKED * BLOCK + column % BLOCK) * PACKED +
-           k % PACKED;
+    return column / BLOCK * BLOCK * stored +
+           (k / PACKED<T> * BLOCK + column % BLOCK) * PACKED<T> + k % PACKED<T>;
   }
 };
 
@@ -244,7 +235,7 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-INLINE void prefetch_lines(const Pair* p) {
+INLINE void prefetch_lines(const void* p) {
   for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + line * 64);
 }
 
