@@ -93,11 +93,12 @@ class NativeModel(CausalModel):
         self.config, self.weights = model.config, weights
         self._library = library or load_library()
         check_records(self._library)
+        fixed = weights == "float32" and bool(self._library.takes_fixed())
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
-        self._decode = getattr(self._library, f"decode_{suffix}")
+        self._decode = getattr(self._library, f"decode_{'fixed' if fixed else suffix}")
         self.seconds: Tensor | None = None
         self.max_threads = usable_cores()
-        self._laid_out = NativeWeights(model, weights, use_up)
+        self._laid_out = NativeWeights(model, weights, use_up, fixed)
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property

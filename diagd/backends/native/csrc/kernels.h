@@ -64,6 +64,10 @@ INLINE Floats unpack(const Quad* p, int j) {
 }
 INLINE void store(float* p, Floats x) { *(Floats*)p = x; }
 
+INLINE void prefetch_lines(const void* p, int lines) {
+  for (int line = 0; line < lines; line++) __builtin_prefetch((const char*)p + line * 64);
+}
+
 INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite numbers only
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -133,7 +137,7 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
 }
 
 template <class T>  // weights in a T
-constexpr int PACKED = std::is_same_v<T, Pair> ? 2 : std::is_same_v<T, Quad> ? 4 : 1;
+constexpr int PACKED = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
 
 // ROWS x (32 * BLOCKS) outputs; `stride` between Ts of successive k, `pitch` between blocks.
 template <int ROWS, int BLOCKS, class T>
@@ -167,7 +171,7 @@ struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][sto
   const T* blocks;
   int K;  // values of k to sum over
   const float *bias, *scale;
-  int stored = std::is_same_v<T, Quad> ? ceil_to(K, 64) : K;  // values of k there are
+  int stored = PACKED<T> == 4 ? ceil_to(K, 64) : K;  // values of k there are
 
   ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED<T>; }
   // Where entry (k, column) is, counted in single weights.
@@ -235,10 +239,6 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-INLINE void prefetch_lines(const void* p) {
-  for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + line * 64);
-}
-
 // 16 rows of x (bfloat16, K a multiple of 32) times blocks b and, if `two`, b + 1. Tiles hold
 // `tile_rows`, of which `rows` count.
 static void multiply_16(const bf16* x, ptrdiff_t x_stride, int rows, int tile_rows,
@@ -261,7 +261,7 @@ static void multiply_16(const bf16* x, ptrdiff_t x_stride, int rows, int tile_ro
       _tile_dpbf16ps(2, 4, 5);
       _tile_dpbf16ps(3, 4, 6);
     }
-    prefetch_lines(p + 32 * BLOCK);  // of the next turn but one
+    prefetch_lines(p + 32 * BLOCK, 32);  // of the next turn but one
   }
   const ptrdiff_t out_bytes = out.stride * sizeof(float);
   float* to = out.to + b * BLOCK;
@@ -297,7 +297,7 @@ static void multiply_32(const bf16* x, ptrdiff_t x_stride, int rows, const Matri
     _tile_dpbf16ps(1, 4, 6);
     _tile_dpbf16ps(2, 7, 5);
     _tile_dpbf16ps(3, 7, 6);
-    prefetch_lines(p + 32 * BLOCK);
+    prefetch_lines(p + 32 * BLOCK, 32);
   }
   float sums[4][16][WIDTH];
   _tile_stored(0, sums[0], 64);
