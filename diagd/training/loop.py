@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
@@ -167,6 +168,8 @@ class TrainingRun:
             value = loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
         norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
+        if isinstance(norm, DTensor):  # of a model that is sharded
+            norm = norm.full_tensor()
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
