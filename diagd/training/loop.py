@@ -86,6 +86,10 @@ class TrainingRun:
         optimizers = make_optimizers(
             model, options.optimizer, options.learning_rate, options.weight_decay
         )
+        if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
+            raise ValueError(
+                f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
+            )
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
