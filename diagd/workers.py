@@ -5,10 +5,10 @@ the other. One that dies is started again and its task done again, by Ray. Resul
 process that asked, which alone writes, so they are those of one process, in another order.
 """
 
+import itertools
 import logging
 import math
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ from diagd.extras import require
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Worker = Callable[[Task], Result]
+
+RETRIES = 3  # of a task whose process died
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,19 @@ def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
 
 
 class _Actor:
-    """A process of Ray's. Rows are plain values, so that Arrow carries them whatever is inside."""
+    """A process of Ray's."""
 
     def __init__(self, make: Callable[[], Worker[Any, Any]], num_threads: int) -> None:
         torch.set_num_threads(num_threads)
         self._make, self._worker = make, None
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+    def do(self, task: Any) -> tuple[bool, Any]:
+        """Return whether there is a worker, and what it did or why there is none."""
         try:
             self._worker = self._worker or self._make()
         except (ValueError, OSError) as error:  # one line, not Ray's forty
-            return {"refused": str(error), "done": b""}
-        task = pickle.loads(row["task"])
-        return {"refused": "", "done": pickle.dumps((task, _attempt(self._worker, task)))}
+            return False, ValueError(str(error))
+        return True, _attempt(self._worker, task)
 
 
 def _do_with_ray(
@@ -105,10 +107,8 @@ def _do_with_ray(
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
     import ray  # takes seconds, and one process needs none
-    import ray.data
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # errors are raised as well
     ray.init(
         address=pool.address,
         include_dashboard=False if pool.address is None else None,
@@ -117,24 +117,31 @@ def _do_with_ray(
     )
     try:
         _check_resources(pool, ray.cluster_resources())
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
-        context.print_on_execution_start = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        actor: Any = _Actor  # Ray makes the instances; its annotation speaks of functions only
-        rows = ray.data.from_items(
-            [{"task": pickle.dumps(task)} for task in tasks], override_num_blocks=len(tasks)
-        ).map(
-            actor,
-            fn_constructor_args=(make, max(1, math.ceil(pool.cpus))),
-            compute=ray.data.ActorPoolStrategy(size=pool.size),
+        start: Any = ray.remote(_Actor).options(
             num_cpus=pool.cpus,
             num_gpus=pool.gpus,
+            max_restarts=-1,
+            max_task_retries=RETRIES,
         )
-        for row in rows.iter_rows():
-            if row["refused"]:
-                raise ValueError(row["refused"])
-            yield pickle.loads(row["done"])
+        num_threads = max(1, math.ceil(pool.cpus))
+        idle = [start.remote(make, num_threads) for _ in range(pool.size)]
+        left, running = iter(tasks), {}
+        while True:
+            for task in itertools.islice(left, len(idle)):
+                actor = idle.pop()
+                running[actor.do.remote(task)] = actor, task
+            if not running:
+                return
+            (done, *_), _ = ray.wait(list(running))
+            actor, task = running.pop(done)
+            idle.append(actor)
+            try:
+                is_made, result = ray.get(done)
+            except ray.exceptions.RayActorError:
+                is_made, result = True, ValueError(f"{1 + RETRIES} processes died of it")
+            if not is_made:
+                raise result
+            yield task, result
     finally:
         ray.shutdown()
 

@@ -1,7 +1,6 @@
 """Workers in this process and in Ray's: `diagd evaluate --workers 2` as a user runs it."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from tests.evaluation.lines import write_clips
 
 
 class Halver:
-    """Halves even numbers; refuses to be made for a negative number."""
+    """Halves even numbers; dies of 13, and refuses to be made for a negative number."""
 
     made = 0
 
@@ -27,6 +26,8 @@ class Halver:
         Halver.made += 1
 
     def __call__(self, task):
+        if task == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
         if task % 2:
             raise ValueError(f"{task} is odd")
         return torch.full((task // 2,), task // 2)
@@ -45,19 +46,20 @@ def test_one_process_does_all_tasks_with_one_worker_and_goes_on_after_a_mistake(
     assert Halver.made == before + 1
 
 
-def test_an_actor_makes_its_worker_once_and_its_rows_are_plain():
+def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
     before = Halver.made
     actor = _Actor(partial(Halver, 0), 1)
-    rows = [actor({"task": pickle.dumps(task)}) for task in (2, 3, 4)]
-    assert [row["refused"] for row in rows] == ["", "", ""]
-    assert told(pickle.loads(row["done"]) for row in rows) == HALVED
+    done = [actor.do(task) for task in (2, 3, 4)]
+    assert [is_made for is_made, _ in done] == [True] * 3
+    assert told(zip((2, 3, 4), (result for _, result in done), strict=True)) == HALVED
     assert Halver.made == before + 1
 
 
 def test_a_worker_that_cannot_be_made_ends_it_all():
     with pytest.raises(FileNotFoundError, match="no -1"):
         next(do_tasks([2], partial(Halver, -1), Pool()))
-    assert _Actor(partial(Halver, -1), 1)({"task": b""}) == {"refused": "no -1", "done": b""}
+    is_made, why = _Actor(partial(Halver, -1), 1).do(2)
+    assert (is_made, str(why)) == (False, "no -1")
 
 
 def test_without_tasks_no_worker_is_made():
@@ -67,7 +69,8 @@ def test_without_tasks_no_worker_is_made():
 @pytest.mark.slow
 def test_processes_of_ray_s_do_what_one_process_does():
     pool = Pool(2, cpus=0.5)
-    assert sorted(told(do_tasks([2, 3, 4], partial(Halver, 0), pool))) == HALVED
+    done = sorted(told(do_tasks([2, 13, 3, 4], partial(Halver, 0), pool)))
+    assert done == [*HALVED, (13, "4 processes died of it")]
     with pytest.raises(ValueError, match="no -1"):
         list(do_tasks([2, 3], partial(Halver, -1), pool))
 
