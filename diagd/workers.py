@@ -10,7 +10,9 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -87,10 +89,14 @@ def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
 
 
 class _Actor:
-    """A process of Ray's."""
+    """A process of Ray's, in which relative paths mean what they do here."""
 
-    def __init__(self, make: Callable[[], Worker[Any, Any]], num_threads: int) -> None:
+    def __init__(
+        self, make: Callable[[], Worker[Any, Any]], num_threads: int, folder: Path
+    ) -> None:
         torch.set_num_threads(num_threads)
+        with suppress(OSError):  # a machine without that folder may have what has a whole path
+            os.chdir(folder)
         self._make, self._worker = make, None
 
     def do(self, task: Any) -> tuple[bool, Any]:
@@ -123,8 +129,8 @@ def _do_with_ray(
             max_restarts=-1,
             max_task_retries=RETRIES,
         )
-        num_threads = max(1, math.ceil(pool.cpus))
-        idle = [start.remote(make, num_threads) for _ in range(pool.size)]
+        given = make, max(1, math.ceil(pool.cpus)), Path.cwd()
+        idle = [start.remote(*given) for _ in range(pool.size)]
         left, running = iter(tasks), {}
         while True:
             for task in itertools.islice(left, len(idle)):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def test_one_process_does_all_tasks_with_one_worker_and_goes_on_after_a_mistake(
 
 def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
     before = Halver.made
-    actor = _Actor(partial(Halver, 0), 1)
+    actor = _Actor(partial(Halver, 0), 1, Path.cwd())
     done = [actor.do(task) for task in (2, 3, 4)]
     assert [is_made for is_made, _ in done] == [True] * 3
     assert told(zip((2, 3, 4), (result for _, result in done), strict=True)) == HALVED
@@ -58,7 +59,7 @@ def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
 def test_a_worker_that_cannot_be_made_ends_it_all():
     with pytest.raises(FileNotFoundError, match="no -1"):
         next(do_tasks([2], partial(Halver, -1), Pool()))
-    is_made, why = _Actor(partial(Halver, -1), 1).do(2)
+    is_made, why = _Actor(partial(Halver, -1), 1, Path("no such folder")).do(2)
     assert (is_made, str(why)) == (False, "no -1")
 
 

@@ -92,7 +92,8 @@ class EvaluateOptions:
     workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
     worker_cpus: float = Pool.cpus  # CPU share of each
     worker_gpus: float = Pool.gpus  # GPU share of each
-    address: str | None = None  # of a Ray cluster, such as ray://head:10001; default: one here
+    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
+    address: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, lowest in (

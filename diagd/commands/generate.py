@@ -35,7 +35,10 @@ class GenerateOptions(Recipe):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
     What is not given is a default of the model: of the bundled one, 16 frames after 4 with
-    row_lag 1 at temperature 1 and top-p 0.9. With --prompts there are many, each with a video.
+    row_lag 1 at temperature 1 and top-p 0.9.
+
+    With --prompts, each of many prompts has a video in the folder --out; those that cannot be read
+    are told at the end, and make the exit code 1.
     """
 
     # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
@@ -51,7 +54,8 @@ class GenerateOptions(Recipe):
     workers: int = Pool.size  # processes that share the prompts (Ray); 1 is this one alone
     worker_cpus: float = Pool.cpus  # CPU share of each
     worker_gpus: float = Pool.gpus  # GPU share of each
-    address: str | None = None  # of a Ray cluster, such as ray://head:10001; default: one here
+    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
+    address: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
