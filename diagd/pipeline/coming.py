@@ -40,15 +40,14 @@ def walk_actions(walk: Path, codec: ActionCodec, num_frames: int) -> list[str]:
     """Return the model's own walk, a jsonl file, cut or repeated to one action for each frame.
 
     Raises:
-        FileNotFoundError, ValueError: no such walk, or an empty one.
+        FileNotFoundError, ValueError: no such walk, or a damaged one; an empty one gives nothing.
     """
     if not walk.is_file():
         raise FileNotFoundError(
             f"no {walk} to follow: give --actions, such as {codec.names[-1]}*{num_frames}"
         )
     steps = read_actions(walk, codec)
-    actions = [steps[frame % len(steps)] for frame in range(num_frames if steps else 0)]
-    return one_a_frame(actions, num_frames)
+    return [steps[frame % len(steps)] for frame in range(num_frames if steps else 0)]
 
 
 def one_a_frame(actions: list[str], num_frames: int) -> list[str]:

@@ -84,7 +84,8 @@ class PreparedWorld:
     """A world that was loaded as a recipe says, and goes on from prompts by it.
 
     Attributes:
-        world, strategy, sampling, num_frames: what the recipe says, or else the world's defaults.
+        world: loaded from `folder`.
+        strategy, sampling, num_frames: what the recipe says, or else the world's defaults.
         device, dtype: where its weights are, and of which type, resolved.
 
     Raises:
@@ -130,9 +131,8 @@ class PreparedWorld:
         coming, codec = prompt.coming_actions, self.world.vocabulary
         if self._asked is not None:
             coming = self._asked
-        elif codec is not None and not coming:
-            coming = walk_actions(self.folder / "walk.jsonl", codec, self.num_frames)
         elif codec is not None:
+            coming = coming or walk_actions(self.folder / "walk.jsonl", codec, self.num_frames)
             coming = one_a_frame(coming, self.num_frames)
         return replace(prompt, coming_actions=coming, notes=[*prompt.notes, *self._notes])
 

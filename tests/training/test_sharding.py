@@ -63,15 +63,16 @@ def parts(monkeypatch):
     return seen
 
 
-def test_a_sharded_model_trains_as_a_whole_one_does_over_a_kill(options, shard, parts):
-    whole = options("whole", save_minutes=0.0)
-    pretrain(whole)
+def test_a_sharded_model_trains_as_a_whole_one_does_over_a_kill(options, shard, parts, tmp_path):
+    held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
+    whole = options("whole", save_minutes=0.0, validation=held_out)
+    report = pretrain(whole)
     assert parts == [[False] * 3] * whole.steps
     shard()
     parts.clear()
-    killed = options("killed", save_minutes=0.0)
+    killed = options("killed", save_minutes=0.0, validation=held_out)
     run_killed(pretrain, killed, 7)
-    pretrain(killed)
+    assert pretrain(killed) == report
     assert parts[:7] == [[True] * 3] * 7
     assert_same_run(killed.out, whole.out)
     assert (killed.out / "training" / "pytorch_model_fsdp_0").is_dir()
