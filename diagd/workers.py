@@ -113,6 +113,7 @@ def _do_with_ray(
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     require("--workers", "ray")
     import ray  # takes seconds, and one process needs none
+    from ray.exceptions import RayActorError
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
@@ -143,7 +144,7 @@ def _do_with_ray(
             idle.append(actor)
             try:
                 is_made, result = ray.get(done)
-            except ray.exceptions.RayActorError:
+            except RayActorError:
                 is_made, result = True, ValueError(f"{1 + RETRIES} processes died of it")
             if not is_made:
                 raise result

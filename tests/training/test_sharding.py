@@ -29,7 +29,7 @@ RECIPE = Path(__file__).parents[2] / "runs" / "fsdp.yaml"
 
 
 @pytest.fixture
-def shard(monkeypatch):
+def shard(monkeypatch, tmp_path):
     """Return a function after which this process is a group of one, launched by runs/fsdp.yaml."""
     flags = ["--config_file", str(RECIPE), "--num_processes", "2", "script"]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(flags))
@@ -41,7 +41,8 @@ def shard(monkeypatch):
                 monkeypatch.setenv(name, recipe[name])
         monkeypatch.setattr(AcceleratorState, "__init__", sharded.with_plugin)
         AcceleratorState._reset_state(reset_partial_state=True)
-        distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+        meeting = (tmp_path / "meeting").as_uri()
+        distributed.init_process_group("gloo", meeting, rank=0, world_size=1)
 
     yield begin
     if distributed.is_initialized():
@@ -124,7 +125,7 @@ def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(t
 
     halves = (*flags, "--batch-size", 2, "--out", two)
     killed = launch(2, halves)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while not (two / "training" / "run.json").is_file():
         assert time.monotonic() < deadline, killed.communicate()
         time.sleep(0.01)
@@ -133,7 +134,7 @@ def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(t
     killed.communicate()
     assert len((two / "log.jsonl").read_text().splitlines()) < 40
     went_on = launch(2, halves)
-    said, _ = went_on.communicate(timeout=300)
+    said, _ = went_on.communicate(timeout=600)
     assert went_on.returncode == 0, said
 
     losses = [[line["loss"] for line in log_of(out)] for out in (two, one)]
