@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -269,34 +266,31 @@ def test_a_folder_that_another_run_writes_to_is_refused(generate, tmp_path):
         generate().assert_refused("is being written by another process")
 
 
-def start(world, prompts, out, *flags):
-    command = [sys.executable, "-m", "diagd", "generate", "--model", world, *SHORT]
-    arguments = (*command, "--prompts", prompts, "--out", out, *flags, "--json")
-    words = [str(word) for word in arguments]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.slow
-def test_two_workers_killed_on_the_way_end_with_what_one_process_makes(world, tmp_path):
+def test_two_workers_killed_on_the_way_end_with_what_one_process_makes(world, tmp_path, spawn):
     prompts = write_prompts(tmp_path / "prompts", count=60)
     (prompts / "broken.mp4").write_bytes(b"no video")
-    alone = start(world, prompts, tmp_path / "alone")
-    assert json.loads(alone.communicate(timeout=600)[0])["generated"] == 61
-    together = ("--workers", 2, "--worker-cpus", 0.5)
-    killed = start(world, prompts, tmp_path / "out", *together)
+    flags = ("-m", "diagd", "generate", "--model", world, *SHORT, "--prompts", prompts, "--json")
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    said, _ = spawn(*flags, "--out", alone).communicate(timeout=600)
+    assert json.loads(said)["generated"] == 61
+
+    together = (*flags, "--out", out, "--workers", 2, "--worker-cpus", 0.5)
+    killed = spawn(*together)
     deadline = time.monotonic() + 600
-    while not list((tmp_path / "out").glob("*.json")):
-        assert time.monotonic() < deadline, killed.poll()
+    while not list(out.glob("*.json")):
+        assert killed.poll() is None, killed.communicate()
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    num_done = len(list((tmp_path / "out").glob("*.json")))
+    killed.kill()
+    killed.wait()
+    num_done = len(list(out.glob("*.json")))
     assert 0 < num_done < 61
-    went_on = start(world, prompts, tmp_path / "out", *together)
-    out, err = went_on.communicate(timeout=600)
+
+    went_on = spawn(*together)
+    said, err = went_on.communicate(timeout=600)
     assert went_on.returncode == 1, err
-    report = json.loads(out)
+    report = json.loads(said)
     assert (report["generated"], report["done_before"]) == (61 - num_done, num_done)
     assert list(report["failed"]) == ["broken.mp4"]
-    (tmp_path / "out" / ".diagd.lock").unlink(missing_ok=True)
-    assert videos_of(tmp_path / "out") == videos_of(tmp_path / "alone")
+    assert videos_of(out) == videos_of(alone)

@@ -2,12 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from accelerate.commands.launch import (
@@ -21,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from diagd.training.loop import TrainingRun
 from diagd.training.pretraining import pretrain
+from tests.processes import kill
 from tests.training import sharded
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
 from tests.worlds import clips_of, write_shard, write_shard_model
@@ -98,22 +96,10 @@ def test_muon_is_refused_for_a_sharded_model(options, shard):
     assert not options().out.exists()
 
 
-def launch(processes, flags):
-    """Finetune in subprocesses, as `accelerate launch` starts them."""
-    run = ("-m", "accelerate.commands.launch", "--config_file", RECIPE, "--mixed_precision", "no")
-    script = ("--num_processes", processes, "--main_process_port", 0, sharded.__file__)
-    words = [sys.executable, *run, *script, "finetune", *flags]
-    return subprocess.Popen(
-        [str(word) for word in words],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 @pytest.mark.slow
-def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(tmp_path, command):
+def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(
+    tmp_path, command, spawn
+):
     tokens = write_shard(tmp_path / "tokens", clips_of())
     start = write_shard_model(tmp_path / "model")
     training = ("--steps", 40, "--warmup-steps", 2, "--learning-rate", 0.01, "--frames", 4)
@@ -123,19 +109,21 @@ def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(t
     one, two = tmp_path / "one", tmp_path / "two"
     assert command("finetune", *flags, "--batch-size", 4, "--out", one).code == 0
 
-    halves = (*flags, "--batch-size", 2, "--out", two)
-    killed = launch(2, halves)
+    launch = ("-m", "accelerate.commands.launch", "--config_file", RECIPE, "--num_processes", 2)
+    halves = (sharded.__file__, "finetune", *flags, "--batch-size", 2, "--out", two)
+    arguments = (*launch, "--mixed_precision", "no", "--main_process_port", 0, *halves)
+    on_cpus = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    killed = spawn(*arguments, **on_cpus)
     deadline = time.monotonic() + 600
     while not (two / "training" / "run.json").is_file():
-        assert time.monotonic() < deadline, killed.communicate()
+        assert killed.poll() is None, killed.communicate()
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    for process in (psutil.Process(killed.pid), *psutil.Process(killed.pid).children(True)):
-        process.kill()
-    killed.communicate()
+    kill(killed)
     assert len((two / "log.jsonl").read_text().splitlines()) < 40
-    went_on = launch(2, halves)
-    said, _ = went_on.communicate(timeout=600)
-    assert went_on.returncode == 0, said
+    went_on = spawn(*arguments, **on_cpus)
+    _, err = went_on.communicate(timeout=600)
+    assert went_on.returncode == 0, err
 
     losses = [[line["loss"] for line in log_of(out)] for out in (two, one)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
