@@ -38,7 +38,7 @@ def arguments_of(case: Case) -> dict:
     return {
         "tokens": tokens,
         "actions": ids,
-        "strategy": Diagonal(case.row_lag, case.frame_lag, case.row_start),
+        "strategy": case.strategy,
         "context_frames": case.context_frames,
         "prefix": prefix,
         "visible": case.visible,
