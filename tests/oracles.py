@@ -151,9 +151,9 @@ class ReferenceStream:
     row_start: str = "temporal"
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
-    late: int = 0  # steps that column 0 of a row waits for more of the row above
     window: int | None = None  # frames that may be seen, the one under way included
     visible: str = "causal"  # or fed: what was fed is seen, later in raster order, too
+    late: int = 0  # steps that column 0 of a row waits for more of the row above
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
