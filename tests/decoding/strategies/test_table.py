@@ -56,7 +56,9 @@ def test_other_spellings_become_the_one():
 def test_a_schedule_and_a_strategy_are_taken_as_they_are():
     schedule = diagd.DiagonalSchedule(GRID, 2, 4)
     assert as_strategy(schedule) == Diagonal(2, 4)
-    assert as_strategy(diagd.DiagonalSchedule(GRID, 2, 4, 1)) == diagd.parse_strategy("k=2,d=4,late=1")
+    assert as_strategy(diagd.DiagonalSchedule(GRID, 2, 4, 1)) == diagd.parse_strategy(
+        "k=2,d=4,late=1"
+    )
     assert as_strategy(Exact(3)) == Exact(3)
     assert as_strategy("k=2") == Diagonal(2)
 
@@ -103,7 +105,9 @@ def test_a_lag_or_window_wider_than_the_grid_is_refused(text):
 
 @pytest.mark.parametrize("text", ["k=1,late=4", "k=5,late=1"])
 def test_a_row_start_that_waits_for_more_than_the_row_above_is_refused(text):
-    with pytest.raises(ValueError, match=r"late must be 0, or in \[1, width - row_lag=[40]\), got [41]"):
+    with pytest.raises(
+        ValueError, match=r"late must be 0, or in \[1, width - row_lag=[40]\), got [41]"
+    ):
         diagd.parse_strategy(text).check(Conditions(1.0, GRID))
 
 
