@@ -75,8 +75,17 @@ class Options:
 
 
 def main(options: Options) -> None:
-    """Go on with the first arm that is not finished, and then the next, until the time is up."""
+    """Train and judge what is missing until the time is up; write and print the table."""
     torch.set_num_threads(options.threads)
+    go_on(options)
+    if options.out.is_dir():
+        text = table(options.out)
+        write_text(options.out / "row_starts.md", text)
+        print(text)
+
+
+def go_on(options: Options) -> None:
+    """Go on with the first arm that is not finished, and then the next, until the time is up."""
     end = time.monotonic() + 60 * options.minutes
     for seed in options.seeds:
         for name in options.arms:
@@ -94,9 +103,6 @@ def main(options: Options) -> None:
             options.out.mkdir(parents=True, exist_ok=True)
             write_text(result.with_suffix(".log.jsonl"), log)
             write_text(result, "".join(json.dumps(about | row) + "\n" for row in rows))
-    text = table(options.out)
-    write_text(options.out / "row_starts.md", text)
-    print(text)
 
 
 def finetune(options: Options, strategies: str, seed: int, folder: Path, seconds: float) -> bool:

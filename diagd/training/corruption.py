@@ -65,25 +65,15 @@ class Corruption(NamedTuple):
             with torch.no_grad():
                 logits = loss.logits(model, tokens)[..., : self.num_ids]
             torch.clear_autocast_cache()  # it holds the weights as cast without a gradient
-            sums = logits.double().softmax(-1).cumsum(-1)
+            sums = logits.float().softmax(-1).cumsum(-1)
             below = sums <= chances[:, targets, None] * sums[..., -1:]
             wrong[:, targets] = below.sum(-1).clamp(max=self.num_ids - 1)
         return torch.where(struck & (tokens < self.num_ids), wrong, tokens)
 
     def draw(self, step: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return which places are struck, (B, N) bool, and a draw from [0, 1) for each, float64."""
+        """Return which places are struck, (B, N) bool, and a draw from [0, 1) for each."""
         share = self.share * torch.rand((), generator=generator_of(self.seed, step, _DRAW)).item()
-        numbers = range(self.process * size + 1, self.process * size + 1 + size)
-        drawn = torch.stack(
-            [
-                torch.rand(
-                    2,
-                    length,
-                    generator=generator_of(self.seed, step, _DRAW, number),
-                    dtype=torch.float64,
-                )
-                for number in numbers
-            ],
-            dim=1,
-        )
-        return drawn[0] < share, drawn[1]
+        first = self.process * size + 1  # 0 would be the key of the share
+        keys = [(self.seed, step, _DRAW, first + row) for row in range(size)]
+        drawn = torch.stack([torch.rand(2, length, generator=generator_of(*key)) for key in keys])
+        return drawn[:, 0] < share, drawn[:, 1]
