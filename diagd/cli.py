@@ -85,6 +85,8 @@ def _run(name: str, flags: list[str]) -> None:
         # JSON knows no NaN, which Python writes nonetheless
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
         print(json.dumps(strict))
+    if result.get("failed"):  # a part of the work; 2 says that nothing could be done
+        sys.exit(1)
 
 
 def _needs(name: str, flags: list[str]) -> tuple[str, ...]:

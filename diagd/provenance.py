@@ -45,12 +45,15 @@ def cpu_name() -> str:
     return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
-def fingerprint(folder: Path) -> str:
-    """Return 12 hex digits that stand for a model: SHA-256 over its weight and config files."""
+def fingerprint(model: Path) -> str:
+    """Return 12 hex digits that stand for a model: SHA-256 over its file, or the files of a folder.
+
+    Of a folder, weights and configs count.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in _MODEL_SUFFIXES and path.is_file():
-            digest.update(str(path.relative_to(folder)).encode() + b"\0")
+    for path in [model] if model.is_file() else sorted(model.rglob("*")):
+        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
+            digest.update(str(path.relative_to(model)).encode() + b"\0")
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest_plugins = ["tests.quick"]
+pytest_plugins = ["tests.quick", "tests.processes"]
 torch.set_num_threads(1)
 
 

@@ -28,7 +28,7 @@ LAYERS = (
     ("web", "gym", "training", "attention", "benchmark", "reporting"),
     ("evaluation",),
     ("pipeline",),
-    ("families", "backends"),
+    ("families", "backends", "workers"),
     ("models", "tokenizers", "metrics"),
     ("decoding", "data"),
     (

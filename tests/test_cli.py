@@ -245,6 +245,7 @@ def test_threads_bound_what_computes(command, monkeypatch):
 
     def look(options: NoOptions):
         seen.append([torch.get_num_threads(), *(os.environ[name] for name in names)])
+        return {}
 
     monkeypatch.setattr(plan, "main", look)
     before = torch.get_num_threads()

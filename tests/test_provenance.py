@@ -38,6 +38,16 @@ def test_a_model_s_fingerprint_follows_its_weights_and_configs_only(tmp_path):
     assert len({first, second, fingerprint(tmp_path)}) == 3
 
 
+def test_the_fingerprint_of_a_checkpoint_is_that_of_the_file(tmp_path):
+    (tmp_path / "a.ckpt").write_bytes(b"weights")
+    (tmp_path / "b.ckpt").write_bytes(b"Weights")
+    (tmp_path / "other.json").write_text("{}")
+    first = fingerprint(tmp_path / "a.ckpt")
+    assert first != fingerprint(tmp_path / "b.ckpt")
+    (tmp_path / "other.json").write_text("{ }")
+    assert fingerprint(tmp_path / "a.ckpt") == first
+
+
 def test_provenance_names_machine_and_versions():
     found = provenance(torch.device("cpu"))
     assert (found["device"], found["torch"], found["threads"]) == (cpu_name(), torch.__version__, 1)

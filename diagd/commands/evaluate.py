@@ -9,8 +9,8 @@ page.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,7 +35,6 @@ from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
 from diagd.evaluation.named_clips import choose_clips
 from diagd.evaluation.print_summary import print_summary
 from diagd.evaluation.protocol import PROTOCOLS
-from diagd.evaluation.ray_workers import Pool, measure_on_workers
 from diagd.evaluation.results import (
     BASELINES,
     RASTER,
@@ -52,6 +51,7 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.flags import OutputFolder
 from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
 from diagd.provenance import fingerprint, provenance
+from diagd.workers import Pool, do_tasks
 
 Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--schedules"])]
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
@@ -89,10 +89,11 @@ class EvaluateOptions:
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
-    workers: int = 0  # Ray actors that share the work; 0 is this process alone
-    worker_cpus: float = 1  # CPU share of each actor
-    worker_gpus: float = 0  # GPU share of each actor
-    address: str | None = None  # of a Ray cluster; default: one on this machine
+    workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
+    worker_cpus: float = Pool.cpus  # CPU share of each
+    worker_gpus: float = Pool.gpus  # GPU share of each
+    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
+    address: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, lowest in (
@@ -100,7 +101,6 @@ class EvaluateOptions:
             ("context_frames", self.length("context_frames"), 1),
             ("frames", self.length("frames"), self.length("context_frames") + 1),
             ("start", self.start, 0),
-            ("workers", self.workers, 0),
         ):
             if value < lowest:
                 raise ValueError(f"{name} must be at least {lowest}, got {value}")
@@ -109,15 +109,18 @@ class EvaluateOptions:
             raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
         if self.lpips_heads is not None and self.lpips_backbone is None:
             raise ValueError("lpips_heads needs lpips_backbone as well")
-        if self.address is not None and not self.workers:
-            raise ValueError("address needs workers of 1 or more")
-        if self.teacher_forced and self.workers:
+        if self.teacher_forced and not self.pool().is_this_process:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
         for strategy in self.strategies():
             if self.teacher_forced and not isinstance(strategy, Scheduled):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
             strategy.check(Conditions(self.temperature))
         self.labelled_models()
+        self.pool()
+
+    def pool(self) -> Pool:
+        """Return who does the work."""
+        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
         """Return a number that was given, or else the protocol's."""
@@ -176,14 +179,15 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         for clip in clips
         for method in options.methods()
     ]
-    meter = ClipMeter(settings)
+    meter = ClipMeter(settings, options.save_videos)
     if options.teacher_forced:
         options.out.mkdir(parents=True, exist_ok=True)
         forced = [task for task in tasks if task.method not in BASELINES]
         gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out))
         print_likelihood(gaps, console)
         return {"results": str(options.out / LIKELIHOOD_FILE), "rows": gaps}
-    if not options.workers:  # they load the models
+    pool = options.pool()
+    if pool.is_this_process:  # else others load the models
         _check_strategies(options, meter)
     run = {
         "kind": "run",
@@ -203,9 +207,12 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if missing:
             run["run"] = len(before.runs)
             writer.append(run)
-            outcomes = _outcomes(options, settings, meter, missing)
+            make = partial(ClipMeter, settings, options.save_videos)
+            outcomes = do_tasks(missing, (lambda: meter) if pool.is_this_process else make, pool)
             with progress("clips x methods", len(tasks), len(tasks) - len(missing)) as job:
-                for outcome in outcomes:
+                for _, outcome in outcomes:
+                    if isinstance(outcome, ValueError):
+                        raise outcome
                     _keep(options, outcome, writer, run["run"])
                     job.advance()
     results = read_results(path)
@@ -222,16 +229,6 @@ def _check_strategies(options: EvaluateOptions, meter: ClipMeter) -> None:
     world = meter.world(next(iter(options.labelled_models())))
     for strategy in options.strategies():
         world.check(strategy, meter.settings.sampling)
-
-
-def _outcomes(
-    options: EvaluateOptions, settings: Settings, meter: ClipMeter, tasks: list[Task]
-) -> Iterator[Outcome]:
-    if not options.workers:
-        return map(meter, tasks)
-    shares = options.worker_cpus, options.worker_gpus
-    pool = Pool(min(options.workers, len(tasks)), *shares, options.address)
-    return measure_on_workers(settings, tasks, pool, options.save_videos)
 
 
 def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import DiagonalSchedule
 
-RowStart = Literal["predecessor", "temporal", "spatial"]
+RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
 
@@ -149,7 +149,7 @@ def feeds(
                 yield step + 1, slot, slot, successor if on_time else None
                 if successor is not None and not on_time:
                     source = slot
-                    if not known_row_ends:
+                    if not known_row_ends or j + 1 < grid.width:
                         source = _stand_in(schedule, layout, row_start, *successor)
                     yield schedule.step_of(*successor), slot, source, successor
 
@@ -169,14 +169,18 @@ def _successor(layout: SequenceLayout, t: int, i: int, j: int) -> tuple[int, int
 def _stand_in(
     schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart, t: int, i: int, j: int
 ) -> int:
-    """Return the slot whose token id stands in for the unknown predecessor of (t, i, j = 0)."""
-    grid = schedule.grid
-    last_row, last_column = grid.height - 1, grid.width - 1
+    """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
+    grid, step = schedule.grid, schedule.step_of(t, i, j)
+    if row_start == "action":
+        if layout.num_action_tokens:
+            return layout.slot_of(t, 0, 0) - 1
+        row_start = "predecessor"
+    frame, offset = divmod((t * grid.height + i) * grid.width + j - 1, grid.tokens_per_frame)
     candidates = {
-        "predecessor": (t - 1, i - 1, last_column) if i else (t - 2, last_row, last_column),
+        "predecessor": (frame - 1, *divmod(offset, grid.width)),
         "temporal": (t - 1, i, j),
         "spatial": (
-            (t, i - 1, schedule.row_lag - 1)
+            (t, i - 1, step - schedule.step_of(t, i - 1, 1))
             if i
             else (t - 1, 0, min(schedule.frame_lag, grid.width) - 1)
         ),
@@ -184,7 +188,7 @@ def _stand_in(
     policies = get_args(RowStart)
     for policy in policies[policies.index(row_start) :]:
         place = candidates[policy]
-        known = place[0] < 0 or schedule.step_of(*place) < schedule.step_of(t, i, j)
+        known = place[0] < 0 or schedule.step_of(*place) < step
         if layout.holds_frame(place[0]) and known:
             return layout.slot_of(*place)
     raise AssertionError("the spatial stand-in is always known")

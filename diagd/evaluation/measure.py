@@ -16,7 +16,6 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.named_clips import Clip, read_clip
-from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import Record, pack
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
@@ -24,6 +23,7 @@ from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.vq import VQTokenizer
 
 
@@ -77,13 +77,16 @@ class Settings:
 class ClipMeter:
     """Measures tasks one after the other; keeps the last model and the last clip."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, with_frames: bool = True) -> None:
         """Load the metrics' networks.
+
+        Args:
+            with_frames: whether outcomes have their frames; none where nobody wants them.
 
         Raises:
             FileNotFoundError, ValueError: a weight file is missing or not what it should be.
         """
-        self.settings = settings
+        self.settings, self._with_frames = settings, with_frames
         device = torch.device(settings.device)
         self._lpips = self._fvd = None
         if settings.lpips_backbone is not None:
@@ -178,7 +181,7 @@ class ClipMeter:
             "wall_seconds": wall_seconds,  # with tokenizing and painting
             "worker": os.getpid(),
         }
-        return Outcome(record, frames)
+        return Outcome(record, frames if self._with_frames else frames[:0])
 
     def _generate(
         self, model: str, clip: Clip, strategy: Strategy, num_frames: int, seed: int

@@ -1,6 +1,5 @@
-"""What is compared: the paper's protocols, and the seed of a clip."""
+"""What is compared: the paper's protocols."""
 
-import zlib
 from dataclasses import dataclass
 
 
@@ -19,8 +18,3 @@ PROTOCOLS = {
     "wham": Protocol(100, 100, 10, fps=10),
     "mc-ar": Protocol(100, 16, 1),  # VPT
 }
-
-
-def seed_of(clip: str, seed: int) -> int:
-    """Return a clip's seed: the same under every strategy and whatever other clips there are."""
-    return (zlib.crc32(clip.encode()) + seed) % 2**31

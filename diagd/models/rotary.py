@@ -61,6 +61,9 @@ class Rotary(nn.Module):
             column.
     """
 
+    frequencies: Tensor
+    axes: Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -68,9 +71,10 @@ class Rotary(nn.Module):
         if config.position == "rope3d":
             time, space = rotary_frequencies_3d(config)
             parts = time, space, space
-        self.frequencies = torch.cat(parts).double()
         axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
-        self.axes = torch.cat(axes)
+        # buffers, so that whoever shards a model over devices finds them as well
+        self.register_buffer("frequencies", torch.cat(parts).double(), persistent=False)
+        self.register_buffer("axes", torch.cat(axes), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         """Follow the model to its device, but not to its number type."""

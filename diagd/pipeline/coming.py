@@ -2,56 +2,56 @@
 
 from pathlib import Path
 
-from rich.console import Console
 from torch import Tensor
 
-from diagd.data.actions import as_actions, parse_actions, read_actions
-from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.prompts import Prompt
+from diagd.data.actions import ActionCodec, as_actions, parse_actions, read_actions
 from diagd.tokenizers.text import encode_text, read_embedding
 
 
-def read_coming(
-    asked: str | None,
-    walk: Path,
-    prompt: Prompt,
-    world: VideoGenerator,
-    num_frames: int,
-    console: Console,
+def asked_actions(
+    asked: str | None, codec: ActionCodec | None, num_frames: int, notes: list[str]
 ) -> list[str] | None:
-    """Return one action for each frame to generate.
+    """Return one action for each frame to generate, if any were asked for.
 
     Args:
         asked: such as `forward*8,left*4`, whose last action goes on until the frames are full, or a
-            jsonl file. None: what the recording goes on with, or else the model's own walk, cut or
-            repeated to length.
-        walk: the jsonl file of that walk.
+            jsonl file.
+        codec: of the model's actions; None for a model without.
+        notes: gets a line where an action goes on.
 
     Raises:
         FileNotFoundError, ValueError: no such actions, or not one for each frame.
     """
-    codec = world.vocabulary
-    if codec is None:
-        if asked is not None:
-            raise ValueError("this model takes no actions")
+    if asked is None:
         return None
-    if asked is not None:
-        actions = read_actions(asked, codec) if asked.endswith(".jsonl") else None
-        if actions is None:
-            actions = as_actions(asked, codec, num_frames)
-            if 1 < (spelled := len(parse_actions(asked, codec))) < num_frames:
-                console.print(
-                    f"{spelled} actions for {num_frames} frames: {actions[-1]!r} goes on to the end"
-                )
-    elif prompt.coming_actions:
-        actions = prompt.coming_actions
-    else:
-        if not walk.is_file():
-            raise FileNotFoundError(
-                f"no {walk} to follow: give --actions, such as {codec.names[-1]}*{num_frames}"
-            )
-        steps = read_actions(walk, codec)
-        actions = [steps[frame % len(steps)] for frame in range(num_frames if steps else 0)]
+    if codec is None:
+        raise ValueError("this model takes no actions")
+    if asked.endswith(".jsonl"):
+        return one_a_frame(read_actions(asked, codec), num_frames)
+    actions = as_actions(asked, codec, num_frames)
+    if 1 < (spelled := len(parse_actions(asked, codec))) < num_frames:
+        notes.append(
+            f"{spelled} actions for {num_frames} frames: {actions[-1]!r} goes on to the end"
+        )
+    return one_a_frame(actions, num_frames)
+
+
+def walk_actions(walk: Path, codec: ActionCodec, num_frames: int) -> list[str]:
+    """Return the model's own walk, a jsonl file, cut or repeated to one action for each frame.
+
+    Raises:
+        FileNotFoundError, ValueError: no such walk, or a damaged one; an empty one gives nothing.
+    """
+    if not walk.is_file():
+        raise FileNotFoundError(
+            f"no {walk} to follow: give --actions, such as {codec.names[-1]}*{num_frames}"
+        )
+    steps = read_actions(walk, codec)
+    return [steps[frame % len(steps)] for frame in range(num_frames if steps else 0)]
+
+
+def one_a_frame(actions: list[str], num_frames: int) -> list[str]:
+    """Return the actions, or raise ValueError unless there is one for each frame."""
     if len(actions) != num_frames:
         raise ValueError(f"expected {num_frames} actions (one a frame), got {len(actions)}")
     return actions

@@ -5,6 +5,7 @@ actions are in the jsonl file beside it; a recording has its own.
 """
 
 import logging
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,6 +199,11 @@ class PromptReader:
         given, wanted = ("x".join(map(str, size)) for size in (frames.shape[1:3], self.size_px))
         notes.append(f"prompt is {given} pixels: cropped to the centre and scaled to {wanted}")
         return self.tokenizer.fit_frames(frames, *self.size_px)
+
+
+def seed_of(name: str, seed: int) -> int:
+    """Return a clip's seed: the same under every strategy and whatever other clips there are."""
+    return (zlib.crc32(name.encode()) + seed) % 2**31
 
 
 def is_batch(given: Any) -> bool:

@@ -48,7 +48,8 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     if run.accelerator.is_main_process:
         copy_parts(model_path(options.init), options.out)
         write_json(options.out / RECORD_FILE, {**purpose, "options": asdict(options)})
-    loss = MixtureLoss(options, views, run.accelerator.device)
+    wrong = options.corruption(clips.codebook_size, run.accelerator.process_index)
+    loss = MixtureLoss(options, views, run.accelerator.device, wrong)
     run.train(loss)
     seen = {} if held_out is None else loss.validate(run, held_out)
     console = make_console(run.accelerator.is_main_process)

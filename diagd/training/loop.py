@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
@@ -85,6 +86,10 @@ class TrainingRun:
         optimizers = make_optimizers(
             model, options.optimizer, options.learning_rate, options.weight_decay
         )
+        if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
+            raise ValueError(
+                f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
+            )
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
@@ -167,6 +172,8 @@ class TrainingRun:
             value = loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
         norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
+        if isinstance(norm, DTensor):  # of a model that is sharded
+            norm = norm.full_tensor()
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

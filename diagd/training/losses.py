@@ -26,15 +26,37 @@ class ViewLoss:
         self.visible: Visible = self.view.visible()
         if compiled and device.type == "cuda" and self.visible is not None:
             self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
-        self.loss = torch.compile(view_loss) if compiled else view_loss
+        self._loss = torch.compile(view_loss) if compiled else view_loss
+        self._logits = torch.compile(view_logits) if compiled else view_logits
 
-    def __call__(self, model: nn.Module, tokens: Tensor, step: int = 0) -> Tensor:
-        """Return the loss of sequences (B, N) int64."""
+    def __call__(
+        self, model: nn.Module, tokens: Tensor, step: int = 0, fed: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of sequences (B, N) int64, others being fed in their place if given."""
+        targets = tokens[:, self.view.targets[self.view.readers]]
+        return self._loss(model, *self._lanes(tokens if fed is None else fed), targets)
+
+    def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
+        """Return (B, M, V), what the model says of the M targets in raster order."""
+        return self._logits(model, *self._lanes(tokens))
+
+    def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Visible, Tensor]:
         view = self.view
-        targets = tokens[:, view.targets[view.readers]]
-        return self.loss(
-            model, tokens[:, view.sources], view.positions, self.visible, view.readers, targets
-        )
+        return fed[:, view.sources], view.positions, self.visible, view.readers
+
+
+def view_logits(
+    model: nn.Module, inputs: Tensor, positions: Tensor, visible: Visible, readers: Tensor
+) -> Tensor:
+    """Return the logits (B, M, V) of the lanes to read.
+
+    Args:
+        inputs: (B, N) int64 token ids of the lanes.
+        positions: (N,) int64.
+        visible: who sees whom among the lanes.
+        readers: (M,) int64, the lanes to read.
+    """
+    return model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
 
 
 def view_loss(
@@ -45,14 +67,6 @@ def view_loss(
     readers: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """Return the mean negative log-likelihood of the targets.
-
-    Args:
-        inputs: (B, N) int64 token ids of the lanes.
-        positions: (N,) int64.
-        visible: who sees whom among the lanes.
-        readers: (M,) int64, the lanes to read.
-        targets: (B, M) int64, what they should predict.
-    """
-    logits = model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
+    """Return the mean negative log-likelihood of the targets (B, M) int64 (see `view_logits`)."""
+    logits = view_logits(model, inputs, positions, visible, readers)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

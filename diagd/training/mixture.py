@@ -23,6 +23,7 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.decoding.visibility import VisibilityRule, check_rule
 from diagd.tokenizers.shards import TokenClips
+from diagd.training.corruption import Corruption, CorruptWith, check_corruption
 from diagd.training.loop import TrainingRun
 from diagd.training.losses import ViewLoss
 from diagd.training.options import LoopOptions
@@ -97,11 +98,15 @@ class MixtureOptions(LoopOptions):
     strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
     visible: VisibilityRule = "causal"  # fed: lanes see what was fed, later in raster order, too
     context_frames: int  # frames at the start that are given, in raster order, and not learnt
+    corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
+    # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
+    corrupt_with: CorruptWith = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.mixture()
         check_rule(self.visible)
+        check_corruption(self.corrupt, self.corrupt_with)
         if not 0 <= self.context_frames < self.frames:
             raise ValueError(
                 f"context_frames must be in [0, frames={self.frames}), got {self.context_frames}"
@@ -111,13 +116,26 @@ class MixtureOptions(LoopOptions):
         """Return the strategies and their weights."""
         return Mixture.parse(self.strategies)
 
+    def corruption(self, num_ids: int, process: int = 0) -> Corruption | None:
+        """Return how what is fed becomes wrong, if it does.
+
+        Args:
+            num_ids: visual ids.
+            process: number of the process that asks.
+        """
+        if not self.corrupt:
+            return None
+        return Corruption(self.corrupt, self.corrupt_with, self.seed, num_ids, process)
+
     def purpose(self) -> dict[str, object]:
         """Return what a run is for; two runs that differ in it are not the same one."""
+        wrong = {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with} if self.corrupt else {}
         return {
             "strategies": str(self.mixture()),
             "visible": self.visible,
             "context_frames": self.context_frames,
             "frames": self.frames,
+            **wrong,
         }
 
     def views(self, height: int, width: int) -> dict[Scheduled, TeacherView]:
@@ -149,6 +167,7 @@ class MixtureLoss:
 
     Args:
         views: of the strategies of the options' mixture, and of raster.
+        corruption: what makes the tokens fed in training wrong; nothing does in validation.
     """
 
     def __init__(
@@ -156,15 +175,20 @@ class MixtureLoss:
         options: MixtureOptions,
         views: dict[Scheduled, TeacherView],
         device: torch.device,
+        corruption: Corruption | None = None,
     ) -> None:
         self.mixture, self.seed = options.mixture(), options.seed
+        self.corruption = corruption
         self.losses = {
             strategy: ViewLoss(view, device, options.compiles) for strategy, view in views.items()
         }
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         """Return the loss of a step's sequences (B, N) int64."""
-        return self.losses[self.mixture.draw(self.seed, step)](model, tokens, step)
+        loss, fed = self.losses[self.mixture.draw(self.seed, step)], None
+        if self.corruption is not None:
+            fed = self.corruption(model, tokens, step, loss)
+        return loss(model, tokens, step, fed)
 
     def validate(self, run: TrainingRun, held_out: TokenClips) -> dict[str, Any]:
         """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""

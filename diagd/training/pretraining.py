@@ -81,7 +81,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         console.print(f"going on after step {run.step}")
     elif plan is not None and options.seconds is not None:
         console.print(plan.describe(options.seconds))
-    loss, look = MixtureLoss(options, views, run.accelerator.device), None
+    wrong = options.corruption(clips.codebook_size, run.accelerator.process_index)
+    loss, look = MixtureLoss(options, views, run.accelerator.device, wrong), None
     if held_out is not None:
         look = _look(run, held_out, loss)
         console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")

@@ -130,7 +130,8 @@ def _probe(options: MixtureOptions, clips: TokenClips, model: str) -> tuple[int,
     config = fit_config(model, clips, options.frames)
     probe = Transformer.random(config, 0, device)
     views = options.views(config.grid_height, config.grid_width)
-    loss_of = MixtureLoss(replace(options, compile=False), views, device)
+    wrong = options.corruption(clips.codebook_size)
+    loss_of = MixtureLoss(replace(options, compile=False), views, device, wrong)
     optimizers = make_optimizers(probe, options.optimizer, options.learning_rate, 0.0)
     precision = faster_precision() if options.precision == "auto" else options.precision
     times: list[float] = []

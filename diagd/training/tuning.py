@@ -7,7 +7,7 @@ frontier takes as many readings of the clips as there are candidates.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from diagd.training.setup import check_fit
 
 Axis = Literal["frame", "row", "column"]
 DEFAULT_CLIPS = 16
-ROW_STARTS: tuple[RowStart, ...] = get_args(RowStart)
+ROW_STARTS: tuple[RowStart, ...] = ("predecessor", "temporal", "spatial")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from diagd.commands import generate as dream
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import WALKING
 from diagd.data.saving import save_frames
@@ -517,7 +516,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(refused, mo
     def load_nothing(*_args, **_kwargs):
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(dream.VideoGenerator, "from_pretrained", load_nothing)
+    monkeypatch.setattr(VideoGenerator, "from_pretrained", load_nothing)
     message = r"output folder does not exist: nowhere"
     refused(message, "--output", "nowhere/dream.mp4")
     refused(

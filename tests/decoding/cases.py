@@ -23,7 +23,7 @@ VOCAB_SIZE = 24
 NUM_VISUAL = 18  # ids [0, 18) are visual, the others are action ids
 MAX_POSITIONS = 320
 MODELS = ("huggingface", "own", "native")
-ROW_STARTS: tuple[RowStart, ...] = ("temporal", "predecessor", "spatial")
+ROW_STARTS: tuple[RowStart, ...] = ("temporal", "predecessor", "spatial", "action")
 
 
 @cache
@@ -82,6 +82,7 @@ class Case:
     row_start: RowStart = "temporal"
     seed: int = 0
     visible: VisibilityRule = "causal"
+    late: int = 0
 
     @property
     def grid(self) -> diagd.TokenGrid:
@@ -89,11 +90,11 @@ class Case:
 
     @property
     def schedule(self) -> diagd.DiagonalSchedule:
-        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag)
+        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag, self.late)
 
     @property
     def strategy(self) -> diagd.Diagonal:
-        return diagd.Diagonal(self.row_lag, self.frame_lag, self.row_start)
+        return diagd.Diagonal(self.row_lag, self.frame_lag, self.row_start, self.late)
 
     @property
     def prompt(self) -> Tensor:
@@ -130,6 +131,7 @@ class Case:
             self.row_start,
             sample_fn,
             visible=self.visible,
+            late=self.late,
         )
 
 
@@ -154,6 +156,7 @@ def cases(draw: st.DrawFn) -> Case:
         batch_size=draw(st.integers(1, 3)),
         row_start=draw(st.sampled_from(ROW_STARTS)),
         seed=draw(st.integers(0, 1000)),
+        late=draw(st.integers(0, max(0, width - row_lag - 1))),
     )
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from diagd.decoding import likelihood
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.likelihood import gap_to_raster, strategy_nll, view_nll
-from diagd.decoding.strategies.diagonal import Diagonal, Raster
+from diagd.decoding.strategies.diagonal import Raster
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import MODELS, Case, cases, model_of
@@ -38,7 +38,7 @@ def arguments_of(case: Case) -> dict:
     return {
         "tokens": tokens,
         "actions": ids,
-        "strategy": Diagonal(case.row_lag, case.frame_lag, case.row_start),
+        "strategy": case.strategy,
         "context_frames": case.context_frames,
         "prefix": prefix,
         "visible": case.visible,

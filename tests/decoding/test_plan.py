@@ -219,6 +219,6 @@ def test_stand_ins_fall_back_where_the_token_does_not_exist():
 
 def test_unknown_row_start_is_an_error_that_names_the_choices():
     schedule = diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), 2)
-    message = r"^row_start must be one of predecessor, temporal, spatial, got 'raster'$"
+    message = r"^row_start must be one of action, predecessor, temporal, spatial, got 'raster'$"
     with pytest.raises(ValueError, match=message):
         make_plan(schedule, SequenceLayout(schedule.grid), "raster")

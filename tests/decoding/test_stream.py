@@ -85,9 +85,9 @@ def test_a_session_may_change_its_strategy(case):
     engine = open_stream(case)
     reference = case.reference()
     actions = case.actions(1, seed=2)
-    lags = [(case.row_lag, case.frame_lag), (case.width, case.height * case.width), (1, 1)]
-    for row_lag, frame_lag in lags:
-        strategy = diagd.Diagonal(row_lag, frame_lag, case.row_start)
+    raster = diagd.Diagonal(case.width, case.height * case.width, case.row_start)
+    for strategy in (case.strategy, raster, diagd.Diagonal(1, 1, case.row_start)):
+        row_lag, frame_lag, reference.late = strategy.row_lag, strategy.frame_lag, strategy.late
         written = torch.stack(list(engine.decode(strategy, actions, 1)), dim=1)
         assert torch.equal(written, reference.decode(1, row_lag, frame_lag, actions))
 

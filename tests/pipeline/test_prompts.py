@@ -9,7 +9,7 @@ import diagd
 from diagd.data.actions import write_actions
 from diagd.data.saving import save_frames
 from diagd.data.video import read_video, resize, write_image, write_video
-from diagd.pipeline.prompts import as_frames, is_batch
+from diagd.pipeline.prompts import as_frames, is_batch, seed_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 
 FRAMES = smooth_frames(3, HEIGHT_PX, WIDTH_PX, seed=4)
@@ -141,3 +141,10 @@ def test_generate_says_in_a_line_what_it_did(world, caplog):
     told = generator.generate(FRAMES, ["left"] * 2, context_actions=["none"] * 2)
     assert torch.equal(video.tokens, told.tokens)
     assert len(caplog.messages) == 1
+
+
+def test_seeds_differ_between_clips_and_follow_the_base_seed():
+    assert seed_of("clip_1", 0) == seed_of("clip_1", 0)
+    assert seed_of("clip_1", 5) == seed_of("clip_1", 0) + 5
+    assert len({seed_of(f"clip_{n}", 0) for n in range(100)}) == 100
+    assert all(0 <= seed_of(f"clip_{n}", 2**30) < 2**31 for n in range(100))

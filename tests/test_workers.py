@@ -1,0 +1,161 @@
+"""Workers in this process and in Ray's: `diagd evaluate --workers 2` as a user runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from diagd.evaluation.results import read_results
+from diagd.workers import Pool, _Actor, _check_resources, do_tasks
+from tests.evaluation.lines import write_clips
+
+
+class Halver:
+    """Halves even numbers; dies of 13, and refuses to be made for a negative number."""
+
+    made = 0
+
+    def __init__(self, number):
+        if number < 0:
+            raise FileNotFoundError(f"no {number}")
+        Halver.made += 1
+
+    def __call__(self, task):
+        if task == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task % 2:
+            raise ValueError(f"{task} is odd")
+        return torch.full((task // 2,), task // 2)
+
+
+def told(done):
+    return [(task, str(r) if isinstance(r, ValueError) else r.tolist()) for task, r in done]
+
+
+HALVED = [(2, [1]), (3, "3 is odd"), (4, [2, 2])]
+
+
+def test_one_process_does_all_tasks_with_one_worker_and_goes_on_after_a_mistake():
+    before = Halver.made
+    assert told(do_tasks([2, 3, 4], partial(Halver, 0), Pool())) == HALVED
+    assert Halver.made == before + 1
+
+
+def test_an_actor_makes_its_worker_once_and_hands_mistakes_back_as_words():
+    before = Halver.made
+    actor = _Actor(partial(Halver, 0), 1, Path.cwd())
+    done = [actor.do(task) for task in (2, 3, 4)]
+    assert [is_made for is_made, _ in done] == [True] * 3
+    assert told(zip((2, 3, 4), (result for _, result in done), strict=True)) == HALVED
+    assert Halver.made == before + 1
+
+
+def test_a_worker_that_cannot_be_made_ends_it_all():
+    with pytest.raises(FileNotFoundError, match="no -1"):
+        next(do_tasks([2], partial(Halver, -1), Pool()))
+    is_made, why = _Actor(partial(Halver, -1), 1, Path("no such folder")).do(2)
+    assert (is_made, str(why)) == (False, "no -1")
+
+
+def test_without_tasks_no_worker_is_made():
+    assert list(do_tasks([], partial(Halver, -1), Pool(3))) == []
+
+
+@pytest.mark.slow
+def test_processes_of_ray_s_do_what_one_process_does():
+    pool = Pool(2, cpus=0.5)
+    done = sorted(told(do_tasks([2, 13, 3, 4], partial(Halver, 0), pool)))
+    assert done == [*HALVED, (13, "4 processes died of it")]
+    with pytest.raises(ValueError, match="no -1"):
+        list(do_tasks([2, 3], partial(Halver, -1), pool))
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (Pool(3, 1.5), "3 workers of 1.5 CPUs each need more than the 4 there are"),
+        (Pool(1, 1, 1), "1 workers of 1 GPUs each need more than the 0 there are"),
+    ],
+)
+def test_more_than_there_is_is_refused(pool, message):
+    with pytest.raises(ValueError, match=message):
+        _check_resources(pool, {"CPU": 4.0})
+    _check_resources(Pool(4), {"CPU": 4.0})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0,), "workers must be at least 1, got 0"),
+        ((1, -1), "worker_cpus must be at least 0, got -1"),
+        ((1, 1, -1), "worker_gpus must be at least 0, got -1"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        Pool(*numbers)
+
+
+def test_ray_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    for pool in (Pool(2), Pool(address="auto")):
+        with pytest.raises(ValueError, match=r"--workers needs ray: pip install 'diagd\[scale\]'"):
+            next(do_tasks([2, 4], partial(Halver, 0), pool))
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+def test_one_process_needs_no_ray(command):
+    script = f"import sys, diagd.commands.{command}; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def start(world, clips, out, *flags):
+    command = [sys.executable, "-m", "diagd", "evaluate", "--clips", clips, "--out", out]
+    options = "--model", world, "--frames", 5, "--context-frames", 2, "--backend", "eager"
+    arguments = [str(word) for word in (*command, *options, *flags)]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines_of(folder):
+    clips = read_results(folder / "results.jsonl").clips
+    return {(r["method"], r["clip"]): (r["quality"], r["features"], r["seed"]) for r in clips}
+
+
+@pytest.mark.slow
+def test_workers_measure_what_one_process_measures_even_if_one_is_killed(world, tmp_path):
+    clips = write_clips(tmp_path / "clips", count=24)
+    flags = "--num-clips", 24, "--schedules", "k=2 k=1"
+    alone = start(world, clips, tmp_path / "alone", *flags)
+    assert alone.communicate(timeout=300)[1] == ""
+    workers = ("--workers", 2, "--worker-cpus", 0.5, "--save-videos")
+    together = start(world, clips, tmp_path / "out", *flags, *workers)
+    victim = killed_after_its_first_line(tmp_path / "out" / "results.jsonl", together)
+    _, err = together.communicate(timeout=300)
+    assert together.returncode == 0, err
+    results = read_results(tmp_path / "out" / "results.jsonl")
+    assert len(results.clips) == 24 * 6
+    assert lines_of(tmp_path / "out") == lines_of(tmp_path / "alone")
+    pids = {record["worker"] for record in results.clips}
+    assert victim in pids
+    assert len(pids) >= 2
+    assert together.pid not in pids
+    videos = {tmp_path / "out" / record["video"] for record in results.clips}
+    assert set((tmp_path / "out").rglob("*.mp4")) == videos
+
+
+def killed_after_its_first_line(path, process):
+    """Wait for a line, then kill the worker that measured it; returns its process id."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.is_file() and (clips := read_results(path).clips):
+            os.kill(clips[0]["worker"], signal.SIGKILL)
+            return clips[0]["worker"]
+        time.sleep(0.02)
+    raise AssertionError(process.communicate()[1])
