@@ -24,6 +24,7 @@ class NativeWeights:
 
     Attributes:
         record: what the C++ side takes; valid as long as this object lives.
+        weight_bytes: what a weight of a matrix takes.
         cache_dtype: of embeddings, keys and values.
     """
 
@@ -32,6 +33,7 @@ class NativeWeights:
     ) -> None:
         self.config, self.weights, self.use_up, self.fixed = model.config, weights, use_up, fixed
         self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        self.weight_bytes = 3 if fixed else 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self.record = self._describe(model)
 

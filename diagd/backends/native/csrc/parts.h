@@ -1,10 +1,11 @@
-// Products in whole numbers: activations and weights become numbers of 16 or 24 bits, in parts of 8.
+// Products in whole numbers: activations and weights become numbers of so many parts of 8 bits.
 //
-// A row of activations and a column of weights have a scale each, and their numbers are 256 a + b, or
-// 65536 a + 256 b + c. Sums of products of parts fit into 32 bits and are exact, so results depend
-// neither on how many lanes share a step nor on which unit multiplies. Products of parts that weigh
-// less than 2^-16 of the largest are left out. int8 weights have one part, and activations two then;
-// float32 weights have three of the 24 bits that matter, and take three bytes instead of four.
+// A row of activations and a column of weights have a scale each, and their numbers are a, 256 a + b,
+// 65536 a + 256 b + c, ... Sums of products of parts fit into 32 bits and are exact, so results depend
+// neither on how many lanes share a step nor on which unit multiplies. int8 weights have one part,
+// and activations two then. float32 weights have three, so they take three bytes instead of four;
+// activations have four then, since what is small beside the largest of a row may matter, and of the
+// products those that count less than the last part are left out.
 #pragma once
 #include "kernels.h"
 
@@ -36,7 +37,7 @@ struct Rows {
   }
 
  private:
-  static constexpr int HIGHEST = 127 << 8 * (PARTS - 1);
+  static constexpr float HIGHEST = 127 << 8 * (PARTS - 1);  // of four parts: below 2^31
 
   // Returns what the last part counts; where a number is not finite, that is NaN.
   float split_row(const float* x, int K, int8_t* to) const {
@@ -46,7 +47,7 @@ struct Rows {
       largest = size > largest ? size : largest;
       odd += value * 0.0f;
     }
-    const float peak = max(largest), per_step = peak > 1e-30f ? HIGHEST / peak : 0;
+    const float peak = max(largest), per_step = peak > 1e-28f ? HIGHEST / peak : 0;
     for (int k = 0; k < K; k += WIDTH) {
       Ints rest = (Ints)_mm512_cvtps_epi32((__m512)(load(x + k) * per_step));
       for (int part = PARTS - 1; part >= 0; part--) {
@@ -107,7 +108,7 @@ static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Quad>
 }
 
 static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Fixed>& w, int column,
-                           Sums<3, 16>& sums) {
+                           Sums<4, 16>& sums) {
   constexpr int TILE = 16 * WIDTH, ROW = WIDTH * sizeof(Quad);
   const Quad* p = (const Quad*)w.blocks + (ptrdiff_t)column * w.stored / 4 * 3;
   _tile_zero(0);
@@ -118,24 +119,25 @@ static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Fixed
     _tile_loadd(4, x + k, stride);
     _tile_loadd(5, x + GROUP * stride + k, stride);
     _tile_loadd(6, x + 2 * GROUP * stride + k, stride);
+    _tile_loadd(7, p + TILE, ROW);
+    _tile_dpbssd(1, 4, 7);
+    _tile_dpbssd(2, 5, 7);
+    _tile_dpbssd(3, 6, 7);
+    _tile_loadd(7, p + 2 * TILE, ROW);
+    _tile_dpbssd(2, 4, 7);
+    _tile_dpbssd(3, 5, 7);
     _tile_loadd(7, p, ROW);
     _tile_dpbssd(0, 4, 7);
     _tile_dpbssd(1, 5, 7);
     _tile_dpbssd(2, 6, 7);
-    _tile_loadd(7, p + TILE, ROW);
-    _tile_dpbssd(1, 4, 7);
-    _tile_dpbssd(3, 5, 7);
-    _tile_loadd(7, p + 2 * TILE, ROW);
-    _tile_dpbssd(2, 4, 7);
-    prefetch_lines(p + 6 * TILE, 48);
+    _tile_loadd(4, x + 3 * GROUP * stride + k, stride);
+    _tile_dpbssd(3, 4, 7);
+    prefetch_lines(p + 6 * TILE, 48);  // of the next turn but one
   }
-  Sums<1, 16> middle;
   _tile_stored(0, sums[0], ROW);
   _tile_stored(1, sums[1], ROW);
   _tile_stored(2, sums[2], ROW);
-  _tile_stored(3, middle[0], ROW);
-  for (int row = 0; row < GROUP; row++)
-    *(Ints*)sums[2][row] += *(const Ints*)middle[0][row];
+  _tile_stored(3, sums[3], ROW);
 }
 #else
 INLINE bool begin_tiles(int, int) { return false; }
@@ -228,6 +230,6 @@ static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<
 #if defined(__AMX_INT8__)
 static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Fixed>& w, int from,
                      int to, float* out, ptrdiff_t out_stride, bool add) {
-  multiply_parts<3, 16>(x, x_stride, rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
+  multiply_parts<4, 16>(x, x_stride, rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 #endif
