@@ -202,6 +202,14 @@ def test_unknown_weights_are_listed(saved):
         VQTokenizer.from_pretrained(saved)
 
 
+@pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(saved, number):
+    edit_weights(saved, lambda weights: weights["quantize.embedding.weight"][7].fill_(number))
+    message = rf"{WEIGHTS_NAME}: quantize\.embedding\.weight holds NaN or infinity"
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+
+
 def test_weights_of_another_shape_are_refused(saved):
     config = json.loads((saved / CONFIG_NAME).read_text())
     (saved / CONFIG_NAME).write_text(json.dumps(config | {"num_vq_embeddings": 30}))
