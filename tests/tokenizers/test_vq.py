@@ -6,6 +6,7 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
+from diagd.system import process_peak_bytes
 from diagd.tokenizers.storage import CONFIG_NAME
 from diagd.tokenizers.vq import WEIGHTS_NAME, VQTokenizer
 from tests.tokenizers.rectangles import rectangles, small_tokenizer
@@ -180,6 +181,23 @@ def test_a_bad_config_is_refused(saved, text, message):
     with pytest.raises(ValueError, match=message) as error:
         VQTokenizer.from_pretrained(saved)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers_per_block": 10**7}, r"must be at most the \d+ tensors of .*, got 10000000$"),
+        ({"num_vq_embeddings": 2**40}, r"must be \(1099511627776, 6\) as config\.json says"),
+        ({"block_out_channels": [2**20] * 2}, "(misses|must be) "),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_never_allocated(saved, changes, message):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | changes))
+    before = process_peak_bytes()
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+    assert process_peak_bytes() - before < 2**27
 
 
 def test_truncated_weights_are_refused(saved):
