@@ -108,3 +108,13 @@ def test_sizes_that_no_weight_shows_are_refused_before_they_are_allocated(
     (trained / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ValueError, match=message):
         VideoGenerator.from_pretrained(trained)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": "warm"}, {"top_p": [1]}, {"context_frames": 2.5}]
+)
+def test_generation_defaults_of_another_type_are_refused(trained, wrong):
+    (trained / "generation.json").write_text(json.dumps(wrong))
+    (name,) = wrong
+    with pytest.raises(ValueError, match=rf"generation\.json: no generation defaults: {name} is"):
+        VideoGenerator.from_pretrained(trained)
