@@ -60,7 +60,7 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
         ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(B, L\)"),
         ({"tokens": torch.zeros(2, 2, dtype=torch.int64)}, "cache must be .* for a batch of 2"),
         ({"visible": SlotRule(*[torch.ones(2, 0).long()] * 3)}, r"steps must be \(L,\)"),
-        ({"visible": SlotRule(*[torch.arange(2)] * 2, torch.tensor(1))}, r"fed_at \(M,\)"),
+        ({"visible": SlotRule(torch.arange(2), *[torch.tensor(1)] * 2)}, r"fed_at \(M,\)"),
         ({"visible": SlotRule(*[torch.arange(3)] * 3)}, r"visible \(L, M\)"),
         ({"logits_to_keep": -1}, "logits_to_keep must be 0 or more, got -1"),
         (
