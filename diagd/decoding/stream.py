@@ -138,8 +138,7 @@ class Stream:
         """Draw otherwise from the next frame on; what was compiled is made anew."""
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
-        ranges = ValidRanges.resolve(sampling.valid_range, *where)
-        self.sampling, self.ranges = sampling, self.space.keep(ranges)
+        self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
         self._make_run()
 
     def _make_run(self) -> None:

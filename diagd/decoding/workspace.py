@@ -53,11 +53,6 @@ class Workspace:
         self.fed_at = torch.full_like(self.held, NEVER)
         self.seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.graphs = Graphs(device, num_slots - 1)
-        self._ranges: dict[ValidRanges, ValidRanges] = {}
-
-    def keep(self, ranges: ValidRanges) -> ValidRanges:
-        """Return equal ranges that stay where they are."""
-        return self._ranges.setdefault(ranges, ranges)
 
     def renew(self, model: CausalModel, context: Tensor | None) -> bool:
         """Forget what was written; return whether that can be done."""
@@ -137,6 +132,7 @@ class Step:
 
     def runner(self, name: RunnerName) -> StepFunction:
         """Return what runs it again and again, by the runner of that name."""
-        sampling = dataclasses.replace(self.sampling, valid_range=None)  # `ranges` has it
+        # it keeps what a capture reads besides the workspace: ranges, and what the rule holds
+        sampling = dataclasses.replace(self.sampling, valid_range=None)
         kind = sampling, self.ranges, self.rule
         return make_runner(name, self.take, self.space.graphs, kind)

@@ -33,7 +33,7 @@ class AdaptiveZipAR(Strategy):
     """
 
     word = "zipar-adaptive"
-    steps_once = True  # what waits is drawn again from the newest probabilities
+    remembers = True  # what waits is drawn again from the newest probabilities
     window: Annotated[int, Spelled("=")]
 
     def check(self, conditions: Conditions) -> None:

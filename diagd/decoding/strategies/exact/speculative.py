@@ -33,7 +33,7 @@ class SpeculativeJacobi(Strategy):
     """
 
     word = "sjd"
-    steps_once = True  # what drafts were drawn from is remembered
+    remembers = True  # what drafts were drawn from is remembered
     afresh: ClassVar[bool] = True
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
