@@ -8,7 +8,6 @@ replayed from the first step on. One such workspace waits for each model, never 
 import dataclasses
 import weakref
 from collections.abc import Callable
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch

@@ -12,6 +12,7 @@ from diagd.decoding import graphs
 from diagd.decoding.plan import Lanes
 from diagd.families.checkpoints import load_model
 from tests.decoding.cases import Case
+from tests.golden import FIXTURES
 from tests.gpu.test_tokens import (
     CASE,
     NUM_VISUAL,
@@ -22,7 +23,6 @@ from tests.gpu.test_tokens import (
     prepare_for,
     tiny,
 )
-from tests.golden import FIXTURES
 from tests.models.tiny import tiny_model
 
 SAMPLED = SAMPLINGS["sampled"]

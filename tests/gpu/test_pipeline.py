@@ -43,7 +43,7 @@ def test_a_world_goes_on_from_a_clip_as_on_the_cpu(strategy, world, gpus):
 def test_the_command_says_what_it_wrote_and_that_it_was_a_gpu(world, tmp_path, command, gpus):
     written = []
     for device in ("cpu", "cuda:1"):
-        out = tmp_path / device.replace(":", "") / "dream.mp4"
+        out = tmp_path / f"{device[:4]}.mp4"
         flags = ("--dtype", "float32", "--frames", 3, "--json", "--output", out)
         outcome = command("generate", "--model", world, "--device", device, *flags)
         assert outcome.code == 0, outcome.err
@@ -110,16 +110,16 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, gpus):
     prompt = torch.zeros(1, 15, dtype=torch.int64, device=device)
     inputs = Inputs(prompt, 1, torch.zeros(1, 2, 2, dtype=torch.int64, device=device) + 45)
     strategies = [diagd.Raster(), diagd.Diagonal(1)]
+    options = diagd.SamplingOptions()
     rows = engine_rows(
-        model.to(device), "float32", "auto", strategies, grid, inputs, diagd.SamplingOptions(), sample
+        model.to(device), "float32", "auto", strategies, grid, inputs, options, sample
     )
     time_rows(rows, 1)
     before, replays = gpus.waits.total(), gpus.num_replays
-    time_rows(rows[:1], 1)
+    time_rows(rows[:1], 1)  # two runs
     steps = gpus.num_replays - replays
-    assert steps == (60 if sample is None else steps)
-    waits = gpus.waits.total() - before
-    assert waits < 30
+    assert steps == 60 if sample is None else 8 <= steps < 20
+    assert gpus.waits.total() - before < 30
     ceilings = {"float32": Ceilings(1e9, 1e9)}
     first, second = report_rows(rows, model.config, grid, ceilings)
     assert (first["steps"], first["fed_per_token"]) == (30, (30 + 1 + 3) / 30)

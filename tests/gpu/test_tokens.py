@@ -6,7 +6,6 @@ them; nothing waits for the device within a step.
 
 import dataclasses
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -115,7 +114,9 @@ def test_every_sampling_draws_the_tokens_of_the_cpu(sampling, gpus):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_runs(kind, gpus):
-    assert on_both(gpus, lambda: tiny(kind), CASE, ["raster", "k=1", "exact,lanes=8"], SAMPLINGS["sampled"])
+    assert on_both(
+        gpus, lambda: tiny(kind), CASE, ["raster", "k=1", "exact,lanes=8"], SAMPLINGS["sampled"]
+    )
 
 
 def test_hugging_face_runs(gpus):
