@@ -18,19 +18,19 @@ class Moments:
     """Points in time, noted without waiting: of the host, or in a GPU's queue of kernels."""
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
+        self.device = device
 
     def now(self) -> Any:
         """Return this moment."""
-        if not self.on_gpu:
+        if self.device.type == "cpu":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
         """Return what lies between two moments; on a GPU, once it has been waited for."""
-        return start.elapsed_time(end) / 1000 if self.on_gpu else end - start
+        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
 
 
 @dataclass

@@ -168,7 +168,8 @@ class Stream:
         self.num_held = context_frames
         self.window = context_frames + self.room(prompt.shape[1])
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
-        self.verified, self.space.graphs.seconds = [], 0.0
+        self.verified = []
+        self.space.graphs.seconds = 0.0
         self._prefill(prompt.to(self.tokens.device))
 
     def room(self, num_used: int | None = None) -> int:

@@ -48,8 +48,9 @@ class Event:
     def __init__(self, machine: Any) -> None:
         self.machine, self.seconds, self.known_from = machine, 0.0, None
 
-    def record(self) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         """Note the time, which the host does not know before it has waited."""
+        self.machine.timed.add(stream or torch.cuda.current_stream())
         self.seconds, self.known_from = time.perf_counter(), self.machine.num_synchronized + 1
 
     def elapsed_time(self, end: "Event") -> float:

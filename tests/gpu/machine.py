@@ -72,7 +72,8 @@ class Machine(TorchDispatchMode):
         num_kernels: calls that were not mere views.
         num_captures, num_replays: of graphs.
         capture: the one under way.
-        streams: of each device, the current one; and all that ever had a kernel.
+        streams: of each device, the current one.
+        used_streams, timed: those that ever had a kernel, or an event.
         holders: tensors that hold each piece of memory, by address; `sizes` in bytes.
     """
 
@@ -86,6 +87,7 @@ class Machine(TorchDispatchMode):
         self.default = [Stream(index) for index in range(NUM_DEVICES)]
         self.streams = list(self.default)
         self.used_streams: set[Stream] = set()
+        self.timed: set[Stream] = set()
         self.pools: dict[int, weakref.WeakSet[Graph]] = {}
         self.holders: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}

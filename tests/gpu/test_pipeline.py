@@ -103,10 +103,10 @@ def test_inside_hugging_face_generate(gpus):
     assert torch.equal(written[1], written[3])
 
 
-@pytest.mark.parametrize("sample", [None, 4])
-def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, gpus):
+@pytest.mark.parametrize(("sample", "name"), [(None, "cuda:1"), (4, "cuda")])
+def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, name, gpus):
     model = tiny_model(max_positions=320)
-    grid, device = TokenGrid(2, 3, 5), torch.device("cuda")
+    grid, device = TokenGrid(2, 3, 5), torch.device(name)
     prompt = torch.zeros(1, 15, dtype=torch.int64, device=device)
     inputs = Inputs(prompt, 1, torch.zeros(1, 2, 2, dtype=torch.int64, device=device) + 45)
     strategies = [diagd.Raster(), diagd.Diagonal(1)]
@@ -120,6 +120,7 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, gpus):
     steps = gpus.num_replays - replays
     assert steps == 60 if sample is None else 8 <= steps < 20
     assert gpus.waits.total() - before < 30
+    assert gpus.timed == {torch.cuda.current_stream(device)}
     ceilings = {"float32": Ceilings(1e9, 1e9)}
     first, second = report_rows(rows, model.config, grid, ceilings)
     assert (first["steps"], first["fed_per_token"]) == (30, (30 + 1 + 3) / 30)

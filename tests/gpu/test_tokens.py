@@ -223,3 +223,27 @@ def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
     waits = gpus.waits.total() - waits - steps["captured"]
     assert steps["replayed"] > 3 * steps["captured"]
     assert waits <= 12
+
+
+def test_a_prompt_is_read_in_few_pieces(gpus):
+    """Pieces of a CPU's size would be thousands of launches, for some families in every frame."""
+    case = dataclasses.replace(ALONE, num_frames=4, prefix_length=300)
+    pieces = Counter()
+    for device in ("cpu", "cuda"):
+        model = prepare_for(tiny(max_positions=350), device)
+        forward = model.forward
+
+        def watched(*arguments, forward=forward, device=device, **settings):
+            pieces[device] += settings.get("logits_to_keep", 0) == 1
+            return forward(*arguments, **settings)
+
+        model.forward = watched
+        engine = diagd.DecodingEngine(
+            model, 3, 5, num_action_tokens=2, max_slots=350, keep_frames=1
+        )
+        engine.prefill(case.prompt.to(device))
+        actions = case.actions()
+        assert actions is not None
+        assert len(list(engine.decode("k=1", actions.to(device)))) == 4
+        assert engine.num_dropped_frames == 3
+    assert pieces == {"cpu": 2 * 3, "cuda": 1 * 3}
