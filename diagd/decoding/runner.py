@@ -69,7 +69,7 @@ class CausalModel(Protocol):
             context: as in `make_cache`.
 
         Returns:
-            whether it is as new; a model that cannot do that leaves it be.
+            whether it is as new. By default none ever is, and streams share no cache.
         """
         return False
 

@@ -53,8 +53,12 @@ class Workspace:
         self.seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.graphs = Graphs(device, num_slots - 1)
 
-    def renew(self, model: CausalModel, context: Tensor | None) -> bool:
-        """Forget what was written; return whether that can be done."""
+    def renew(
+        self, model: CausalModel, batch_size: int, num_slots: int, context: Tensor | None
+    ) -> bool:
+        """Become as new for another stream of the model; return whether it fits that one."""
+        if len(self.tokens) != batch_size or len(self.held) < num_slots:
+            return False
         self.tokens.zero_()
         self.held.fill_(-1)
         self.fed_at.fill_(NEVER)
@@ -78,9 +82,8 @@ def workspace_for(
     if runner != "cuda-graph":
         return Workspace(model, batch_size, num_slots, context)
     space = _WAITING.pop(model, None)
-    fits = space is not None and space.tokens.shape[0] == batch_size
-    if not (fits and space.tokens.shape[1] >= num_slots and space.renew(model, context)):
-        del space  # before another one is made: two may not fit
+    if space is None or not space.renew(model, batch_size, num_slots, context):
+        space = None  # gone before another one is made: the memory may not hold two
         space = Workspace(model, batch_size, -(-num_slots // BLOCK) * BLOCK, context)
     weakref.finalize(stream, _wait, weakref.ref(model), space).atexit = False
     return space

@@ -84,8 +84,7 @@ class Machine(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.num_kernels = self.num_captures = self.num_replays = self.num_synchronized = 0
         self.capture: Capture | None = None
-        self.default = [Stream(index) for index in range(NUM_DEVICES)]
-        self.streams = list(self.default)
+        self.streams = [Stream(index) for index in range(NUM_DEVICES)]
         self.used_streams: set[Stream] = set()
         self.timed: set[Stream] = set()
         self.pools: dict[int, weakref.WeakSet[Graph]] = {}
@@ -134,8 +133,8 @@ class Machine(TorchDispatchMode):
             out = func(*plain_args, **plain_kwargs)
         else:
             out = capture.record(func, plain_args, plain_kwargs)
-        if name in ("to", "_to_copy") and out is plain_args[0] and mine[:1] != list(args[:1]):
-            out = out.clone()
+        if name in COPYING and out is plain_args[0] and args[0].device != target:
+            out = out.clone()  # another device is another memory
         self.num_kernels += not func.is_view
         return self._wrap(out, mine, target) if on_gpu else out
 

@@ -52,6 +52,15 @@ def test_numbers_are_those_of_the_cpu(gpus):
     assert torch.tensor([3.0], device="cuda").device.index == 0
 
 
+def test_what_is_copied_to_another_device_is_another_memory(gpus):
+    x = torch.ones(3, device="cuda")
+    others = [x.to("cuda:1"), x.cpu(), torch.ones(3).to("cuda")]
+    x.zero_()
+    assert all(other.tolist() == [1, 1, 1] for other in others)
+    assert x.to("cuda") is x
+    assert gpus.live_bytes == 3 * x.nbytes
+
+
 @pytest.mark.parametrize(
     "mix",
     [
