@@ -157,9 +157,7 @@ def capture_of(
         raise RuntimeError("INTERNAL ASSERT: the pool's graphs are all gone, so it is no more")
     machine.num_synchronized += 1
     graph.handle = next(_POOLS) if pool is None else pool
-    if stream is None:
-        machine.side = getattr(machine, "side", None) or Stream(torch.cuda.current_device())
-        stream = machine.side
+    stream = stream or Stream(torch.cuda.current_device())
     machine.num_captures += 1
     with machine.on(stream):
         machine.capture = Capture(graph, stream)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +50,7 @@ extern "C" int exchange(int index) {
 
 
 @cache
-def exchange_device() -> ctypes._CFuncPtr:
+def exchange_device() -> Callable[[int], int]:
     """Install the guard; return the function that sets the thread's device and tells the old one.
 
     Raises:

@@ -32,28 +32,28 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 
 
 class GpuTensor(torch.Tensor):
-    """A tensor on a pretended device; `inner` holds its numbers, on the CPU."""
+    """A tensor on a pretended device; `numbers` is what it holds, on the CPU."""
 
-    inner: torch.Tensor
+    numbers: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, device: torch.device) -> "GpuTensor":
+    def __new__(cls, numbers: torch.Tensor, device: torch.device) -> "GpuTensor":
         out = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
+            numbers.size(),
+            strides=numbers.stride(),
+            storage_offset=numbers.storage_offset(),
+            dtype=numbers.dtype,
             device=device,
         )
-        out.inner = inner
+        out.numbers = numbers
         return out
 
-    def __init__(self, inner: torch.Tensor, device: torch.device) -> None:
+    def __init__(self, numbers: torch.Tensor, device: torch.device) -> None:
         pass
 
     def __repr__(self, **_: Any) -> str:
-        return f"GpuTensor({self.inner}, device={self.device})"
+        return f"GpuTensor({self.numbers}, device={self.device})"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -168,7 +168,7 @@ class Machine(TorchDispatchMode):
 
     def _unwrap(self, value: Any) -> Any:
         if isinstance(value, GpuTensor):
-            return value.inner
+            return value.numbers
         if isinstance(value, tuple | list):
             return type(value)(map(self._unwrap, value))
         if isinstance(value, dict):
@@ -183,7 +183,7 @@ class Machine(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         for tensor in mine:
-            if tensor.inner is value:
+            if tensor.numbers is value:
                 return tensor
         with torch.inference_mode(False):  # of the shell only: views of it need a version counter
             tensor = GpuTensor(value, device)

@@ -186,7 +186,7 @@ def test_a_dropped_engine_drops_its_cache_at_once(strategy, runner, no_collectio
 def test_broken_numbers_do_not_reach_the_next_stream(gpus):
     model = tiny_model(max_positions=320).to("cuda")
     expected = generate(model).tokens
-    weight = model.model.layers[0].mlp.down_proj.weight.requires_grad_(False)
+    weight = model.get_parameter("model.layers.0.mlp.down_proj.weight").requires_grad_(False)
     whole = weight.clone()
     weight.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"no token can be drawn at frame 0.*from layer 1 on"):

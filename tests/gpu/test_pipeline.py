@@ -1,5 +1,7 @@
 """Whole worlds on the pretended GPU: commands, evaluate, play's session, the benchmark."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -87,7 +89,8 @@ def test_inside_hugging_face_generate(gpus):
     grid, written = TokenGrid(2, 3, 5), []
     prompt = torch.randint(18, (2, 4), generator=torch.Generator().manual_seed(0))
     for device in ("cpu", "cuda"):
-        llama = oracles.tiny_llama(24, 160).to(device)
+        llama: Any = oracles.tiny_llama(24, 160)
+        llama.to(device)
         for scale in (None, 1.5):
             schedule = diagd.DiagonalSchedule(grid, 1, 4)
             written.append(

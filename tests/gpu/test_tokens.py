@@ -12,6 +12,7 @@ import torch
 
 import diagd
 from diagd.backends.prepare import prepare
+from diagd.decoding.runner import RunnerName
 from diagd.decoding.strategies.strategy import Conditions
 from diagd.families.checkpoints import load_model
 from diagd.models.huggingface import HuggingFaceModel
@@ -44,7 +45,7 @@ def by_place(case: Case) -> torch.Tensor:
     return ranges
 
 
-def runner_for(strategy: str, temperature: float) -> diagd.decoding.runner.RunnerName:
+def runner_for(strategy: str, temperature: float) -> RunnerName:
     """CUDA graphs, unless the strategy refuses them."""
     try:
         diagd.parse_strategy(strategy).check(Conditions(temperature, replays=True))
@@ -53,7 +54,7 @@ def runner_for(strategy: str, temperature: float) -> diagd.decoding.runner.Runne
     return "cuda-graph"
 
 
-def decode(model, case, strategy, sampling, runner="eager", device="cpu", text=None):
+def decode(model, case, strategy, sampling, runner: RunnerName = "eager", device="cpu", text=None):
     actions = case.actions()
     return diagd.generate_tokens(
         model,

@@ -40,8 +40,12 @@ def bench(tmp_path):
         lines = called.read_text().splitlines() if called.exists() else []
         return done, [name for line in lines for name in NAMES if f"--model {name} " in line]
 
-    run.results = tmp_path / "docs" / "results" / "bench_gpu.jsonl"
     return run
+
+
+@pytest.fixture
+def results(tmp_path):
+    return tmp_path / "docs" / "results" / "bench_gpu.jsonl"
 
 
 def models(results):
@@ -49,28 +53,28 @@ def models(results):
     return [words[words.index("--model") + 1] for words in flags]
 
 
-def test_pieces_that_are_there_are_not_timed_again(bench):
+def test_pieces_that_are_there_are_not_timed_again(bench, results):
     done, timed = bench("wham-1.6b")
-    assert (done.returncode, timed, models(bench.results)) == (0, ["wham-1.6b"], ["wham-1.6b"])
+    assert (done.returncode, timed, models(results)) == (0, ["wham-1.6b"], ["wham-1.6b"])
     done, timed = bench()
     assert (done.returncode, timed) == (0, [name for name in NAMES if name != "wham-1.6b"])
-    assert models(bench.results) == NAMES
+    assert models(results) == NAMES
     assert bench()[1] == []
     assert bench("wham-1.6b")[1] == ["wham-1.6b"]  # asked for by name
 
 
-def test_a_piece_that_fails_stops_no_other_and_leaves_nothing(bench):
+def test_a_piece_that_fails_stops_no_other_and_leaves_nothing(bench, results):
     done, timed = bench(broken="mc-ar-1.2b")
     assert (done.returncode, timed) == (1, NAMES)
     assert done.stderr == "error: failed: mc-ar-1.2b\n"
-    assert models(bench.results) == [name for name in NAMES if name != "mc-ar-1.2b"]
+    assert models(results) == [name for name in NAMES if name != "mc-ar-1.2b"]
     assert bench()[1] == ["mc-ar-1.2b"]
-    assert models(bench.results) == NAMES
+    assert models(results) == NAMES
 
 
-def test_where_all_fail_there_are_no_results(bench):
+def test_where_all_fail_there_are_no_results(bench, results):
     assert bench("cosmos-4b", broken="cosmos-4b")[0].returncode == 1
-    assert not bench.results.exists()
+    assert not results.exists()
 
 
 def test_an_unknown_piece_is_refused_before_any_work(bench):
