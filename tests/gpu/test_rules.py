@@ -12,7 +12,7 @@ import torch
 
 import diagd
 from diagd.decoding import graphs, workspace
-from diagd.decoding.runner import CausalModel
+from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import sample
 from diagd.decoding.stream import Stream
 from diagd.decoding.visibility import visible_slots
@@ -170,7 +170,9 @@ def test_times_are_known_after_waiting(gpus):
     assert start.elapsed_time(end) >= 0
 
 
-def equals_the_cpu(device="cuda", strategy="k=1", sampling=SAMPLED, runs=1, runner="cuda-graph"):
+def equals_the_cpu(
+    device="cuda", strategy="k=1", sampling=SAMPLED, runs=1, runner: RunnerName = "cuda-graph"
+):
     """Say whether tokens are those of the CPU, or with which error it ends."""
     expected = decode(tiny(), CASE, strategy, sampling).tokens
     model = prepare_for(tiny(), device)
