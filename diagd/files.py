@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
             yield temporary
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that is read-only has nothing to remove, and says so
+            temporary.unlink()
 
 
 @contextmanager

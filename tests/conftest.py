@@ -18,6 +18,13 @@ pytest_plugins = ["tests.quick", "tests.processes"]
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command did: its exit code and all that was written to the two streams."""

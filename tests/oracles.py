@@ -36,7 +36,7 @@ def tiny_llama(vocab_size: int, max_positions: int = 256, seed: int = 0) -> Llam
         eos_token_id=None,
         pad_token_id=None,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config).eval()
 

@@ -35,6 +35,7 @@ LAYERS = (
         "console",
         "extras",
         "files",
+        "finite",
         "flags",
         "memory",
         "parsing",

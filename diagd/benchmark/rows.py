@@ -128,10 +128,9 @@ def _engine_run(
             stopwatch.begin(strategy.schedule(grid).num_steps)
         started = synchronized_time(inputs.prompt.device)
         frames = list(engine.decode(strategy, inputs.actions))
-        seconds = synchronized_time(inputs.prompt.device) - started
+        seconds = synchronized_time(inputs.prompt.device) - started - engine.capture_seconds
         if stopwatch.sample_size:
-            timed = stopwatch.times.seconds
-            seconds = sum(timed) / len(timed) * engine.num_steps
+            seconds = stopwatch.mean_seconds() * engine.num_steps
         return Run(seconds, torch.stack(frames, 1), engine.num_steps, engine.num_fed)
 
     return run

@@ -1,6 +1,7 @@
 """Time every step of a decoding run, count what it reads and computes, and where its time goes."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,27 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.runner import CausalModel, StepFunction
 from diagd.models.config import ModelConfig
+
+
+class Moments:
+    """Points in time, noted without waiting: of the host, or in a GPU's queue of kernels."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> Any:
+        """Return this moment."""
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return what lies between two moments; on a GPU, once it has been waited for."""
+        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
 
 
 @dataclass
@@ -32,7 +51,7 @@ class Stopwatch(CausalModel):
     """Stands between an engine and its model, and around its steps, and times them.
 
     It is a model: what the engine asks of the one behind it passes through here. `times` collects
-    until `take` hands it out.
+    until `take` hands it out. Nothing in a step waits for the device.
 
     Args:
         model: the one behind it.
@@ -45,7 +64,8 @@ class Stopwatch(CausalModel):
 
     def __init__(self, model: CausalModel, parts: bool, sample: int | None = None) -> None:
         self.model, self.parts, self.sample_size = model, parts, sample
-        self.times = StepTimes()
+        self.times, self.moments = StepTimes(), Moments(model.device)
+        self.timed: list[tuple[Any, Any]] = []  # when steps began and ended
         self.stride, self.num_seen = 1, 0
         self.counters: Tensor | None = None  # seconds of linears, attention, rest, ever growing
         self.in_step = self.skips = False
@@ -113,9 +133,14 @@ class Stopwatch(CausalModel):
         self.num_seen = 0
         self.stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
 
+    def mean_seconds(self) -> float:
+        """Return the mean of the steps timed since the last `take`, once the device is done."""
+        return sum(self._seconds()) / len(self.timed)
+
     def take(self) -> StepTimes:
-        """Hand out what was measured since the last call."""
+        """Hand out what was measured since the last call, once the device is done."""
         times, self.times = self.times, StepTimes()
+        times.seconds, self.timed = self._seconds(), []
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -130,9 +155,9 @@ class Stopwatch(CausalModel):
                 return
             self.in_step = True
             before = None if self.counters is None else self.counters.tolist()
-            started = synchronized_time(self.device)
+            started = self.moments.now()
             run(lanes, num_slots)
-            self.times.seconds.append(synchronized_time(self.device) - started)
+            self.timed.append((started, self.moments.now()))
             self.times.lanes.append(lanes.shape[1])
             self.times.slots.append(num_slots)
             if before is not None and self.counters is not None:
@@ -142,12 +167,15 @@ class Stopwatch(CausalModel):
 
         return timed
 
+    def _seconds(self) -> list[float]:
+        return [self.moments.seconds(*both) for both in self.timed]
+
     def _timed(self, part: str, call: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
         if not (self.parts and self.in_step):
             return call(*args, **kwargs)
-        started = synchronized_time(self.device)
+        started = time.perf_counter()
         result = call(*args, **kwargs)
-        self._add(part, synchronized_time(self.device) - started)
+        self._add(part, time.perf_counter() - started)
         return result
 
     def _add(self, part: str, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """The loop: a stream of frames, written by the strategy asked for, each handed out when whole."""
 
+import weakref
 from collections.abc import Generator
 
 from torch import Tensor
@@ -31,7 +32,8 @@ class DecodingEngine(Stream):
         ValueError: arguments that do not fit the model or each other.
     """
 
-    _under_way: Generator[Tensor, None, None] | None = None
+    # weak, for it holds the engine: in a circle, a dropped engine would keep its cache for a while
+    _under_way: "weakref.ref[Generator[Tensor, None, None]] | None" = None
 
     def decode(
         self,
@@ -75,10 +77,12 @@ class DecodingEngine(Stream):
             actions = self.tokens.new_empty(self.batch_size, num_frames, 0)
         if not self.is_endless and self.num_used + layout.num_slots > self.max_slots:
             check_room(self.layout(1, self.keep_frames), self.num_prefix, self.max_slots)
-        if self._under_way is not None:
-            self._under_way.close()
-        self._under_way = self._decode(strategy, actions.to(self.tokens.device))
-        return self._under_way
+        under_way = self._under_way and self._under_way()
+        if under_way is not None:
+            under_way.close()
+        frames = self._decode(strategy, actions.to(self.tokens.device))
+        self._under_way = weakref.ref(frames)
+        return frames
 
     def _decode(self, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
         done, num_frames = 0, actions.shape[1]

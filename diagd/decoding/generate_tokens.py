@@ -26,6 +26,7 @@ class GenerationStats:
         num_steps: forward passes of decoding (prefills not counted).
         num_fed: tokens fed in them, for each batch row.
         seconds: wall-clock of decoding, prefills after a full context included.
+        capture_seconds: wall-clock of capturing CUDA graphs, which `seconds` leaves out.
         prefill_seconds: wall-clock of the prompt's prefill.
         tokens_per_second: visual tokens of all batch rows by `seconds`.
         frames_per_second: frames of all batch rows by `seconds`.
@@ -36,6 +37,7 @@ class GenerationStats:
     num_steps: int
     num_fed: int
     seconds: float
+    capture_seconds: float
     prefill_seconds: float
     tokens_per_second: float
     frames_per_second: float
@@ -130,11 +132,12 @@ def generate_tokens(
     engine.prefill(prompt, context_frames)
     prefilled = synchronized_time(model.device)
     tokens = torch.stack(list(engine.decode(strategy, actions, grid.num_frames)), dim=1)
-    seconds = synchronized_time(model.device) - prefilled
+    seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
     stats = GenerationStats(
         num_steps=engine.num_steps,
         num_fed=engine.num_fed,
         seconds=seconds,
+        capture_seconds=engine.capture_seconds,
         prefill_seconds=prefilled - started,
         tokens_per_second=tokens.numel() / seconds,
         frames_per_second=tokens.shape[0] * grid.num_frames / seconds,

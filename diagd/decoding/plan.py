@@ -47,6 +47,7 @@ class DecodePlan:
             be padded to a power of two or to the widest step by repeats of its first lane that
             write to scratch, so that a run has few shapes.
         starts: (num_steps + 1) where each step begins in `lanes`.
+        num_fed: (num_steps) lanes of each step that are no padding.
         ends: (num_steps) one past the last slot that a step's lanes stand at.
         fed_at: (num_slots,) int64, the step at which each generated slot's true token is fed.
     """
@@ -55,6 +56,7 @@ class DecodePlan:
     layout: SequenceLayout
     lanes: Tensor
     starts: tuple[int, ...]
+    num_fed: tuple[int, ...]
     ends: tuple[int, ...]
     fed_at: Tensor
 
@@ -113,7 +115,10 @@ def make_plan(
         columns += lanes + [(position, SCRATCH, source, SCRATCH, *rest)] * padding
         starts.append(len(columns))
     packed = torch.tensor(columns, dtype=torch.int64).T.contiguous()
-    return DecodePlan(schedule, layout, packed, tuple(starts), tuple(ends), torch.tensor(fed_at))
+    num_fed = tuple(map(len, steps))
+    return DecodePlan(
+        schedule, layout, packed, tuple(starts), num_fed, tuple(ends), torch.tensor(fed_at)
+    )
 
 
 def check_row_start(row_start: str) -> None:

@@ -4,12 +4,14 @@ Here `decoding` meets `models` and `backends`: CausalModel is all that a stream 
 `tests/backends/conformance.py` checks that a class keeps to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from diagd.decoding.graphs import Graphs
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.visibility import visible_slots
 
@@ -58,6 +60,18 @@ class CausalModel(Protocol):
             ValueError: a context that does not fit the model, or a size below 1.
         """
         ...
+
+    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
+        """Empty a cache for another stream, which saves capturing its steps once more.
+
+        Args:
+            cache: from `make_cache`; its memory stays where it is.
+            context: as in `make_cache`.
+
+        Returns:
+            whether it is as new. By default none ever is, and streams share no cache.
+        """
+        return False
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         """Return what `forward` takes as visible: the mask, unless its kernels make that.
@@ -111,8 +125,14 @@ class CausalModel(Protocol):
         return sample(logits, options, ranges, seeds, frames, rows, columns)
 
 
-def make_runner(name: RunnerName, step: StepFunction, device: torch.device) -> StepFunction:
-    """Wrap the step function in the runner of that name.
+def make_runner(
+    name: RunnerName, step: StepFunction, graphs: Graphs, kind: Hashable
+) -> StepFunction:
+    """Wrap a step function in the runner of that name.
+
+    Args:
+        graphs: over the memory that the step works in, where it is captured.
+        kind: what else the step depends on: steps of one kind and shape share a graph.
 
     Raises:
         ValueError: an unknown runner, or CUDA graphs without CUDA.
@@ -120,9 +140,9 @@ def make_runner(name: RunnerName, step: StepFunction, device: torch.device) -> S
     if name not in get_args(RunnerName):
         raise ValueError(f"runner must be one of {', '.join(get_args(RunnerName))}, got {name!r}")
     if name == "cuda-graph":
-        if device.type != "cuda":
-            raise ValueError(f"runner cuda-graph needs a CUDA device, got {device}")
-        return CudaGraphRunner(step)
+        if graphs.device.type != "cuda":
+            raise ValueError(f"runner cuda-graph needs a CUDA device, got {graphs.device}")
+        return partial(graphs.run, kind, step)
     return EagerRunner(step) if name == "eager" else CompiledRunner(step)
 
 
@@ -147,42 +167,3 @@ class CompiledRunner(EagerRunner):
     def __init__(self, step: StepFunction) -> None:
         compiled = torch.compile(step, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
         super().__init__(compiled)
-
-
-class CudaGraphRunner:
-    """Capture one graph for each pair of lane count and slot block, and replay it.
-
-    Everything the step touches besides the lanes (token buffer, cache, vectors) must stay at its
-    address: the engine allocates it once.
-    """
-
-    block = 512
-
-    def __init__(self, step: StepFunction) -> None:
-        self.step = step
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.pool: Any = None
-
-    def __call__(self, lanes: Tensor, num_slots: int) -> None:
-        """Run one step; the first of its shape runs twice, to warm up and to be captured."""
-        num_slots = -(-num_slots // self.block) * self.block
-        key = (lanes.shape[1], num_slots)
-        if key not in self.graphs:
-            self.graphs[key] = self._capture(lanes, num_slots)
-        graph, static_lanes = self.graphs[key]
-        static_lanes.copy_(lanes)
-        graph.replay()
-
-    def _capture(self, lanes: Tensor, num_slots: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Warm up on a side stream and capture; repeating a step writes what it wrote before."""
-        static_lanes = lanes.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.step(static_lanes, num_slots)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self.step(static_lanes, num_slots)
-        self.pool = graph.pool()
-        return graph, static_lanes

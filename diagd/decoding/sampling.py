@@ -8,7 +8,7 @@ not of the step, the schedule, the device, the cache slot or who else is in the 
 repeats a run anywhere, and two schedules with one seed use the same noise for the same token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -59,11 +59,13 @@ class ValidRanges:
     Attributes:
         low: first id of any range. high: one past the last id of any range.
         by_place: (height, width, 2) int64 where the ranges differ from place to place, else None.
+        places: its numbers, by which ranges are compared.
     """
 
     low: int
     high: int
-    by_place: Tensor | None
+    by_place: Tensor | None = field(compare=False)
+    places: bytes = b""
 
     @property
     def row_ends(self) -> Tensor | None:
@@ -99,8 +101,11 @@ class ValidRanges:
                 f"high {high.min().item()}..{high.max().item()}"
             )
         uniform = bool((low == low.min()).all() and (high == high.max()).all())
-        by_place = None if uniform else ranges.to(device)
-        return cls(int(low.min()), int(high.max()), by_place)
+        if uniform:
+            return cls(int(low.min()), int(high.max()), None)
+        ranges = ranges.cpu()
+        places = ranges.numpy().tobytes()
+        return cls(int(low.min()), int(high.max()), ranges.to(device), places)
 
 
 def sample(
@@ -165,7 +170,8 @@ def gumbel_noise(
     for coordinate in (frames, rows, columns):
         key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (B, L)
     ids = torch.arange(low, high, device=seeds.device, dtype=torch.int64)
-    bits = _mix(key[..., None] ^ _mix(ids + 0x9E3779B9 & _MASK))
+    # less 2^32, which the mask takes away: Inductor adds it as int32
+    bits = _mix(key[..., None] ^ _mix(ids + (0x9E3779B9 - (1 << 32)) & _MASK))
     # The uniform is finest near 0, which is where large noise comes from.
     uniform = (bits.float() + 0.5) * 2.0**-32
     return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2.0**-24)))

@@ -16,13 +16,15 @@ from torch import Tensor
 from diagd.decoding.inputs import check_prompt, check_seeds
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes
-from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
+from diagd.decoding.runner import CausalModel, RunnerName, StepFunction
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.visibility import NEVER
+from diagd.decoding.workspace import DrawRule, Step, workspace_for
 
-PREFILL_LANES = 256
-DrawRule = Callable[[Tensor, Lanes], Tensor]  # logits (B, L, V) and their lanes -> ids (B, L)
+# Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
+# it busy while the host launches the next layer.
+PREFILL_LANES = {"cpu": 256, "cuda": 4096}
 
 
 class VerifiedStep(NamedTuple):
@@ -68,7 +70,7 @@ class Stream:
         window: frames that the context holds, the one under way included.
         num_generated: frames since the stream began.
         num_dropped_frames: frames that left a full context.
-        num_steps, num_fed: steps since the prefill, and their lanes.
+        num_steps, num_fed: steps since the prefill, and their lanes, padding not counted.
         verified: what steps with draft tokens came to since the prefill.
 
     Raises:
@@ -100,12 +102,12 @@ class Stream:
         if self.keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         self.reads_again = keep_frames is not None or not model.relative_positions
-        device, self.scratch = model.device, self.max_slots + num_action_tokens
-        self.seeds = torch.tensor(check_seeds(seed, batch_size), device=device)
-        self.cache = model.make_cache(batch_size, self.scratch + 1, context)
-        self.tokens = torch.zeros(batch_size, self.scratch + 1, dtype=torch.int64, device=device)
-        self.held = torch.full((self.scratch + 1,), -1, dtype=torch.int64, device=device)
-        self.fed_at = torch.full_like(self.held, NEVER)
+        seeds = torch.tensor(check_seeds(seed, batch_size))
+        num_slots = self.max_slots + num_action_tokens + 1
+        self.space = space = workspace_for(self, model, runner, batch_size, num_slots, context)
+        self.tokens, self.held, self.fed_at = space.tokens, space.held, space.fed_at
+        self.seeds, self.cache = space.seeds.copy_(seeds), space.cache
+        self.scratch = len(self.held) - 1
         self.pad = runner != "eager"  # others prepare something for every width of a step
         self.rule: DrawRule | None = None  # of the newest step
         self.set_sampling(sampling or SamplingOptions())
@@ -133,15 +135,21 @@ class Stream:
         return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
-        """Draw otherwise from the next frame on; what was captured or compiled is made anew."""
+        """Draw otherwise from the next frame on; what was compiled is made anew."""
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
         self._make_run()
 
     def _make_run(self) -> None:
-        step = torch.inference_mode()(make_runner(self.runner, self._step, self.model.device))
-        self.run: StepFunction = self.around_step(step) if self.around_step else step
+        step = Step(self.model, self.space, self.sampling, self.ranges, self.rule)
+        run = torch.inference_mode()(step.runner(self.runner))
+        self.run: StepFunction = self.around_step(run) if self.around_step else run
+
+    @property
+    def capture_seconds(self) -> float:
+        """Seconds since the prefill that went into capturing steps as CUDA graphs."""
+        return self.space.graphs.seconds
 
     def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
         """Start the stream from a prompt, forgetting what was there.
@@ -161,6 +169,7 @@ class Stream:
         self.window = context_frames + self.room(prompt.shape[1])
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.verified = []
+        self.space.graphs.seconds = 0.0
         self._prefill(prompt.to(self.tokens.device))
 
     def room(self, num_used: int | None = None) -> int:
@@ -224,37 +233,21 @@ class Stream:
         lane.frames.add_(self.num_generated)
         return lanes.to(self.tokens.device)
 
-    def feed(self, lanes: Tensor, end: int, rule: DrawRule | None = None) -> None:
+    def feed(self, lanes: Tensor, num_fed: int, end: int, rule: DrawRule | None = None) -> None:
         """Take one step: feed lanes and write what they predict.
 
         Args:
             lanes: (8, L) int64 on the model's device (see `Lanes`).
+            num_fed: how many of them are no padding.
             end: one past the last position that they may see.
-            rule: what turns logits into tokens; None is `draw`.
+            rule: what turns logits into tokens; None is `Step.draw`.
         """
         if rule != self.rule:
             self.rule = rule
             self._make_run()
         self.run(lanes, min(end, self.scratch))
         self.num_steps += 1
-        self.num_fed += lanes.shape[1]
-
-    def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
-        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
-        return self.model.sample(
-            logits, self.sampling, self.ranges, self.seeds, lane.frames, lane.rows, lane.columns
-        )
-
-    def _step(self, lanes: Tensor, num_slots: int) -> None:
-        """Gather, forward, sample, scatter."""
-        lane = Lanes.of(lanes)
-        held, fed_at = self.held[:num_slots], self.fed_at[:num_slots]
-        visible = self.model.see(lane.positions, lane.steps, held, fed_at)
-        # UNDRAWN is no id: it is found in `finish_frame`
-        tokens = self.tokens[:, lane.inputs].clamp_(min=0)
-        logits = self.model.forward(tokens, lane.positions, lane.slots, visible, self.cache)
-        drawn = self.draw(logits, lane) if self.rule is None else self.rule(logits, lane)
-        self.tokens.index_copy_(1, lane.outputs, drawn)
+        self.num_fed += num_fed
 
     @torch.inference_mode()
     def _prefill(self, sequence: Tensor) -> None:
@@ -264,9 +257,10 @@ class Stream:
         self.held.fill_(-1)
         self.held[:length] = torch.arange(length, device=self.held.device)
         self.num_used = length
-        for start in range(0, length - 1, PREFILL_LANES):
-            slots = torch.arange(start, min(start + PREFILL_LANES, length - 1)).to(sequence.device)
-            end = start + len(slots)
+        most = PREFILL_LANES[sequence.device.type]
+        for start in range(0, length - 1, most):
+            end = min(start + most, length - 1)
+            slots = torch.arange(start, end, device=sequence.device)
             visible = slots[:, None] >= torch.arange(end, device=sequence.device)
             self.model.forward(
                 sequence[:, start:end], slots, slots, visible, self.cache, logits_to_keep=1

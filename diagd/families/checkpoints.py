@@ -15,8 +15,8 @@ from diagd.families.naming import describe
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_own
 from diagd.families.presets import PRESETS
 from diagd.families.released import read_released
+from diagd.finite import as_finite
 from diagd.models.transformer import Transformer
-from diagd.models.weight_files import check_finite
 
 logger = logging.getLogger("diagd")
 
@@ -91,7 +91,7 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
     weights = {
-        name: check_finite(weight.to(device, dtype), found.path, name)
+        name: as_finite(weight, found.path, name, device, dtype)
         for name, weight in found.weights.items()
     }
     model.load_state_dict(weights, assign=True)

@@ -1,6 +1,7 @@
 """Generation defaults: how the makers of a model use it, where nothing else is asked for."""
 
 from dataclasses import dataclass, replace
+from typing import get_type_hints
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ class GenerationDefaults:
     exclusive_top_p: bool = False
     keep_frames: int | None = None
     first_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
+            if not isinstance(value, kind) and not whole:
+                raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of its type")
 
     def strategy(
         self,

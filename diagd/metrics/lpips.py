@@ -17,6 +17,7 @@ import torchmetrics
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.finite import as_finite
 from diagd.metrics.quality import check_videos
 from diagd.metrics.weights import read_state_dict, short_sha256
 
@@ -90,8 +91,9 @@ class Lpips:
             for key, shape in ((f"{name}.weight", expected), (f"{name}.bias", expected[:1])):
                 if shapes.get(key) != shape:
                     raise ValueError(f"{backbone}: {key} must be {shape}, got {shapes.get(key)}")
-            kernel = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            self._kernels.append(tuple(w.to(device, torch.float32) for w in kernel))
+            keys = f"{name}.weight", f"{name}.bias"
+            kernel = tuple(as_finite(weights[key], backbone, key, device) for key in keys)
+            self._kernels.append(kernel)
             channels = layer.channels
         if heads is None:
             folder = Path(torchmetrics.__file__).parent / "functional" / "image" / "lpips_models"
@@ -149,5 +151,5 @@ def _read_heads(path: str | Path, layers: tuple[Convolution, ...]) -> list[Tenso
         given = None if head is None else tuple(head.shape)
         if head is None or given != (1, layer.channels, 1, 1):
             raise ValueError(f"{path}: {name} must be {(1, layer.channels, 1, 1)}, got {given}")
-        heads.append(head.float().view(-1, 1, 1))
+        heads.append(as_finite(head, path, name).view(-1, 1, 1))
     return heads

@@ -64,6 +64,17 @@ class StaticKVCache:
         self.text = text
         self.num_slots = num_slots
 
+    def renew(self, text: Text | None) -> bool:
+        """Empty the buffers and take another text in, where they stand; False where it differs."""
+        theirs, own = _tensors_of(text), _tensors_of(self.text)
+        if [tensor.shape for tensor in theirs] != [tensor.shape for tensor in own]:
+            return False
+        for buffer, tensor in zip(own, theirs, strict=True):
+            buffer.copy_(tensor)
+        for buffer in (*self.keys, *self.values):
+            buffer.zero_()
+        return True
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store (B, num_kv_heads, L, head_dim) states at slots (L,); only scratch may repeat."""
         self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
@@ -77,3 +88,7 @@ class StaticKVCache:
     def bytes(self) -> int:
         """Memory the buffers hold."""
         return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+
+def _tensors_of(text: Text | None) -> list[Tensor]:
+    return [] if text is None else [*(t for pair in text.states for t in pair), text.visible]

@@ -78,6 +78,12 @@ class HuggingFaceModel(CausalModel):
         check_sizes(batch_size, num_slots)
         return SlotCache(self.config.num_hidden_layers, batch_size, num_slots)
 
+    def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
+        """Empty a cache; see `CausalModel.renew_cache`."""
+        refuse_context(context)
+        cache.renew()
+        return True
+
     def forward(
         self,
         tokens: Tensor,

@@ -69,6 +69,13 @@ class SlotCache(Cache):
         for layer in self.slot_layers:
             layer.slots, layer.num_visible = slots, num_visible
 
+    def renew(self) -> None:
+        """Empty the buffers, where they stand."""
+        for layer in self.slot_layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys.zero_()
+                layer.values.zero_()
+
     @property
     def bytes(self) -> int:
         """Memory the buffers hold; 0 before the first step."""

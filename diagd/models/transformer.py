@@ -126,6 +126,10 @@ class Transformer(
             text,
         )
 
+    def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
+        """Empty a cache and let it read another text, as long; see `CausalModel.renew_cache`."""
+        return cache.renew(self._read_text(context))
+
     def forward(
         self,
         tokens: Tensor,

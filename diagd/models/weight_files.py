@@ -38,19 +38,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
 
 
-def check_finite(weight: Tensor, path: Path, name: str) -> Tensor:
-    """Return a floating-point tensor as it is; one pass over it, and nothing allocated.
-
-    Raises:
-        ValueError: A number in it is NaN or infinite; names the file and the tensor.
-    """
-    if weight.numel():
-        ends = torch.stack(weight.aminmax())  # both NaN where any number is
-        if not ends.isfinite().all():
-            raise ValueError(f"{path}: {name} holds NaN or infinity (in {weight.dtype})")
-    return weight
-
-
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write floating-point tensors, in their own types, under the path only when all are there."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

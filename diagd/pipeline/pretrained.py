@@ -24,6 +24,7 @@ from diagd.families.own_format import (
     write_defaults,
 )
 from diagd.families.tokenizer_loading import load_tokenizer
+from diagd.memory import check_memory
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VideoTokenizer
@@ -70,6 +71,13 @@ def load_parts(
             f"{folder}: {ACTIONS_FILE} names {codec.num_ids} action ids and {codec.num_tokens} "
             f"tokens an action, the model has {num_ids} and {shape.num_action_tokens}"
         )
+    if shape.prefix_length > shape.extra_embeddings:  # see `prefix_ids`
+        raise ValueError(
+            f"{folder}: the model begins with {shape.prefix_length} tokens, and has embeddings for "
+            f"{shape.extra_embeddings}"
+        )
+    height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
+    check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     defaults = found.family.defaults(found)
     return Parts(build_model(found, device, dtype), video_tokenizer.to(device), codec, defaults)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from diagd.files import write_bytes, write_json
+from diagd.finite import as_finite
 from diagd.unpickling import UNPICKLING_ERRORS
 
 CONFIG_NAME = "config.json"
@@ -76,7 +77,7 @@ def check_weights(
     expected: Mapping[str, Tensor],
     described_by: str = CONFIG_NAME,
 ) -> None:
-    """Raise ValueError unless names and shapes agree.
+    """Raise ValueError unless names and shapes agree, and all numbers are finite.
 
     Args:
         where: what holds the weights, for the message.
@@ -94,6 +95,7 @@ def check_weights(
                 f"{where}: {name} must be {tuple(tensor.shape)} as {described_by} says, "
                 f"got {tuple(found[name].shape)}"
             )
+        as_finite(found[name], where, name)
 
 
 def save_files(

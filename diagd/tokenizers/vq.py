@@ -34,8 +34,7 @@ from diagd.tokenizers.storage import (
     save_files,
 )
 from diagd.tokenizers.vq_models import (
-    build_vq_model,
-    fill_vq_model,
+    load_vq_model,
     memory_format,
 )
 
@@ -223,6 +222,5 @@ class VQTokenizer:
         config = read_config(config_path)
         rounding = config.pop(_ROUNDING_KEY, _ROUNDING)
         require_file(weights_path)
-        model = build_vq_model(config, config_path)
-        fill_vq_model(model, read_tensors(weights_path), weights_path)
+        model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
         return cls(model, batch_size, rounding)

@@ -10,39 +10,41 @@ from torch import Tensor
 from diagd.tokenizers.storage import check_weights
 
 
-def build_vq_model(config: dict[str, Any], path: Path) -> Any:
-    """Build the model that a config describes, with random weights.
+def load_vq_model(
+    config: dict[str, Any], path: Path, weights: Mapping[str, Tensor], where: str | Path
+) -> Any:
+    """Build the model that a config describes around its weights, as float32.
+
+    Sizes that the config only claims are never allocated.
 
     Args:
         path: where the config was read, for the message.
+        where: what holds the weights, for the message.
 
     Raises:
-        ValueError: it describes something else.
+        ValueError: the config describes something else, or the weights are missing, unknown, of
+            another shape or not finite (named).
     """
-    kind = config.get("_class_name")
+    kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
         raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
+    if not isinstance(layers, int) or layers > len(weights):
+        raise ValueError(
+            f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
+            f"got {repr(layers)[:20]}"
+        )
     # It takes seconds to import, and whoever only loads a model needs none.
     from diffusers.models.autoencoders.vq_model import VQModel
 
     try:
-        return VQModel.from_config(config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        with torch.device("meta"):
+            model: Any = VQModel.from_config(config)
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
-
-
-def fill_vq_model(model: Any, weights: Mapping[str, Tensor], where: str | Path) -> None:
-    """Copy weights into a model as float32.
-
-    Args:
-        where: what holds the weights, for the message.
-
-    Raises:
-        ValueError: weights are missing, unknown or of another shape (named).
-    """
     check_weights(where, weights, model.state_dict())
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
-    model.to(memory_format=memory_format(model))
+    own = {name: value.float().clone() for name, value in weights.items()}  # the file may change
+    model.load_state_dict(own, assign=True)
+    return model.to(memory_format=memory_format(model))
 
 
 def memory_format(model: Any) -> torch.memory_format:

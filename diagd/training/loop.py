@@ -138,13 +138,7 @@ class TrainingRun:
                 self.seconds = self._clock(time.monotonic() - began)
                 job.reach(self.share_done)
                 if self.step % options.log_every == 0 or self.share_done == 1:
-                    mean = self._mean_over_processes(torch.stack(losses).mean())
-                    if not math.isfinite(mean):  # before anything good is overwritten
-                        raise ValueError(
-                            f"training diverged between steps {self.step - len(losses) + 1} and "
-                            f"{self.step}: loss {mean}; {self.options.out} keeps what was saved "
-                            "last, to go on from with a lower --learning-rate"
-                        )
+                    mean = self._finite_mean(losses)
                     job.describe(f"training, loss {mean:.3f}")
                     speed = len(losses) / max(self.seconds - logged, 1e-6)  # clocks may be coarse
                     seen: dict[str, Any] = {}
@@ -155,29 +149,37 @@ class TrainingRun:
                         plot_loss(options.out)
                     losses, logged = [], self._clock(time.monotonic() - began)
                     if logged - saved > options.save_minutes * 60:
-                        self.save()  # with the log, so that a resumed run logs the same means
+                        self.save(loss)  # with the log, so that a resumed run logs the same means
                         saved = logged
-        self.save()
+        self.save(loss)
 
     def take_step(self, loss: Loss) -> Tensor:
         """Lower the loss by one optimiser step, and return what it was on the step's batch.
 
         It is NaN where the gradients are not finite, for the weights are lost then.
         """
-        options, accelerator = self.options, self.accelerator
+        value = self._backward(loss)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate_at(self.step, self.seconds)
+                group["lr"] = self.options.learning_rate_at(self.step, self.seconds)
+            optimizer.step()
+        self.step += 1
+        return value
+
+    def _backward(self, loss: Loss) -> Tensor:
+        """Return the loss on the next step's batch, NaN unless its gradients, made here, are good.
+
+        It says of the weights as they are whether a step can be taken from them.
+        """
+        accelerator = self.accelerator
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         with accelerator.autocast():
             value = loss(self.model, self._batch().to(accelerator.device), self.step)
         accelerator.backward(value)
-        norm = accelerator.clip_grad_norm_(self.model.parameters(), options.clip_norm)
+        norm = accelerator.clip_grad_norm_(self.model.parameters(), self.options.clip_norm)
         if isinstance(norm, DTensor):  # of a model that is sharded
             norm = norm.full_tensor()
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
         finite = torch.as_tensor(0.0 if norm is None else norm).isfinite()
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
@@ -199,8 +201,21 @@ class TrainingRun:
                 losses.append(loss(self.model, tokens, self.step))
         return torch.stack(losses).mean().item()
 
-    def _mean_over_processes(self, value: Tensor) -> float:
-        return self.accelerator.reduce(value, "mean").item()  # pyright: ignore[reportAttributeAccessIssue]
+    def _finite_mean(self, losses: list[Tensor]) -> float:
+        """Return the mean loss of the newest steps, or stop before anything good is overwritten.
+
+        Raises:
+            ValueError: training diverged.
+        """
+        value = torch.stack(losses).mean()
+        mean = self.accelerator.reduce(value, "mean").item()  # pyright: ignore[reportAttributeAccessIssue]
+        if not math.isfinite(mean):
+            raise ValueError(
+                f"training diverged between steps {self.step - len(losses) + 1} and {self.step}: "
+                f"loss {mean}; {self.options.out} keeps what was saved last, to go on from with a "
+                "lower --learning-rate"
+            )
+        return mean
 
     def _clock(self, seconds: float) -> float:
         """Return the main process's seconds, since all processes save and end together."""
@@ -222,12 +237,14 @@ class TrainingRun:
         if self.accelerator.is_main_process:
             append_line(self.log_file, json.dumps(line))
 
-    def save(self) -> None:
+    def save(self, loss: Loss) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
 
         Raises:
             OSError: it cannot be written; what was saved before is still there.
+            ValueError: the newest step spoilt the weights, which its own loss could not show yet.
         """
+        self._finite_mean([self._backward(loss)])
         is_main = self.accelerator.is_main_process
         others = nullcontext(self.checkpoint.with_name("training.partial"))  # where main makes it
         with replacing_folder(self.checkpoint) if is_main else others as fresh:

@@ -81,6 +81,12 @@ def test_a_file_that_does_not_fit_is_named_and_the_old_one_stays(disk: Path) -> 
     assert (disk / "a.txt").read_text() == "old"
 
 
+def test_a_file_on_a_read_only_disk_is_named(disk: Path) -> None:
+    resize(disk, "ro")
+    with pytest.raises(OSError, match=r"Read-only file system: '.*/a\.txt'"):
+        write_text(disk / "a.txt", "new")
+
+
 def test_a_folder_that_does_not_fit_leaves_the_old_one(disk: Path) -> None:
     def write(size: int) -> None:
         with replacing_folder(disk / "training") as fresh:

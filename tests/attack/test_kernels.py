@@ -15,6 +15,7 @@ from torch import Tensor
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.decoding.visibility import SlotRule
 from tests.models.tiny import KINDS, tiny_model
 
 pytestmark = pytest.mark.slow
@@ -43,13 +44,19 @@ def tensors(draw: Any, shape: tuple[int, ...], right: torch.dtype) -> Tensor:
 
 
 @st.composite
+def rules(draw: Any, lanes: int, seen: int) -> SlotRule:
+    sizes = [(lanes,), (seen,), (seen,)]
+    return SlotRule(*(draw(tensors(size, torch.int64)) for size in sizes))
+
+
+@st.composite
 def steps(draw: Any) -> tuple[tuple[Tensor, ...], int, int, int]:
     batch, lanes, seen = draw(SIZES), draw(SIZES), draw(SIZES)
     step = (
         draw(tensors((batch, lanes), torch.int64)),
         draw(tensors((lanes,), torch.int64)),
         draw(tensors((lanes,), torch.int64)),
-        draw(tensors((lanes, seen), torch.bool)),
+        draw(st.one_of(tensors((lanes, seen), torch.bool), rules(lanes, seen))),
     )
     rows = batch if draw(st.integers(0, 5)) else draw(SIZES)
     return step, max(1, rows), draw(st.sampled_from([1, 8, 33, 34])), draw(INTEGERS)

@@ -39,6 +39,9 @@ class Recomputing:
             lane_in=torch.full((num_slots,), -1),
         )
 
+    def renew_cache(self, cache: SimpleNamespace, context: Tensor | None = None) -> bool:
+        return False
+
     def forward(
         self,
         tokens: Tensor,

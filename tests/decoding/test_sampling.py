@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import diagd
 from diagd.decoding.sampling import ValidRanges, gumbel_noise, sample
@@ -221,3 +222,13 @@ def test_options_out_of_range_are_errors(options, message):
 def test_ranges_that_do_not_fit_are_errors(valid_range, message):
     with pytest.raises(ValueError, match=f"^valid_range must .*{message}$"):
         ValidRanges.resolve(valid_range, 2, 3, 12, CPU)
+
+
+def test_what_is_added_to_a_range_of_ids_fits_the_32_bits_that_a_compiler_gives_it():
+    """Inductor keeps an `arange` in int32 on CUDA: a larger constant beside it is refused there."""
+    place = torch.tensor([1, 2])
+    graph = make_fx(gumbel_noise)(torch.tensor([3]), place, place, place, 4, 40).graph
+    ranges = [node for node in graph.nodes if node.target is torch.ops.aten.arange.start]
+    beside = [arg for node in ranges for user in node.users for arg in user.args if arg != node]
+    assert len(beside) == 1
+    assert all(-(2**31) <= number < 2**31 for number in beside)

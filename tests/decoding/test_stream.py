@@ -152,7 +152,7 @@ def test_a_new_prompt_starts_over():
 
 
 def test_a_long_prompt_is_prefilled_in_pieces(monkeypatch):
-    monkeypatch.setattr(stream_module, "PREFILL_LANES", 7)
+    monkeypatch.setitem(stream_module.PREFILL_LANES, "cpu", 7)
     case = Case(prefix_length=10, context_frames=2)
     expected = case.reference().decode(3, case.row_lag, case.frame_lag)
     assert torch.equal(decode(open_stream(case), case, 3, None), expected)

@@ -198,6 +198,13 @@ def test_weights_that_are_not_finite_are_refused(folder, number):
         load_model(folder)
 
 
+def test_weights_that_nobody_computes_with_are_refused(folder):
+    packed = torch.zeros(24, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)  # two in a byte
+    edit_weights(folder, model__norm__weight=packed)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight in torch\.float4.* cannot be used"):
+        load_model(folder)
+
+
 def test_weights_that_a_type_cannot_hold_are_refused(folder):
     weight = load_file(folder / "model.safetensors")["model.norm.weight"]
     edit_weights(folder, model__norm__weight=weight * 1e6)

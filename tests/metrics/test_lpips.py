@@ -188,6 +188,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         Lpips(tmp_path / "wrong.pth")
     with pytest.raises(ValueError, match=r"lin0\.model\.1\.weight must be \(1, 64, 1, 1\), got No"):
         Lpips(backbone, backbone)
+    torch.save(random_weights("alex") | {"features.6.bias": torch.full((384,), torch.nan)}, heads)
+    with pytest.raises(ValueError, match=r"heads\.pth: features\.6\.bias holds NaN or infinity"):
+        Lpips(heads)
 
 
 class _Trap:

@@ -1,6 +1,8 @@
 import json
 import shutil
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -83,3 +85,36 @@ def test_a_world_is_not_saved_onto_itself_nor_from_nowhere(trained):
     assert repr(by_hand) == "VideoGenerator(unnamed: 24x40 px, 3x5 tokens, 4 actions)"
     with pytest.raises(ValueError, match="only a world that was read by from_pretrained can be sa"):
         by_hand.save_pretrained(trained.with_name("other"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"grid_height": 10**4, "grid_width": 10**4, "max_positions": 2**28},
+            r"a frame of 80000x80000 pixels would take 76\.8 GB, this machine has",
+        ),
+        (
+            {"prefix_length": 2**27, "max_positions": 2**28},
+            "the model begins with 134217728 tokens, and has embeddings for 0",
+        ),
+    ],
+)
+def test_sizes_that_no_weight_shows_are_refused_before_they_are_allocated(
+    trained, changes, message, monkeypatch
+):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2**34))
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=message):
+        VideoGenerator.from_pretrained(trained)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": "warm"}, {"top_p": [1]}, {"context_frames": 2.5}]
+)
+def test_generation_defaults_of_another_type_are_refused(trained, wrong):
+    (trained / "generation.json").write_text(json.dumps(wrong))
+    (name,) = wrong
+    with pytest.raises(ValueError, match=rf"generation\.json: no generation defaults: {name} is"):
+        VideoGenerator.from_pretrained(trained)

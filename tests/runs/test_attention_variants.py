@@ -56,7 +56,6 @@ def test_a_kernel_that_is_not_there_is_an_error_and_no_other_runs():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_efficient_kernel_gives_its_log_sum_exp():
     queries, keys, values, visible = (state.cuda() for state in states(num_kv_heads=6))
     for mask in (None, visible):

@@ -6,6 +6,7 @@ import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
+from diagd.system import process_peak_bytes
 from diagd.tokenizers.storage import CONFIG_NAME
 from diagd.tokenizers.vq import WEIGHTS_NAME, VQTokenizer
 from tests.tokenizers.rectangles import rectangles, small_tokenizer
@@ -182,6 +183,23 @@ def test_a_bad_config_is_refused(saved, text, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers_per_block": 10**7}, r"must be at most the \d+ tensors of .*, got 10000000$"),
+        ({"num_vq_embeddings": 2**40}, r"must be \(1099511627776, 6\) as config\.json says"),
+        ({"block_out_channels": [2**20] * 2}, "(misses|must be) "),
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_are_never_allocated(saved, changes, message):
+    config = json.loads((saved / CONFIG_NAME).read_text())
+    (saved / CONFIG_NAME).write_text(json.dumps(config | changes))
+    before = process_peak_bytes()
+    with pytest.raises(ValueError, match=message):
+        VQTokenizer.from_pretrained(saved)
+    assert process_peak_bytes() - before < 2**27
+
+
 def test_truncated_weights_are_refused(saved):
     content = (saved / WEIGHTS_NAME).read_bytes()
     (saved / WEIGHTS_NAME).write_bytes(content[: len(content) // 2])
@@ -199,6 +217,14 @@ def test_missing_weights_are_listed(saved):
 def test_unknown_weights_are_listed(saved):
     edit_weights(saved, lambda weights: weights.update(extra=torch.zeros(1)))
     with pytest.raises(ValueError, match=r"holds unknown weights \(.*\): extra$"):
+        VQTokenizer.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("number", [float("nan"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(saved, number):
+    edit_weights(saved, lambda weights: weights["quantize.embedding.weight"][7].fill_(number))
+    message = rf"{WEIGHTS_NAME}: quantize\.embedding\.weight holds NaN or infinity"
+    with pytest.raises(ValueError, match=message):
         VQTokenizer.from_pretrained(saved)
 
 

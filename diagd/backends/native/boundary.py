@@ -86,9 +86,9 @@ def check_step(
     lanes = tokens.shape[-1:]
     if isinstance(visible, SlotRule):
         _check_int64(steps=visible.steps, held=visible.held, fed_at=visible.fed_at)
-        if visible.held.ndim != 1 or visible.held.shape != visible.fed_at.shape:
-            shapes = tuple(visible.held.shape), tuple(visible.fed_at.shape)
-            raise ValueError("held and fed_at must be (M,), got {} and {}".format(*shapes))
+        if {one.ndim for one in visible} != {1} or visible.held.shape != visible.fed_at.shape:
+            shapes = (str(tuple(one.shape)) for one in visible)
+            raise ValueError(f"steps must be (L,), held and fed_at (M,), got {', '.join(shapes)}")
     if (
         tokens.ndim != 2
         or len(visible.shape) != 2

@@ -41,7 +41,8 @@ class Scheduled(Strategy):
         )
         base, frame, lanes = stream.num_used, 0, stream.place(plan)
         for step in range(plan.num_steps):
-            stream.feed(lanes[:, plan.starts[step] : plan.starts[step + 1]], base + plan.ends[step])
+            fed = lanes[:, plan.starts[step] : plan.starts[step + 1]]
+            stream.feed(fed, plan.num_fed[step], base + plan.ends[step])
             if step == plan.frame_done(frame):
                 frame += 1
                 yield

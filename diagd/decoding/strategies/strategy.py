@@ -39,7 +39,7 @@ class Conditions(NamedTuple):
         temperature: 0 is greedy.
         grid: of the frames; None where it is not known yet.
         batch_size: videos decoded side by side.
-        replays: whether the runner may run a step twice, to compile or to capture it.
+        replays: whether the runner compiles or captures steps.
     """
 
     temperature: float
@@ -60,11 +60,12 @@ class Strategy(ABC):
 
     Attributes:
         word: what its name begins with.
-        steps_once: whether no step may be run twice.
+        remembers: whether what it draws follows from what earlier steps left outside of the stream,
+            which a compiled or captured step would not see.
     """
 
     word: ClassVar[str]
-    steps_once: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
 
     @property
     def promise(self) -> Promise:
@@ -105,8 +106,10 @@ class Strategy(ABC):
 
     def check(self, conditions: Conditions) -> None:
         """Raise ValueError where it cannot decode so."""
-        if conditions.replays and self.steps_once:
-            raise ValueError(f"{self} needs backend eager or native: no step may be run twice")
+        if conditions.replays and self.remembers:
+            raise ValueError(
+                f"{self} needs backend eager or native: its steps go by what earlier ones drew from"
+            )
 
     @abstractmethod
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:

@@ -21,6 +21,7 @@ from diagd.decoding.strategies.exact.rules import couple
 from diagd.decoding.strategies.strategy import Conditions, Spelled, Strategy
 from diagd.decoding.stream import Stream
 from diagd.decoding.visibility import NEVER
+from diagd.decoding.workspace import Step
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class AdaptiveZipAR(Strategy):
     """
 
     word = "zipar-adaptive"
-    steps_once = True  # what waits is drawn again from the newest probabilities
+    remembers = True  # what waits is drawn again from the newest probabilities
     window: Annotated[int, Spelled("=")]
 
     def check(self, conditions: Conditions) -> None:
@@ -63,7 +64,7 @@ class _Frame:
         first: position of its first token.
         written: tokens of each row that are settled.
         drawn_from: rows whose first token waits, and what it was drawn from, (V,).
-        probabilities: (1, L, V) of the newest step.
+        newest: the rule that draws, and remembers what the newest step drew from.
     """
 
     def __init__(self, stream: Stream, layout: SequenceLayout, window: int) -> None:
@@ -71,7 +72,7 @@ class _Frame:
         self.first = stream.num_used + layout.num_action_tokens
         self.written = [0] * self.grid.height
         self.drawn_from: dict[int, Tensor] = {}
-        self.probabilities = torch.empty(0)
+        self.newest = _Remembering()
 
     @torch.inference_mode()
     def write(self) -> None:
@@ -131,13 +132,13 @@ class _Frame:
         fields = torch.stack(lane).to(stream.tokens.device)
         stream.fed_at[lane.slots[positions == sources].to(fields.device)] = stream.num_steps
         before = stream.tokens[:, Lanes.of(fields).outputs]
-        stream.feed(fields, int(positions.max()) + 1, self._draw)
+        stream.feed(fields, len(lanes), int(positions.max()) + 1, self.newest)
         return before, fields
 
     def _reconsider(self, index: int, lane: Lanes, before: Tensor, row: int) -> bool:
         """Look again at a first token that waits; return whether it was kept."""
         stream = self.stream
-        target = self.probabilities[:, index : index + 1]
+        target = self.newest.probabilities[:, index : index + 1]
         source = self.drawn_from.get(row)
         self.drawn_from[row] = target[0, 0]
         if source is None:
@@ -150,13 +151,21 @@ class _Frame:
         )
         return bool((new == token).all())
 
-    def _draw(self, logits: Tensor, lane: Lanes) -> Tensor:
-        """Draw as always, and remember from what."""
-        stream = self.stream
-        drawn = stream.draw(logits, lane)
-        scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
-        if stream.sampling.temperature == 0:
-            ids = (drawn - stream.ranges.low).clamp(min=0)[..., None]
+
+class _Remembering:
+    """Draw as always, and remember from what.
+
+    Attributes:
+        probabilities: (1, L, V) of the newest step.
+    """
+
+    probabilities = torch.empty(0)
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        drawn, low = step.draw(logits, lane), step.ranges.low
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        if step.sampling.temperature == 0:
+            ids = (drawn - low).clamp(min=0)[..., None]
             self.probabilities = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
         else:
             self.probabilities = scores.softmax(-1)

@@ -9,7 +9,7 @@ from diagd.families.family import Checkpoint
 from diagd.families.mineworld.weights import TOKENIZER_PREFIX
 from diagd.tokenizers.storage import read_config, read_tensors
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.tokenizers.vq_models import build_vq_model, fill_vq_model
+from diagd.tokenizers.vq_models import load_vq_model
 
 
 def tokenizer_of(found: Checkpoint) -> VQTokenizer:
@@ -48,7 +48,7 @@ def mineworld_tokenizer(
         FileNotFoundError: a file is missing.
         ValueError: a file is corrupt or unsafe, no VQModel, or does not fit the other.
     """
-    model = build_vq_model(read_config(Path(config)), Path(config))
+    described = read_config(Path(config))
     given = isinstance(weights, Mapping)
     tensors = weights if given else read_tensors(Path(weights))
     inside = {name: t for name, t in tensors.items() if name.startswith(TOKENIZER_PREFIX)}
@@ -56,5 +56,6 @@ def mineworld_tokenizer(
         name.removeprefix(TOKENIZER_PREFIX).removeprefix("model."): tensor
         for name, tensor in (inside or tensors).items()
     }
-    fill_vq_model(model, plain, "the tokenizer" if given else weights)
+    where = "the tokenizer" if given else weights
+    model = load_vq_model(described, Path(config), plain, where)
     return VQTokenizer(model, pixel_rounding="down")

@@ -8,6 +8,7 @@ import torch
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.visibility import SlotRule
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 
@@ -46,6 +47,10 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
     cache, slots = native.make_cache(1, 4), torch.arange(2)
     visible = torch.tensor([[True, False], [False, False]])
     assert native.forward(tokens, slots, slots, visible, cache).isfinite().all()
+    for seen in (visible[:, :0], torch.ones(2, 0, dtype=torch.bool)):  # no slot to see at all
+        assert native.forward(tokens, slots, slots, seen, cache).isfinite().all()
+    nothing = native.see(slots, slots, torch.arange(0), torch.arange(0))
+    assert native.forward(tokens, slots, slots, nothing, cache).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,9 @@ def test_a_lane_that_sees_nothing_poisons_nobody():
         ({"slots": torch.arange(1)}, r"positions and slots \(L,\)"),
         ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens must be \(B, L\)"),
         ({"tokens": torch.zeros(2, 2, dtype=torch.int64)}, "cache must be .* for a batch of 2"),
+        ({"visible": SlotRule(*[torch.ones(2, 0).long()] * 3)}, r"steps must be \(L,\)"),
+        ({"visible": SlotRule(torch.arange(2), *[torch.tensor(1)] * 2)}, r"fed_at \(M,\)"),
+        ({"visible": SlotRule(*[torch.arange(3)] * 3)}, r"visible \(L, M\)"),
         ({"logits_to_keep": -1}, "logits_to_keep must be 0 or more, got -1"),
         (
             {

@@ -226,7 +226,7 @@ def test_refusals_come_before_any_work(name):
     if not CASES[name].greedy:
         with pytest.raises(ValueError, match=f"{name} needs a temperature above 0"):
             strategy.check(Conditions(0.0, Case().grid))
-    if strategy.steps_once:
+    if strategy.remembers:
         with pytest.raises(ValueError, match=f"{name} needs backend eager or native"):
             strategy.check(Conditions(1.0, Case().grid, replays=True))
     with pytest.raises(ValueError, match=r"actions must|decodes one batch row"):

@@ -17,7 +17,7 @@ from diagd.web.address import listen
 from diagd.web.play.messages import unpack
 from diagd.web.play.scheduler import Scheduler
 
-PATIENCE = 10.0  # seconds; the machines of tests are slow at times
+PATIENCE = 60.0  # seconds; machines of tests are slow at times, and nobody waits for so long
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ struct Model {
 struct Step {
   int32_t batch, lanes, visible_slots, num_slots, keep;  // keep: logits of the last so many lanes
   const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
-  const uint8_t* visible;                                // (L, visible_slots); or null, and then
+  const uint8_t* visible;                                // (L, visible_slots), unless there are
   const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
   void *const *keys, *const *values;                     // a pair of buffers a layer
   float* logits;                                         // (B, keep, vocab rounded up to 32)
@@ -114,7 +114,7 @@ struct Decoder {
   void hide(int lane) const {
     float* to = hidden_slots + (ptrdiff_t)lane * seen;
     std::fill(to + s.visible_slots, to + seen, -INFINITY);
-    if (s.visible) {
+    if (!s.steps) {  // not by `visible`, which is null where there are no slots to see
       const uint8_t* visible = s.visible + (ptrdiff_t)lane * s.visible_slots;
       for (int j = 0; j < s.visible_slots; j++) to[j] = visible[j] ? 0 : -INFINITY;
       return;

@@ -16,6 +16,7 @@ from diagd.decoding.strategies.exact.statistics import BUNDLED, DraftStatistics
 from diagd.decoding.strategies.exact.verification import step_costs, verify_frames
 from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
 from diagd.decoding.stream import Stream
+from diagd.decoding.workspace import Step
 
 LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
 
@@ -114,22 +115,20 @@ class Tolerant(Strategy):
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify drafts that run ahead, and keep those within the tolerance."""
         drafts = Drafts(layout, stream.batch_size, self.num_lanes, lag=None)
-        return verify_frames(stream, layout, drafts, _KeepWithin(stream, self.tolerance))
+        return verify_frames(stream, layout, drafts, _KeepWithin(self.tolerance))
 
 
 @dataclass(frozen=True)
 class _KeepWithin:
     """The rule of `Tolerant`."""
 
-    stream: Stream
     tolerance: float
 
-    def __call__(self, logits: Tensor, lane: Lanes) -> Tensor:
-        stream = self.stream
-        low, high = stream.ranges.low, stream.ranges.high
-        scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
-        if stream.sampling.temperature > 0:
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, high = step.ranges.low, step.ranges.high
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        if step.sampling.temperature > 0:
             places = lane.frames, lane.rows, lane.columns
-            scores = scores + gumbel_noise(stream.seeds, *places, low, high)
-        drafts = stream.tokens[:, lane.outputs] - low
+            scores = scores + gumbel_noise(step.space.seeds, *places, low, high)
+        drafts = step.space.tokens[:, lane.outputs] - low
         return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))

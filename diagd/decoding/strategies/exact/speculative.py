@@ -21,6 +21,7 @@ from diagd.decoding.strategies.exact.rules import couple
 from diagd.decoding.strategies.exact.verification import verify_frames
 from diagd.decoding.strategies.strategy import Conditions, Promise, Spelled, Strategy
 from diagd.decoding.stream import Stream
+from diagd.decoding.workspace import Step
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class SpeculativeJacobi(Strategy):
     """
 
     word = "sjd"
-    steps_once = True  # what drafts were drawn from is remembered
+    remembers = True  # what drafts were drawn from is remembered
     afresh: ClassVar[bool] = True
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
@@ -68,15 +69,15 @@ class _Coupling:
     """The rule; it remembers what drafts were drawn from."""
 
     def __init__(self, stream: Stream, afresh: bool) -> None:
-        self.stream, self.afresh = stream, afresh
+        self.afresh = afresh
         shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
         self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
 
-    def __call__(self, logits: Tensor, lane: Lanes) -> Tensor:
-        stream, low = self.stream, self.stream.ranges.low
-        scores = truncated_logits(logits, stream.sampling, stream.ranges, lane.rows, lane.columns)
-        drafts = stream.tokens[:, lane.outputs] - low
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, space = step.ranges.low, step.space
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        drafts = space.tokens[:, lane.outputs] - low
         target, source = scores.softmax(-1), self.sources[:, lane.outputs]
         self.sources.index_copy_(1, lane.outputs, target)
-        drawn = couple(target, source, drafts, stream.seeds, lane, self.afresh) + low
+        drawn = couple(target, source, drafts, space.seeds, lane, self.afresh) + low
         return if_any_best(drawn, scores.amax(-1))

@@ -19,7 +19,8 @@ from diagd.decoding.plan import SCRATCH, Lanes
 from diagd.decoding.strategies.exact.costs import measure_costs
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.statistics import DraftStatistics
-from diagd.decoding.stream import DrawRule, Stream, VerifiedStep
+from diagd.decoding.stream import Stream, VerifiedStep
+from diagd.decoding.workspace import DrawRule
 
 
 def verify_frames(
@@ -57,7 +58,7 @@ def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
         _feed(stream, table, np.zeros(num_lanes, np.int64), verified, None)
 
     before = stream.num_steps, stream.num_fed, stream.fed_at.clone()
-    costs = measure_costs(stream.model, (stream.batch_size, stream.pad), dry_step, statistics)
+    costs = measure_costs(stream.model, (stream.batch_size, stream.runner), dry_step, statistics)
     stream.num_steps, stream.num_fed, fed_at = before
     stream.fed_at.copy_(fed_at)
     return costs
@@ -114,7 +115,7 @@ def _feed(
     lane = Lanes.of(lanes[:, :count])
     stream.fed_at[lane.slots] = stream.num_steps
     drafted = stream.tokens[:, lane.outputs]
-    stream.feed(lanes, end, rule)
+    stream.feed(lanes, count, end, rule)
     drawn = stream.tokens[:, lane.outputs]
     if len(verified) > 1:  # what is final in a row stays, though other rows are behind
         final = torch.as_tensor(chosen < verified[:, None]).to(drawn.device)

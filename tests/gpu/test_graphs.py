@@ -1,0 +1,215 @@
+"""`diagd/decoding/graphs.py` and `workspace.py`: what is captured when, and how long it lives."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import diagd
+from diagd.backends.prepare import prepare
+from diagd.decoding import graphs
+from diagd.decoding.plan import Lanes
+from diagd.families.checkpoints import load_model
+from tests.decoding.cases import Case
+from tests.golden import FIXTURES
+from tests.gpu.test_tokens import (
+    CASE,
+    NUM_VISUAL,
+    SAMPLINGS,
+    TOLERANT,
+    by_place,
+    decode,
+    prepare_for,
+    tiny,
+)
+from tests.models.tiny import tiny_model
+
+SAMPLED = SAMPLINGS["sampled"]
+
+
+def generate(model, strategy="k=1", sampling=SAMPLED, case=CASE, **settings):
+    return decode(model, case, strategy, sampling, "cuda-graph", "cuda", **settings)
+
+
+@pytest.fixture
+def no_collection():
+    """Only what nothing refers to is freed, at once."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(gpus):
+    written = torch.zeros(8, 1024, dtype=torch.int64, device="cuda")
+    runs = []
+
+    def step(lanes, num_slots):
+        runs.append((lanes.shape[1], num_slots))
+        written.index_copy_(1, Lanes.of(lanes).outputs, lanes)
+
+    own = graphs.Graphs(written.device, scratch=1023)
+    first = torch.arange(16, device="cuda").view(8, 2)
+    second, wide = first + 100, torch.arange(32, device="cuda").view(8, 4) + 200
+    steps = [("a", first, 1), ("a", second, 512), ("a", wide, 512), ("a", first, 513)]
+    for kind, lanes, num_slots in [*steps, ("b", second, 2), ("a", second, 2)]:
+        before = lanes.tolist()
+        written.zero_()
+        own.run(kind, step, lanes, num_slots)
+        assert lanes.tolist() == before
+        outputs = Lanes.of(lanes).outputs.tolist()
+        found = written.cpu()
+        assert found[:, outputs].tolist() == before  # of the lanes given, not of those captured
+        found[:, outputs] = 0
+        assert not found[:, :-1].any()  # warming up has written to scratch alone
+    # each graph: warmed up and captured
+    assert runs == [run for run in [(2, 512), (4, 512), (2, 1024), (2, 512)] for _ in range(2)]
+    assert len(own) == gpus.num_captures == 4
+    assert gpus.num_replays == 6
+
+
+def test_all_captures_are_on_one_stream_of_the_device_and_in_one_pool(gpus):
+    """A stream more is tens of megabytes more, which cuBLAS keeps."""
+    for device in ("cuda", "cuda:1"):
+        for max_positions in (320, 640):
+            model, runner, _ = prepare(tiny(max_positions=max_positions).to(device))
+            for strategy in ("k=1", "exact,lanes=8"):
+                decode(model, CASE, strategy, SAMPLED, runner, device)
+    assert gpus.num_captures >= 12
+    assert len(gpus.used_streams) == 4  # where the host launches, and where steps are captured
+    assert len(gpus.pools) == 4  # one for each model
+
+
+def test_old_graphs_leave_where_there_are_too_many(monkeypatch, gpus):
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    model = prepare_for(tiny(), "cuda")
+    for _ in range(2):
+        expected = decode(tiny(), CASE, "exact,lanes=8", SAMPLED).tokens
+        assert torch.equal(generate(model, "exact,lanes=8").tokens.cpu(), expected)
+
+
+@pytest.mark.parametrize("strategy", ["tolerance=1,lanes=9", TOLERANT])
+def test_capturing_leaves_no_trace(strategy, gpus):
+    """A warm-up on real lanes would be an iteration that nobody counts."""
+    greedy = SAMPLINGS["greedy"]
+    expected = decode(tiny(), CASE, strategy, greedy)
+    found = generate(prepare_for(tiny(), "cuda"), strategy, greedy)
+    assert torch.equal(found.tokens.cpu(), expected.tokens)
+    assert found.stats.num_steps == expected.stats.num_steps
+
+
+def test_the_next_stream_of_a_model_replays_what_the_last_one_captured(gpus):
+    model, plain = prepare_for(tiny(), "cuda"), tiny()
+    places = diagd.SamplingOptions(1.0, valid_range=by_place(CASE))
+    for strategy, sampling in (("k=1", SAMPLED), ("k=1", places), ("tolerance=2", SAMPLED)):
+        first = generate(model, strategy, sampling)
+        captured = gpus.num_captures
+        # ranges and rules that are equal, though not the same
+        again = diagd.SamplingOptions(sampling.temperature, valid_range=sampling.valid_range)
+        second = generate(model, strategy, again)
+        assert gpus.num_captures == captured
+        assert first.stats.capture_seconds > 0
+        assert second.stats.capture_seconds == 0
+        expected = decode(plain, CASE, strategy, sampling).tokens
+        for found in (first, second):
+            assert torch.equal(found.tokens.cpu(), expected)
+
+
+def test_seconds_leave_captures_out(monkeypatch, gpus):
+    capture = graphs.Graphs._capture
+
+    def slow(self, *arguments):
+        self.seconds += 1000
+        return capture(self, *arguments)
+
+    monkeypatch.setattr(graphs.Graphs, "_capture", slow)
+    stats = generate(prepare_for(tiny(), "cuda")).stats
+    assert 1000 * gpus.num_captures < stats.capture_seconds < 1000 * gpus.num_captures + 100
+    assert stats.seconds < -1000 * gpus.num_captures + 100
+
+
+def test_a_shorter_stream_takes_over_and_a_longer_one_does_not(gpus):
+    model = prepare_for(tiny(max_positions=1200), "cuda")
+    captured = []
+    for num_frames in (1, 3, 1, 2):
+        case = Case(num_frames, height=9, width=20, num_action_tokens=2)
+        expected = decode(tiny(max_positions=1200), case, "k=1", SAMPLED).tokens
+        assert torch.equal(generate(model, case=case).tokens.cpu(), expected)
+        captured.append(gpus.num_captures)
+    assert captured[0] < captured[1] == captured[2] == captured[3]
+
+
+def test_another_batch_or_another_text_is_no_matter(gpus):
+    name, size = FIXTURES / "cosmos_tiny_b", 32
+    model, plain = prepare_for(load_model(name), "cuda"), load_model(name)
+    case = Case(1, 3, 5, 1, 7)
+    for seed, length in ((0, 4), (1, 4), (2, 6)):
+        generator = torch.Generator().manual_seed(seed)
+        text = torch.randn(2, length, size, generator=generator) * 30
+        captured = gpus.num_captures
+        found = generate(model, case=case, text=text).tokens.cpu()
+        assert torch.equal(found, decode(plain, case, "k=1", SAMPLED, text=text).tokens)
+        assert (gpus.num_captures == captured) == (seed == 1)  # a text as long takes its place
+
+
+@pytest.mark.parametrize(
+    ("strategy", "runner"),
+    [
+        *((name, "eager") for name in ("k=1", "exact,lanes=8", "sjd")),
+        *((name, "cuda-graph") for name in ("k=1", "exact,lanes=8", "tolerance=2")),
+    ],
+)
+def test_a_dropped_engine_drops_its_cache_at_once(strategy, runner, no_collection, gpus):
+    """With graphs, the memory waits for the next stream; no second one is ever made beside it."""
+    model = tiny_model().to("cuda")
+    before = gpus.live_bytes
+    held = []
+    for taken in (3, 1, 3):  # to the end, and cut off in the middle of a frame
+        engine = diagd.DecodingEngine(
+            model, 3, 5, num_action_tokens=2, batch_size=2, sampling=SAMPLED, runner=runner
+        )
+        engine.prefill(CASE.prompt.to("cuda"))
+        actions = CASE.actions()
+        assert actions is not None
+        frames = engine.decode(strategy, actions.to("cuda"))
+        for _ in range(taken):
+            next(frames)
+        gone, cache = weakref.ref(engine), weakref.ref(engine.cache.keys[0])
+        del engine, frames
+        assert gone() is None
+        assert (cache() is None) == (runner == "eager")
+        held.append(gpus.live_bytes - before)
+    assert held[0] == held[1] == held[2]
+    assert (held[0] == 0) == (runner == "eager")
+    del model
+    assert gpus.live_bytes == 0
+
+
+def test_broken_numbers_do_not_reach_the_next_stream(gpus):
+    model = tiny_model(max_positions=320).to("cuda")
+    expected = generate(model).tokens
+    weight = model.get_parameter("model.layers.0.mlp.down_proj.weight").requires_grad_(False)
+    whole = weight.clone()
+    weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"no token can be drawn at frame 0.*from layer 1 on"):
+        generate(model)
+    weight.copy_(whole)
+    assert torch.equal(generate(model).tokens, expected)
+
+
+def test_a_session_may_change_its_sampling_and_come_back(gpus):
+    engine = diagd.DecodingEngine(
+        prepare_for(tiny(), "cuda"), 3, 5, num_action_tokens=2, batch_size=2, runner="cuda-graph"
+    )
+    engine.prefill(CASE.prompt.to("cuda"))
+    actions = CASE.actions(12)
+    assert actions is not None
+    captures = []
+    for t in range(12):
+        temperature = (0.0, 1.0)[t % 2]
+        engine.set_sampling(diagd.SamplingOptions(temperature, valid_range=(0, NUM_VISUAL)))
+        strategy = ("k=1", "raster")[t // 2 % 2]
+        list(engine.decode(strategy, actions[:, t : t + 1].to("cuda")))
+        captures.append(gpus.num_captures)
+    assert captures[4:] == captures[4:5] * 8

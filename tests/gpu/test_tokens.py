@@ -1,0 +1,250 @@
+"""On the pretended GPU, whatever decodes writes the tokens that it writes on the CPU.
+
+Strategies, samplings, families, streams and batches, with captured graphs where a strategy allows
+them; nothing waits for the device within a step.
+"""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+
+import diagd
+from diagd.backends.prepare import prepare
+from diagd.decoding.runner import RunnerName
+from diagd.decoding.strategies.strategy import Conditions
+from diagd.families.checkpoints import load_model
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.llama import llama_of
+from tests.decoding.cases import Case
+from tests.decoding.strategies.test_conformance import CASES
+from tests.golden import FIXTURES
+from tests.models.tiny import KINDS, tiny_model
+
+NUM_VISUAL = 18  # of the ids that `Case` draws
+SAMPLINGS = {
+    "greedy": diagd.SamplingOptions(valid_range=(0, NUM_VISUAL)),
+    "sampled": diagd.SamplingOptions(1.0, valid_range=(0, NUM_VISUAL)),
+    "top-k": diagd.SamplingOptions(0.8, top_k=5, valid_range=(0, NUM_VISUAL)),
+    "top-p": diagd.SamplingOptions(1.3, top_p=0.8, valid_range=(2, NUM_VISUAL)),
+    "exclusive": diagd.SamplingOptions(
+        1.3, top_p=0.7, exclusive_top_p=True, valid_range=(0, NUM_VISUAL)
+    ),
+}
+TOLERANT = "tolerance=1.5,lanes=9"  # drafts decide, so every iteration counts
+MEASURED = ("exact",)  # as many lanes as pay on the machine
+CASE = Case(num_frames=3, num_action_tokens=2)
+ALONE = dataclasses.replace(CASE, batch_size=1)
+
+
+def by_place(case: Case) -> torch.Tensor:
+    """Ranges that differ from place to place, as WHAM's do."""
+    ranges = torch.tensor([0, NUM_VISUAL]).expand(case.height, case.width, 2).clone()
+    ranges[0, 0, 0], ranges[1, 2, 1] = 1, 9
+    return ranges
+
+
+def runner_for(strategy: str, temperature: float) -> RunnerName:
+    """CUDA graphs, unless the strategy refuses them."""
+    try:
+        diagd.parse_strategy(strategy).check(Conditions(temperature, replays=True))
+    except ValueError:
+        return "eager"
+    return "cuda-graph"
+
+
+def decode(model, case, strategy, sampling, runner: RunnerName = "eager", device="cpu", text=None):
+    actions = case.actions()
+    return diagd.generate_tokens(
+        model,
+        case.prompt.to(device),
+        strategy,
+        None if actions is None else actions.to(device),
+        case.context_frames,
+        sampling=sampling,
+        seed=3,
+        grid=case.grid,
+        context=text if text is None else text.to(device),
+        runner=runner,
+    )
+
+
+def on_both(gpus, make, case, strategies, sampling, device="cuda", text=None):
+    """Decode on the CPU, eagerly, and on the GPU; return how many graphs were replayed."""
+    plain, model = make(), prepare_for(make(), device)
+    for strategy in strategies:
+        runner = runner_for(strategy, sampling.temperature)
+        expected = decode(plain, case, strategy, sampling, text=text)
+        found = decode(model, case, strategy, sampling, runner, device, text)
+        assert found.tokens.device.type == "cuda"
+        assert torch.equal(found.tokens.cpu(), expected.tokens), strategy
+        if strategy not in MEASURED:
+            assert found.stats.num_steps == expected.stats.num_steps
+            assert found.stats.num_fed == expected.stats.num_fed
+    return gpus.num_replays
+
+
+def prepare_for(model, device):
+    if isinstance(model, HuggingFaceModel):
+        return HuggingFaceModel(model.model.to(device))
+    return prepare(model.to(device))[0]
+
+
+def tiny(kind="llama", **changes):
+    """A tiny model with room for the whole case."""
+    return tiny_model(**{**KINDS[kind], "max_positions": 320, **changes})
+
+
+@pytest.mark.parametrize("strategy", CASES)
+def test_every_strategy_writes_the_tokens_of_the_cpu(strategy, gpus):
+    case = CASE if CASES[strategy].batches else ALONE
+    names = ["greedy", "sampled"] if CASES[strategy].greedy else ["sampled"]
+    for name in names:
+        on_both(gpus, tiny, case, [strategy], SAMPLINGS[name])
+    assert (gpus.num_replays > 0) == (runner_for(strategy, 1.0) == "cuda-graph")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_sampling_draws_the_tokens_of_the_cpu(sampling, gpus):
+    options = SAMPLINGS[sampling]
+    on_both(gpus, tiny, CASE, ["k=2,d=4", "tolerance=1.5,lanes=8"], options)
+    places = dataclasses.replace(options, valid_range=by_place(CASE))
+    on_both(gpus, tiny, CASE, ["k=1"], places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_runs(kind, gpus):
+    assert on_both(
+        gpus, lambda: tiny(kind), CASE, ["raster", "k=1", "exact,lanes=8"], SAMPLINGS["sampled"]
+    )
+
+
+def test_hugging_face_runs(gpus):
+    def make():
+        return HuggingFaceModel(llama_of(tiny()))
+
+    assert on_both(gpus, make, CASE, ["k=1", "exact,lanes=8"], SAMPLINGS["top-p"])
+
+
+@pytest.mark.parametrize("name", ["cosmos_tiny_a", "cosmos_tiny_b", "wham_tiny", "mineworld_tiny"])
+def test_every_family_runs(name, gpus):
+    """Released checkpoints in miniature, on grids of their own."""
+    config = load_model(FIXTURES / name).config
+    case = Case(1, 3, 5, 1, 7, config.num_action_tokens, prefix_length=config.prefix_length)
+    generator, size = torch.Generator().manual_seed(0), config.context_size
+    text = torch.randn(2, 4, size, generator=generator) * 9 if size else None
+
+    def make():
+        model = load_model(FIXTURES / name)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() > 1:
+                    weight.mul_(4)
+        return model
+
+    assert on_both(gpus, make, case, ["k=1", "exact,lanes=8"], SAMPLINGS["sampled"], text=text)
+
+
+def test_the_second_gpu_is_as_good_as_the_first(gpus):
+    on_both(gpus, tiny, CASE, ["k=1", "exact,lanes=8"], SAMPLINGS["sampled"], device="cuda:1")
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("keep_frames", [None, 1])
+def test_a_stream_goes_on_after_a_full_context(keep_frames, gpus):
+    case, decoded = Case(num_frames=6, num_action_tokens=2), []
+    for device in ("cpu", "cuda"):
+        model, runner, _ = prepare(tiny_model().to(device), "auto" if device == "cuda" else "eager")
+        engine = diagd.DecodingEngine(
+            model,
+            3,
+            5,
+            num_action_tokens=2,
+            batch_size=2,
+            keep_frames=keep_frames,
+            sampling=SAMPLINGS["sampled"],
+            runner=runner,
+        )
+        engine.prefill(case.prompt.to(device))
+        actions = case.actions()
+        assert actions is not None
+        frames = []
+        for t, strategy in enumerate(("k=1", "raster", "exact,lanes=8", "k=2", "k=1", "k=1")):
+            frames += list(engine.decode(strategy, actions[:, t : t + 1].to(device)))
+        assert engine.num_dropped_frames >= 4
+        decoded.append(torch.stack(frames, 1).cpu())
+    assert torch.equal(*decoded)
+
+
+def test_a_batch_is_its_rows_one_by_one(gpus):
+    model = prepare_for(tiny(), "cuda")
+    together = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda-graph", "cuda").tokens
+    actions = CASE.actions()
+    assert actions is not None
+    for row in range(CASE.batch_size):
+        alone = diagd.generate_tokens(
+            model,
+            CASE.prompt[row : row + 1].to("cuda"),
+            "k=1",
+            actions[row : row + 1].to("cuda"),
+            sampling=SAMPLINGS["sampled"],
+            seed=3 + row,
+            grid=CASE.grid,
+            runner="cuda-graph",
+        ).tokens
+        assert torch.equal(together[row : row + 1].cpu(), alone.cpu())
+
+
+@pytest.mark.parametrize("strategy", ["raster", "k=1", "k=2,d=4"])
+def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
+    """A step that is replayed is lanes copied and one launch."""
+    model = prepare_for(tiny(), "cuda")
+    steps = Counter()
+
+    def watched(run):
+        def step(lanes, num_slots):
+            before = gpus.waits.total(), gpus.num_captures, gpus.num_kernels
+            run(lanes, num_slots)
+            captured = gpus.num_captures > before[1]
+            steps["captured" if captured else "replayed"] += 1
+            if not captured:
+                assert (gpus.waits.total(), gpus.num_kernels - 1) == (before[0], before[2])
+
+        return step
+
+    engine = diagd.DecodingEngine(
+        model, 3, 5, num_action_tokens=2, batch_size=2, runner="cuda-graph", around_step=watched
+    )
+    engine.prefill(CASE.prompt.to("cuda"))
+    actions = CASE.actions()
+    assert actions is not None
+    waits = gpus.waits.total()
+    list(engine.decode(strategy, actions.to("cuda")))
+    waits = gpus.waits.total() - waits - steps["captured"]
+    assert steps["replayed"] > 3 * steps["captured"]
+    assert waits <= 12
+
+
+def test_a_prompt_is_read_in_few_pieces(gpus):
+    """Pieces of a CPU's size would be thousands of launches, for some families in every frame."""
+    case = dataclasses.replace(ALONE, num_frames=4, prefix_length=300)
+    pieces = Counter()
+    for device in ("cpu", "cuda"):
+        model = prepare_for(tiny(max_positions=350), device)
+        forward = model.forward
+
+        def watched(*arguments, forward=forward, device=device, **settings):
+            pieces[device] += settings.get("logits_to_keep", 0) == 1
+            return forward(*arguments, **settings)
+
+        model.forward = watched
+        engine = diagd.DecodingEngine(
+            model, 3, 5, num_action_tokens=2, max_slots=350, keep_frames=1
+        )
+        engine.prefill(case.prompt.to(device))
+        actions = case.actions()
+        assert actions is not None
+        assert len(list(engine.decode("k=1", actions.to(device)))) == 4
+        assert engine.num_dropped_frames == 2
+    assert pieces == {"cpu": 2 * 2, "cuda": 1 * 2}  # the prompt, and once more when it is full
