@@ -124,6 +124,7 @@ struct Output {
   const float *bias, *scale;
   bool add;
   bool plain() const { return !bias && !scale && !add; }
+  Output from(int row) const { return {to + row * stride, stride, bias, scale, add}; }
 };
 
 INLINE void finish(const Output& out, int row, int column, Floats value) {
@@ -212,18 +213,34 @@ INLINE void in_chunks(int rows, F f) {
   }
 }
 
+// Rows of K activations, as products with a Matrix<T> take them. What is made for that belongs to the
+// thread and the type: there is one at a time.
+template <class T>
+struct Input {
+  const float* x;
+  ptrdiff_t stride;
+  int rows;
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {}
+};
+
 // The columns of blocks [from, to) of x W for all rows; weights outermost, so read once.
 template <class T>
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<T>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-  const int group = rows == 1 ? to - from : 4;
+static void multiply_floats(const Input<T>& in, const Matrix<T>& w, int from, int to,
+                            const Output& out) {
+  const int group = in.rows == 1 ? to - from : 4;
   for (int b = from; b < to; b += group)
-    in_chunks(rows, [&](int first, int count) {
+    in_chunks(in.rows, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
-        tiles<constant.value>(x + first * x_stride, x_stride, w, b, std::min(b + group, to),
-                              Output{out + first * out_stride, out_stride, w.bias, w.scale, add});
+        tiles<constant.value>(in.x + first * in.stride, in.stride, w, b, std::min(b + group, to),
+                              out.from(first));
       });
     });
+}
+
+template <class T>
+static void multiply(const Input<T>& in, const Matrix<T>& w, int from, int to, float* out,
+                     ptrdiff_t out_stride, bool add) {
+  multiply_floats(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 
 #if defined(__AMX_BF16__)
@@ -324,7 +341,7 @@ static void multiply_units(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
     for (int first = 0; first < rows; first += 32) {
       const int count = std::min(32, rows - first);
       const bf16* part = x + first * x_stride;
-      const Output output{out.to + first * out.stride, out.stride, out.bias, out.scale, out.add};
+      const Output output = out.from(first);
       if (count <= 16)
         multiply_16(part, x_stride, count, tile_rows, w, b, b + 1 < to, output);
       else
@@ -333,22 +350,35 @@ static void multiply_units(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
     }
   _tile_release();
 }
-#endif
 
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-#if defined(__AMX_BF16__)
-  if (matrix_units()) {
-    static thread_local std::vector<bf16> rounded;
-    const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
-    const size_t needed = ceil_to(rows, 16) * stride;
-    if (rounded.size() < needed) rounded.resize(needed);
+template <>
+struct Input<Pair> {
+  const float* x;
+  ptrdiff_t stride;
+  int rows;
+  bf16* rounded = nullptr;
+  ptrdiff_t rounded_stride = 0;
+
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {
+    if (!matrix_units()) return;
+    static thread_local std::vector<bf16> memory;
+    rounded_stride = K + BLOCK;  // see `apart` in decoder.cpp
+    const size_t needed = ceil_to(rows, 16) * rounded_stride;
+    if (memory.size() < needed) memory.resize(needed);
+    rounded = memory.data();
     for (int row = 0; row < rows; row++)
-      for (int k = 0; k < w.K; k += WIDTH)
-        round_to(rounded.data() + row * stride + k, load(x + row * x_stride + k));
-    const Output output{out, out_stride, w.bias, w.scale, add};
-    return multiply_units(rounded.data(), stride, rows, w, from, to, output);
+      for (int k = 0; k < K; k += WIDTH)
+        round_to(rounded + row * rounded_stride + k, load(x + row * stride + k));
   }
-#endif
-  multiply<Pair>(x, x_stride, rows, w, from, to, out, out_stride, add);
+};
+
+template <>
+void multiply(const Input<Pair>& in, const Matrix<Pair>& w, int from, int to, float* out,
+              ptrdiff_t out_stride, bool add) {
+  const Output output{out, out_stride, w.bias, w.scale, add};
+  if (in.rounded)
+    multiply_units(in.rounded, in.rounded_stride, in.rows, w, from, to, output);
+  else
+    multiply_floats(in, w, from, to, output);
 }
+#endif

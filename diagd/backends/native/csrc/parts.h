@@ -19,28 +19,33 @@ constexpr int GROUP = 16, TURN = 64;  // rows and values of k at a time
 
 // Rows of activations in groups: the first parts of a group, then its second ones, and so on.
 template <int PARTS>
-struct Rows {
-  std::vector<int8_t> parts;
-  std::vector<float> scales;
-  ptrdiff_t stride = 0;
+struct Parts {
+  int rows;
+  ptrdiff_t stride;
+  int8_t* numbers;
+  float* scales;
 
-  const int8_t* of(int first) const { return parts.data() + PARTS * first * stride; }
-
-  void split(const float* x, ptrdiff_t x_stride, int rows, int K) {
-    stride = ceil_to(K, TURN) + TURN;  // rows a power of two apart would evict each other
+  Parts(const float* x, ptrdiff_t x_stride, int rows, int K)
+      : rows(rows), stride(ceil_to(K, TURN) + TURN) {  // rows a power of two apart evict each other
+    static thread_local std::vector<int8_t> memory;
+    static thread_local std::vector<float> more;
     const size_t needed = PARTS * ceil_to(rows, GROUP) * stride;
-    if (parts.size() < needed) parts.resize(needed);
-    if (scales.size() < (size_t)rows) scales.resize(rows);
+    if (memory.size() < needed) memory.resize(needed);
+    if (more.size() < (size_t)rows) more.resize(rows);
+    numbers = memory.data();
+    scales = more.data();
     for (int row = 0; row < rows; row++)
-      scales[row] = split_row(x + row * x_stride, K,
-                              parts.data() + (PARTS * (row / GROUP) * GROUP + row % GROUP) * stride);
+      scales[row] = split(x + row * x_stride, K,
+                          numbers + (PARTS * (row / GROUP) * GROUP + row % GROUP) * stride);
   }
+
+  const int8_t* group(int first) const { return numbers + PARTS * first * stride; }
 
  private:
   static constexpr float HIGHEST = 127 << 8 * (PARTS - 1);  // of four parts: below 2^31
 
   // Returns what the last part counts; where a number is not finite, that is NaN.
-  float split_row(const float* x, int K, int8_t* to) const {
+  float split(const float* x, int K, int8_t* to) const {
     Floats largest = {}, odd = {};
     for (int k = 0; k < K; k += WIDTH) {
       const Floats value = load(x + k), size = (Floats)((Ints)value & 0x7fffffff);
@@ -189,21 +194,19 @@ static void multiply_vectors(const int8_t* x, ptrdiff_t stride, int count, const
 }
 
 template <int ORDERS, int COLUMNS, class T>
-static void multiply_parts(const float* x, ptrdiff_t x_stride, int rows, const Matrix<T>& w,
-                           int from, int to, const Output& out) {
-  static thread_local Rows<ORDERS> parts;
-  parts.split(x, x_stride, rows, w.K);
-  const bool tiles = begin_tiles(rows, std::is_same_v<T, Fixed> ? 7 : 6);
+static void multiply_parts(const Parts<ORDERS>& in, const Matrix<T>& w, int from, int to,
+                           const Output& out) {
+  const bool tiles = begin_tiles(in.rows, std::is_same_v<T, Fixed> ? 7 : 6);
   alignas(64) Sums<ORDERS, COLUMNS> sums;
   for (int column = from * BLOCK; column < to * BLOCK; column += COLUMNS)
-    for (int first = 0; first < rows; first += GROUP) {
-      const int count = std::min(GROUP, rows - first);
+    for (int first = 0; first < in.rows; first += GROUP) {
+      const int count = std::min(GROUP, in.rows - first);
       if constexpr (std::is_same_v<T, Fixed>)
-        multiply_tiles(parts.of(first), parts.stride, w, column, sums);
+        multiply_tiles(in.group(first), in.stride, w, column, sums);
       else if (tiles)
-        multiply_tiles(parts.of(first), parts.stride, w, column, sums);
+        multiply_tiles(in.group(first), in.stride, w, column, sums);
       else
-        multiply_vectors(parts.of(first), parts.stride, count, w, column, sums);
+        multiply_vectors(in.group(first), in.stride, count, w, column, sums);
       for (int row = 0; row < count; row++)
         for (int at = 0; at < COLUMNS; at += WIDTH) {
           Floats total = {};
@@ -211,25 +214,33 @@ static void multiply_parts(const float* x, ptrdiff_t x_stride, int rows, const M
             const Ints exact = *(const Ints*)(sums[order][row] + at);
             total = total * 256.0f + __builtin_convertvector(exact, Floats);
           }
-          finish(out, first + row, column + at, total * parts.scales[first + row]);
+          finish(out, first + row, column + at, total * in.scales[first + row]);
         }
     }
   if (tiles) end_tiles();
 }
-#endif
 
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Quad>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-#if defined(__AVX512VNNI__)
-  multiply_parts<2, 32>(x, x_stride, rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
-#else
-  multiply<Quad>(x, x_stride, rows, w, from, to, out, out_stride, add);
-#endif
+template <>
+struct Input<Quad> : Parts<2> {
+  using Parts::Parts;
+};
+
+template <>
+void multiply(const Input<Quad>& in, const Matrix<Quad>& w, int from, int to, float* out,
+              ptrdiff_t out_stride, bool add) {
+  multiply_parts<2, 32>(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
+#endif
 
 #if defined(__AMX_INT8__)
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Fixed>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-  multiply_parts<4, 16>(x, x_stride, rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
+template <>
+struct Input<Fixed> : Parts<4> {
+  using Parts::Parts;
+};
+
+template <>
+void multiply(const Input<Fixed>& in, const Matrix<Fixed>& w, int from, int to, float* out,
+              ptrdiff_t out_stride, bool add) {
+  multiply_parts<4, 16>(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 #endif
