@@ -120,7 +120,7 @@ static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Fixed
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int k = 0; k < w.stored; k += TURN, p += 3 * TILE) {
+  for (int k = 0; k < w.stored; k += TURN, p += 3 * TILE) {  // prefetching would slow it down
     _tile_loadd(4, x + k, stride);
     _tile_loadd(5, x + GROUP * stride + k, stride);
     _tile_loadd(6, x + 2 * GROUP * stride + k, stride);
@@ -137,7 +137,6 @@ static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Fixed
     _tile_dpbssd(2, 6, 7);
     _tile_loadd(4, x + 3 * GROUP * stride + k, stride);
     _tile_dpbssd(3, 4, 7);
-    prefetch_lines(p + 6 * TILE, 48);  // of the next turn but one
   }
   _tile_stored(0, sums[0], ROW);
   _tile_stored(1, sums[1], ROW);
