@@ -30,13 +30,13 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.sampling import sample
 from diagd.evaluation.named_clips import Clip, choose_clips, read_clip
-from diagd.evaluation.protocol import seed_of
 from diagd.evaluation.results import pack, unpack
 from diagd.files import append_line, read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.latents import frame_features
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompts import seed_of
 from diagd.provenance import provenance
 from diagd.training.mixture import Mixture
 

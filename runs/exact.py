@@ -31,10 +31,10 @@ from diagd.decoding.strategies.exact.verification import step_costs
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.named_clips import choose_clips, read_clip
-from diagd.evaluation.protocol import seed_of
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompts import seed_of
 from diagd.provenance import cpu_name
 
 SHOWN = "exact"  # the strategy in the picture

@@ -42,7 +42,8 @@ class TrainOptions(MixtureOptions):
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
     learning_rate: float = 3e-3  # peak; decays along a cosine to a tenth. 3e-4 for mc-ar-42m and up
     optimizer: OptimizerName = "muon"  # or adamw; muon is for the blocks' matrices
-    strategies: tuple[str, ...] = ("raster",)  # one is drawn for each step: raster k=1:2 k=1,d=14
+    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
+    strategies: tuple[str, ...] = ("raster", "k=1")
     context_frames: int = 0  # frames at the start, in raster order, that are not learnt
 
     def __post_init__(self) -> None:

@@ -38,7 +38,7 @@ def page(browser):
     """Yield a page in a window of its own; errors on its console fail the test."""
     context = browser.new_context(viewport={"width": 390, "height": 780})
     opened = context.new_page()
-    opened.set_default_timeout(10_000)
+    opened.set_default_timeout(60_000)  # the machine may be busy
     complaints, foreign = [], []
     opened.on("console", lambda said: complaints.append(said.text))
     opened.on("pageerror", lambda error: complaints.append(str(error)))
