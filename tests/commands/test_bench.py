@@ -1,6 +1,5 @@
 import pytest
 
-from diagd.backends.native.compiler import load_library
 from diagd.benchmark import ceilings
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
@@ -169,8 +168,7 @@ def test_bytes_and_flops_are_counted_from_the_shapes(bench):
     # a step reads what stands up to its last lane; the first feeds a true token and the actions
     slots = [prompt + actions + cell for cell in range(cells)]
     lanes = [1 + actions] + [1] * (cells - 1)
-    of_a_weight = 3 if load_library().takes_fixed() else 4  # csrc/parts.h
-    megabytes = (of_a_weight * weights * cells + 4 * 2 * 2 * 2 * 8 * sum(slots)) / cells / 1e6
+    megabytes = (weights * cells + 2 * 2 * 2 * 8 * sum(slots)) * 4 / cells / 1e6
     assert row["megabytes_per_step"] == pytest.approx(megabytes)
     pairs = sum(a * b for a, b in zip(lanes, slots, strict=True))
     megaflops = (2 * weights * sum(lanes) + 4 * 2 * 4 * 8 * pairs) / cells / 1e6

@@ -59,9 +59,8 @@ class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
     Activations are float32 whatever the weights are. int8 weights have one scale for each output
-    (the largest magnitude becomes 127), a bfloat16 cache, and are for speed at some loss. Where the
-    processor has matrix units for bytes, products with float32 weights are of whole numbers of 24
-    bits, as exact as float32 (`csrc/parts.h`).
+    (the largest magnitude becomes 127) and a bfloat16 cache, and are for speed at some loss; they
+    are multiplied as they are where the processor has VNNI or AMX (`csrc/int8.h`).
 
     Attributes:
         seconds: None, or a (3,) float64 tensor of whoever times the kernels: every step adds to it
@@ -95,12 +94,11 @@ class NativeModel(CausalModel):
         self.config, self.weights = model.config, weights
         self._library = library or load_library()
         check_records(self._library)
-        fixed = weights == "float32" and bool(self._library.takes_fixed())
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
-        self._decode = getattr(self._library, f"decode_{'fixed' if fixed else suffix}")
+        self._decode = getattr(self._library, f"decode_{suffix}")
         self.seconds: Tensor | None = None
         self.max_threads = usable_cores()
-        self._laid_out = NativeWeights(model, weights, use_up, fixed)
+        self._laid_out = NativeWeights(model, weights, use_up)
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property

@@ -19,7 +19,6 @@ class NativeWeights:
     """Copies of a model's weights in blocks, and the record that points to them.
 
     Args:
-        fixed: keep float32 matrices as whole numbers of 24 bits, in three parts (csrc/parts.h).
         use_up: empty each layer of the model once it is copied, so that both never are whole.
 
     Attributes:
@@ -28,12 +27,10 @@ class NativeWeights:
         cache_dtype: of embeddings, keys and values.
     """
 
-    def __init__(
-        self, model: Transformer, weights: NativeDType, use_up: bool = False, fixed: bool = False
-    ) -> None:
-        self.config, self.weights, self.use_up, self.fixed = model.config, weights, use_up, fixed
+    def __init__(self, model: Transformer, weights: NativeDType, use_up: bool = False) -> None:
+        self.config, self.weights, self.use_up = model.config, weights, use_up
         self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
-        self.weight_bytes = 3 if fixed else 4 // PACKED[weights]
+        self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self.record = self._describe(model)
 
@@ -113,15 +110,12 @@ class NativeWeights:
 
         Of narrower types, `PACKED` weights of an output stand together: (N / 32, K / 2, 32, 2).
         """
-        packed = 4 if self.fixed else PACKED[self.weights]
+        packed = PACKED[self.weights]
         weight = _pad(_pad(weight.detach().float(), 0), 1, max(BLOCK, 16 * packed))
         scale = None
-        if self.fixed:
-            weight, scale = _rounded(weight, 127 << 16)
-            return self._keep(_tiles(weight)), self._keep(scale * 2**16)  # of the first part
         if self.weights == "int8":
-            weight, scale = _rounded(weight, 127)
-            scale = self._keep(scale)
+            steps = weight.abs().amax(1).clamp(min=1e-12) / 127
+            weight, scale = (weight / steps[:, None]).round(), self._keep(steps)
         dtype = torch.int8 if self.weights == "int8" else self.cache_dtype
         blocks = weight.to(dtype).unflatten(0, (-1, BLOCK)).unflatten(2, (-1, packed))
         return self._keep(blocks.transpose(1, 2)), scale
@@ -136,25 +130,6 @@ class NativeWeights:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor := tensor.contiguous())
         return tensor.data_ptr()
-
-
-def _rounded(weight: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-    """Write each row as whole numbers of at most `highest`, times a scale: (N, K), (N,) floats."""
-    scale = weight.abs().amax(1).clamp(min=1e-12) / highest
-    return (weight / scale[:, None]).round(), scale
-
-
-def _tiles(weight: Tensor) -> Tensor:
-    """Lay (N, K) whole numbers of 24 bits out as (N / 16, K / 64, 3 parts, 16, 16, 4) int8."""
-    parts = list[Tensor]()
-    rest = weight.int()
-    for _ in range(2):
-        above = (rest + 128) >> 8
-        parts.insert(0, (rest - (above << 8)).to(torch.int8))
-        rest = above
-    parts.insert(0, rest.to(torch.int8))
-    tiles = torch.stack(parts).unflatten(1, (-1, 16)).unflatten(3, (-1, 16, 4))
-    return tiles.permute(1, 3, 0, 4, 2, 5)  # of (3, N / 16, 16, K / 64, 16, 4)
 
 
 def whole_blocks(size: int, block: int = BLOCK) -> int:

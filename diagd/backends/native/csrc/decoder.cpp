@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "parts.h"
+#include "int8.h"
 #include "team.h"
 
 extern "C" {
@@ -390,15 +390,6 @@ int decode(const Model& m, const Step& s) {
 
 }  // namespace
 
-// Whether float32 weights are to come as numbers in parts (parts.h), for decode_fixed.
-extern "C" int takes_fixed() {
-#if defined(__AMX_INT8__)
-  return matrix_units();
-#else
-  return 0;
-#endif
-}
-
 // Reads numbers as fast as this machine can: the ceiling that a one-lane step is measured against.
 extern "C" float stream(const float* numbers, int64_t count, int threads) {
   std::atomic<float> total{0};
@@ -416,9 +407,6 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
 }
 
 // Each returns 0, or 1 without having done anything where an index is out of range.
-#if defined(__AMX_INT8__)
-extern "C" int decode_fixed(const Model* m, const Step* s) { return decode<Fixed, float>(*m, *s); }
-#endif
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
 extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
 extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad, bf16>(*m, *s); }
