@@ -1,11 +1,13 @@
-"""Measure what bfloat16 and int8 weights cost: teacher-forced loss of the bundled model.
+"""Measure what rounding costs: teacher-forced loss and logits of the bundled model by weights.
 
 python runs/precision.py --tokens work/doom/tokens/heldout --out docs/results
 """
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 import tyro
@@ -14,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.backends.native.model import NativeModel
+from diagd.backends.native.weights import NativeDType
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json
 from diagd.tokenizers.shards import read_shards
 from diagd.training.sequences import draw_batch
 
@@ -33,27 +37,34 @@ class Options:
 
 @torch.inference_mode()
 def main(options: Options) -> None:
-    """Write precision.json: nats a visual token, and how often the likeliest token changes."""
+    """Write precision.json: nats a visual token, changed likeliest tokens, errors of the logits."""
     model, clips = load_model(options.model), read_shards(options.tokens)
     tokens = draw_batch(clips, FRAMES, options.windows, seed=0)
     codes = clips.codebook_size
+    targets = tokens[:, 1:]
+    visual = targets < codes
+    natives = {weights: NativeModel(model, weights) for weights in get_args(NativeDType)}
+    plain = copy.deepcopy(model)
+    exact = model.double()
     report: dict[str, dict[str, float]] = {}
-    likeliest: Tensor | None = None
-    for weights in track(("float32", "bfloat16", "int8"), description="loss"):
-        native = NativeModel(model, weights)
-        logits = torch.cat([causal(native, window[None]) for window in tokens])[..., :codes]
-        targets = tokens[:, 1:]
-        visual = targets < codes
-        best = logits.argmax(-1)[visual]
-        likeliest = best if likeliest is None else likeliest
-        report[weights] = {
-            "loss": functional.cross_entropy(logits[visual], targets[visual]).item(),
-            "likeliest_token_unchanged": (best == likeliest).float().mean().item(),
+    truth: Tensor | None = None
+    for name in track(("float64", "pytorch float32", *natives), description="loss"):
+        if name in natives:
+            parts = [causal(natives[name], window[None]) for window in tokens]
+        else:
+            dense = exact if name == "float64" else plain
+            parts = [dense.logits(window[None])[:, :-1] for window in tokens]
+        logits = torch.cat(parts)[visual][..., :codes].double()
+        truth = logits if truth is None else truth
+        report[name] = {
+            "loss": functional.cross_entropy(logits, targets[visual]).item(),
+            "likeliest_token_unchanged": (logits.argmax(-1) == truth.argmax(-1))
+            .double()
+            .mean()
+            .item(),
+            "logits_error": ((logits - truth).square().mean().sqrt() / truth.std()).item(),
         }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "precision.json").write_text(
-        json.dumps(report, indent=1) + "\n", encoding="utf-8"
-    )
+    write_json(options.out / "precision.json", report, indent=1)
     print(json.dumps(report, indent=1))
 
 

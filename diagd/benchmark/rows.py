@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.disturbance import is_disturbed
@@ -25,7 +26,7 @@ from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
 
 HUGGING_FACE = "hugging face"
-BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "float16": (2, 2), "int8": (1, 2)}  # weight, cache
+CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Row:
     name: str
     run: Callable[[], Run]
     stopwatch: Stopwatch | None = None
+    weight_bytes: int = 0  # of each weight, as the backend keeps it
     first: Run | None = None  # to warm up
     seconds: list[float] = field(default_factory=list)
     steps: list[StepTimes] = field(default_factory=list)
@@ -95,10 +97,15 @@ def engine_rows(
         context=inputs.text,
         around_step=stopwatch.around_step,
     )
-    return [
-        Row(dtype, backend, one.name, _engine_run(engine, one, grid, inputs, stopwatch), stopwatch)
-        for one in strategies
-    ]
+    if isinstance(prepared, NativeModel):
+        weight_bytes = prepared.weight_bytes
+    else:
+        weight_bytes = getattr(torch, dtype).itemsize
+    rows = list[Row]()
+    for one in strategies:
+        run = _engine_run(engine, one, grid, inputs, stopwatch)
+        rows.append(Row(dtype, backend, one.name, run, stopwatch, weight_bytes))
+    return rows
 
 
 def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: Inputs) -> Row:
@@ -216,11 +223,11 @@ def report_rows(
 
 def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]:
     """Say how close the steps came to the machine's ceilings, and where their time went."""
-    weight_bytes, cache_bytes = BYTES[row.dtype]
+    sizes = row.weight_bytes, CACHE_BYTES[row.dtype]
     times = row.steps
     total = sum(sum(run.seconds) for run in times)
     count = sum(len(run.seconds) for run in times)
-    read = sum(bytes_read(config, run, weight_bytes, cache_bytes) for run in times)
+    read = sum(bytes_read(config, run, *sizes) for run in times)
     done = sum(flops(config, run) for run in times)
     parts = {part: sum(run.parts[part] for run in times) for part in times[0].parts}
     return {

@@ -59,7 +59,8 @@ class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
     Activations are float32 whatever the weights are. int8 weights have one scale for each output
-    (the largest magnitude becomes 127), a bfloat16 cache, and are for speed at some loss.
+    (the largest magnitude becomes 127) and a bfloat16 cache, and are for speed at some loss; they
+    are multiplied as they are where the processor has VNNI or AMX (`csrc/int8.h`).
 
     Attributes:
         seconds: None, or a (3,) float64 tensor of whoever times the kernels: every step adds to it
@@ -124,6 +125,11 @@ class NativeModel(CausalModel):
     def relative_positions(self) -> bool:
         """Whether positions are told by rotation alone."""
         return self.config.position != "learned"
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a weight takes in memory, and in what a step reads."""
+        return self._laid_out.weight_bytes
 
     @property
     def _num_threads(self) -> int:

@@ -12,6 +12,7 @@ from diagd.models.transformer import Transformer
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
 BLOCK = 32  # columns of a block of weights, as in csrc/kernels.h
+PACKED: dict[NativeDType, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
 
 
 class NativeWeights:
@@ -22,12 +23,14 @@ class NativeWeights:
 
     Attributes:
         record: what the C++ side takes; valid as long as this object lives.
+        weight_bytes: what a weight of a matrix takes.
         cache_dtype: of embeddings, keys and values.
     """
 
     def __init__(self, model: Transformer, weights: NativeDType, use_up: bool = False) -> None:
         self.config, self.weights, self.use_up = model.config, weights, use_up
         self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self.record = self._describe(model)
 
@@ -103,19 +106,19 @@ class NativeWeights:
         )
 
     def _matrix(self, weight: Tensor) -> tuple[int, int | None]:
-        """Keep an (N, K) weight as (N / 32, K, 32): blocks of 32 outputs, padded with zeros."""
-        weight = _pad(_pad(weight.detach().float(), 0), 1)
+        """Keep an (N, K) weight in blocks of 32 outputs, padded with zeros: (N / 32, K, 32).
+
+        Of narrower types, `PACKED` weights of an output stand together: (N / 32, K / 2, 32, 2).
+        """
+        packed = PACKED[self.weights]
+        weight = _pad(_pad(weight.detach().float(), 0), 1, max(BLOCK, 16 * packed))
         scale = None
         if self.weights == "int8":
             steps = weight.abs().amax(1).clamp(min=1e-12) / 127
             weight, scale = (weight / steps[:, None]).round(), self._keep(steps)
         dtype = torch.int8 if self.weights == "int8" else self.cache_dtype
-        blocks = weight.to(dtype).unflatten(0, (-1, BLOCK))  # (N / 32, 32, K)
-        if self.weights == "bfloat16":
-            blocks = blocks.unflatten(2, (-1, 2)).transpose(1, 2)  # (N / 32, K / 2, 32, 2)
-        else:
-            blocks = blocks.transpose(1, 2)
-        return self._keep(blocks), scale
+        blocks = weight.to(dtype).unflatten(0, (-1, BLOCK)).unflatten(2, (-1, packed))
+        return self._keep(blocks.transpose(1, 2)), scale
 
     def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
         """Keep a float32 copy (padded to whole blocks); returns its address."""
@@ -129,14 +132,14 @@ class NativeWeights:
         return tensor.data_ptr()
 
 
-def whole_blocks(size: int) -> int:
+def whole_blocks(size: int, block: int = BLOCK) -> int:
     """Round a size up to whole blocks."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // block) * block
 
 
-def _pad(tensor: Tensor, dim: int) -> Tensor:
+def _pad(tensor: Tensor, dim: int, block: int = BLOCK) -> Tensor:
     """Append zeros up to a whole number of blocks."""
-    missing = whole_blocks(tensor.shape[dim]) - tensor.shape[dim]
+    missing = whole_blocks(tensor.shape[dim], block) - tensor.shape[dim]
     shape = list(tensor.shape)
     shape[dim] = missing
     return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)

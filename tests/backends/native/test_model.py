@@ -28,6 +28,20 @@ def test_sizes_that_fill_no_block_are_padded(changes):
     torch.testing.assert_close(fed, model.logits(tokens), atol=5e-6, rtol=0)
 
 
+@torch.no_grad()
+def test_float32_stays_exact_where_the_largest_activation_matters_least():
+    model, tokens = tiny_model(num_layers=3), random_tokens(1, 50)
+    for block in model.model.blocks:
+        heads, mlp = block.self_attn, block.mlp
+        for norm in (block.input_layernorm, block.post_attention_layernorm):
+            norm.weight[3] = 3000.0
+        for linear in (heads.q_proj, heads.k_proj, heads.v_proj, mlp.gate_proj, mlp.up_proj):
+            linear.weight[:, 3] = 0
+    fed = feed(NativeModel(model), tokens, torch.arange(50) // 3)
+    exact = model.double().logits(tokens)
+    assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
+
+
 def test_a_lane_that_sees_nothing_poisons_nobody():
     native, tokens = NativeModel(tiny_model()), random_tokens(1, 2)
     cache, slots = native.make_cache(1, 4), torch.arange(2)

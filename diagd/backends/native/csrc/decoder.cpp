@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.h"
+#include "int8.h"
 #include "team.h"
 
 extern "C" {
@@ -106,8 +106,8 @@ struct Decoder {
   void multiply_share(int thread, int threads, const float* in, int stride, const Matrix<W>& w,
                       int columns, float* out, int out_stride, bool add) const {
     const int blocks = ceil_to(columns, BLOCK) / BLOCK;
-    multiply(in, stride, rows, w, blocks * thread / threads, blocks * (thread + 1) / threads, out,
-             out_stride, add);
+    multiply(Input<W>(in, stride, rows, w.K), w, blocks * thread / threads,
+             blocks * (thread + 1) / threads, out, out_stride, add);
   }
 
   // 0 where a lane sees a slot, else minus infinity (decoding/visibility.py).
@@ -208,7 +208,8 @@ struct Decoder {
         return multiply_units((const bf16*)weights, 2 * score_stride, count, values, 0,
                               head / BLOCK, Output{result, head, nullptr, nullptr, false});
 #endif
-    multiply(weights, score_stride, count, values, 0, head / BLOCK, result, head, false);
+    multiply(Input<Cached>(weights, score_stride, count, values.K), values, 0, head / BLOCK, result,
+             head, false);
   }
 
   // Softmax attention of some queries to one head of the cache. Queries of all lanes and heads that
@@ -222,7 +223,8 @@ struct Decoder {
     for (int r = 0; r < count; r++)
       std::memcpy(queries + r * head, projected + place(b, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
-    multiply(queries, head, count, keys, 0, seen / BLOCK, scores, score_stride, false);
+    multiply(Input<Cached>(queries, head, count, head), keys, 0, seen / BLOCK, scores, score_stride,
+             false);
     float inverse[ATTENDING];
     for (int r = 0; r < count; r++) {
       const float* hide = hidden_slots + (ptrdiff_t)((first + r) / group) * seen;
@@ -324,10 +326,10 @@ struct Decoder {
       const int blocks = inner / BLOCK;
       const int from = blocks * thread / threads, to = blocks * (thread + 1) / threads;
       const Matrix<W> gate_up = matrix(w.gate_up, hidden, w.gate_up_bias, w.gate_up_scale);
-      multiply(normed, x_stride, rows, gate_up, from, to, middle, middle_stride, false);
+      const Input<W> both(normed, x_stride, rows, hidden);
+      multiply(both, gate_up, from, to, middle, middle_stride, false);
       if (m.gated)
-        multiply(normed, x_stride, rows, gate_up, from + blocks, to + blocks, middle,
-                 middle_stride, false);
+        multiply(both, gate_up, from + blocks, to + blocks, middle, middle_stride, false);
       activate(from * BLOCK, to * BLOCK);
       barrier.wait(threads);
       multiply_share(thread, threads, middle, middle_stride,
@@ -341,9 +343,10 @@ struct Decoder {
       for (int r = 0; r < s.keep; r++)
         norm(m, x + (ptrdiff_t)(first + r) * x_stride, normed + (ptrdiff_t)r * x_stride, m.hidden,
              m.norm, m.norm_bias, m.rms);
-      multiply(normed, x_stride, s.keep, matrix(m.head, hidden, nullptr, m.head_scale),
-               blocks * thread / threads, blocks * (thread + 1) / threads,
-               s.logits + (ptrdiff_t)b * s.keep * vocab, vocab, false);
+      multiply(Input<W>(normed, x_stride, s.keep, hidden),
+               matrix(m.head, hidden, nullptr, m.head_scale), blocks * thread / threads,
+               blocks * (thread + 1) / threads, s.logits + (ptrdiff_t)b * s.keep * vocab, vocab,
+               false);
     }
     lap(LINEARS);
   }
@@ -406,4 +409,4 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
 // Each returns 0, or 1 without having done anything where an index is out of range.
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
 extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
-extern "C" int decode_int8(const Model* m, const Step* s) { return decode<int8_t, bf16>(*m, *s); }
+extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad, bf16>(*m, *s); }

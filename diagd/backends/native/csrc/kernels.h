@@ -23,10 +23,13 @@
 typedef float Floats __attribute__((vector_size(64), aligned(4)));  // 16 numbers, any address
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Shorts __attribute__((vector_size(32), aligned(2)));
-typedef int8_t Bytes __attribute__((vector_size(16), aligned(1)));
 typedef uint16_t bf16;
-struct Pair {  // two bfloat16 weights of one column, for k and k + 1: what the matrix units take
-  bf16 even, odd;
+// Weights of one column for successive k: what the matrix units take.
+struct Pair {
+  bf16 at[2];
+};
+struct Quad {
+  int8_t at[4];
 };
 
 constexpr int WIDTH = 16, BLOCK = 32, PREFETCH = 64;  // columns, columns, values of k
@@ -45,16 +48,25 @@ INLINE Floats load(const float* p) { return *(const Floats*)p; }
 INLINE Floats load(const bf16* p) {
   return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 }
-INLINE Floats load(const int8_t* p) {
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
 #else
 INLINE Floats load(const bf16* p) {
   return (Floats)(__builtin_convertvector(*(const Shorts*)p, Ints) << 16);
 }
-INLINE Floats load(const int8_t* p) { return __builtin_convertvector(*(const Bytes*)p, Floats); }
 #endif
+// Weight `j` of 16 columns.
+INLINE Floats unpack(const float* p, int) { return load(p); }
+INLINE Floats unpack(const Pair* p, int j) {
+  const Ints pairs = *(const Ints*)p;
+  return (Floats)(j ? pairs & (int32_t)0xffff0000 : pairs << 16);
+}
+INLINE Floats unpack(const Quad* p, int j) {
+  return __builtin_convertvector(*(const Ints*)p << (24 - 8 * j) >> 24, Floats);
+}
 INLINE void store(float* p, Floats x) { *(Floats*)p = x; }
+
+INLINE void prefetch_lines(const void* p, int lines) {
+  for (int line = 0; line < lines; line++) __builtin_prefetch((const char*)p + line * 64);
+}
 
 INLINE bf16 round_to_bf16(float x) {  // to nearest, ties to even; finite numbers only
   uint32_t bits;
@@ -112,6 +124,7 @@ struct Output {
   const float *bias, *scale;
   bool add;
   bool plain() const { return !bias && !scale && !add; }
+  Output from(int row) const { return {to + row * stride, stride, bias, scale, add}; }
 };
 
 INLINE void finish(const Output& out, int row, int column, Floats value) {
@@ -124,48 +137,32 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
   store(to, out.add ? load(to) + value : value);
 }
 
-// ROWS x (32 * BLOCKS) outputs; `stride` between values of k, `pitch` between blocks.
+template <class T>  // weights in a T
+constexpr int PACKED = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
+
+// ROWS x (32 * BLOCKS) outputs; `stride` between Ts of successive k, `pitch` between blocks.
 template <int ROWS, int BLOCKS, class T>
 static void tile(const float* x, ptrdiff_t x_stride, const T* w, ptrdiff_t stride, ptrdiff_t pitch,
                  int K, const Output& out, int column) {
   Floats sums[ROWS][BLOCKS * 2] = {};
-  for (int k = 0; k < K; k++) {
-    Floats weights[BLOCKS * 2];
+  for (int k = 0; k < K; k += PACKED<T>) {
+#pragma GCC unroll 4
+    for (int j = 0; j < PACKED<T>; j++) {
+      Floats weights[BLOCKS * 2];
 #pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS * 2; b++) {
-      const T* p = w + (b / 2) * pitch + k * stride + (b % 2) * WIDTH;
-      __builtin_prefetch(p + PREFETCH * stride);
-      weights[b] = load(p);
-    }
-#pragma GCC unroll 16
-    for (int row = 0; row < ROWS; row++) {
-      const Floats value = splat(x[row * x_stride + k]);
-#pragma GCC unroll 8
-      for (int b = 0; b < BLOCKS * 2; b++) sums[row][b] += value * weights[b];
-    }
-  }
-  for (int row = 0; row < ROWS; row++)
-    for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
-}
-
-// The same for weights in pairs: rows of 32 pairs, `stride` and `pitch` in pairs.
-template <int ROWS, int BLOCKS>
-static void tile(const float* x, ptrdiff_t x_stride, const Pair* w, ptrdiff_t stride,
-                 ptrdiff_t pitch, int K, const Output& out, int column) {
-  Floats sums[ROWS][BLOCKS * 2] = {};
-  for (int k = 0; k < K; k += 2)
-#pragma GCC unroll 8
-    for (int b = 0; b < BLOCKS * 2; b++) {
-      const Pair* p = w + (b / 2) * pitch + k / 2 * stride + (b % 2) * WIDTH;
-      __builtin_prefetch(p + PREFETCH * stride);
-      const Ints pairs = *(const Ints*)p;
-      const Floats even = (Floats)(pairs << 16), odd = (Floats)(pairs & (int32_t)0xffff0000);
+      for (int b = 0; b < BLOCKS * 2; b++) {
+        const T* p = w + (b / 2) * pitch + k / PACKED<T> * stride + (b % 2) * WIDTH;
+        if (!j) __builtin_prefetch(p + PREFETCH * stride);
+        weights[b] = unpack(p, j);
+      }
 #pragma GCC unroll 16
       for (int row = 0; row < ROWS; row++) {
-        sums[row][b] += splat(x[row * x_stride + k]) * even;
-        sums[row][b] += splat(x[row * x_stride + k + 1]) * odd;
+        const Floats value = splat(x[row * x_stride + k + j]);
+#pragma GCC unroll 8
+        for (int b = 0; b < BLOCKS * 2; b++) sums[row][b] += value * weights[b];
       }
     }
+  }
   for (int row = 0; row < ROWS; row++)
     for (int b = 0; b < BLOCKS * 2; b++) finish(out, row, column + b * WIDTH, sums[row][b]);
 }
@@ -175,14 +172,13 @@ struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][sto
   const T* blocks;
   int K;  // values of k to sum over
   const float *bias, *scale;
-  int stored = K;  // values of k there are
+  int stored = PACKED<T> == 4 ? ceil_to(K, 64) : K;  // values of k there are
 
-  static constexpr int PACKED = std::is_same_v<T, Pair> ? 2 : 1;  // values of k in a T
-  ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED; }
+  ptrdiff_t pitch() const { return (ptrdiff_t)stored * BLOCK / PACKED<T>; }
   // Where entry (k, column) is, counted in single weights.
   ptrdiff_t at(int64_t k, int64_t column) const {
-    return column / BLOCK * BLOCK * stored + (k / PACKED * BLOCK + column % BLOCK) * PACKED +
-           k % PACKED;
+    return column / BLOCK * BLOCK * stored +
+           (k / PACKED<T> * BLOCK + column % BLOCK) * PACKED<T> + k % PACKED<T>;
   }
 };
 
@@ -217,18 +213,34 @@ INLINE void in_chunks(int rows, F f) {
   }
 }
 
+// Rows of K activations, as products with a Matrix<T> take them. What is made for that belongs to the
+// thread and the type: there is one at a time.
+template <class T>
+struct Input {
+  const float* x;
+  ptrdiff_t stride;
+  int rows;
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {}
+};
+
 // The columns of blocks [from, to) of x W for all rows; weights outermost, so read once.
 template <class T>
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<T>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-  const int group = rows == 1 ? to - from : 4;
+static void multiply_floats(const Input<T>& in, const Matrix<T>& w, int from, int to,
+                            const Output& out) {
+  const int group = in.rows == 1 ? to - from : 4;
   for (int b = from; b < to; b += group)
-    in_chunks(rows, [&](int first, int count) {
+    in_chunks(in.rows, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
-        tiles<constant.value>(x + first * x_stride, x_stride, w, b, std::min(b + group, to),
-                              Output{out + first * out_stride, out_stride, w.bias, w.scale, add});
+        tiles<constant.value>(in.x + first * in.stride, in.stride, w, b, std::min(b + group, to),
+                              out.from(first));
       });
     });
+}
+
+template <class T>
+static void multiply(const Input<T>& in, const Matrix<T>& w, int from, int to, float* out,
+                     ptrdiff_t out_stride, bool add) {
+  multiply_floats(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 
 #if defined(__AMX_BF16__)
@@ -243,10 +255,6 @@ struct alignas(64) TileShapes {
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 };
-
-INLINE void prefetch_lines(const Pair* p) {
-  for (int line = 0; line < 32; line++) __builtin_prefetch((const char*)p + line * 64);
-}
 
 // 16 rows of x (bfloat16, K a multiple of 32) times blocks b and, if `two`, b + 1. Tiles hold
 // `tile_rows`, of which `rows` count.
@@ -270,7 +278,7 @@ static void multiply_16(const bf16* x, ptrdiff_t x_stride, int rows, int tile_ro
       _tile_dpbf16ps(2, 4, 5);
       _tile_dpbf16ps(3, 4, 6);
     }
-    prefetch_lines(p + 32 * BLOCK);  // of the next turn but one
+    prefetch_lines(p + 32 * BLOCK, 32);  // of the next turn but one
   }
   const ptrdiff_t out_bytes = out.stride * sizeof(float);
   float* to = out.to + b * BLOCK;
@@ -306,7 +314,7 @@ static void multiply_32(const bf16* x, ptrdiff_t x_stride, int rows, const Matri
     _tile_dpbf16ps(1, 4, 6);
     _tile_dpbf16ps(2, 7, 5);
     _tile_dpbf16ps(3, 7, 6);
-    prefetch_lines(p + 32 * BLOCK);
+    prefetch_lines(p + 32 * BLOCK, 32);
   }
   float sums[4][16][WIDTH];
   _tile_stored(0, sums[0], 64);
@@ -333,7 +341,7 @@ static void multiply_units(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
     for (int first = 0; first < rows; first += 32) {
       const int count = std::min(32, rows - first);
       const bf16* part = x + first * x_stride;
-      const Output output{out.to + first * out.stride, out.stride, out.bias, out.scale, out.add};
+      const Output output = out.from(first);
       if (count <= 16)
         multiply_16(part, x_stride, count, tile_rows, w, b, b + 1 < to, output);
       else
@@ -342,22 +350,35 @@ static void multiply_units(const bf16* x, ptrdiff_t x_stride, int rows, const Ma
     }
   _tile_release();
 }
-#endif
 
-static void multiply(const float* x, ptrdiff_t x_stride, int rows, const Matrix<Pair>& w, int from,
-                     int to, float* out, ptrdiff_t out_stride, bool add) {
-#if defined(__AMX_BF16__)
-  if (matrix_units()) {
-    static thread_local std::vector<bf16> rounded;
-    const ptrdiff_t stride = w.K + BLOCK;  // see `apart` in decoder.cpp
-    const size_t needed = ceil_to(rows, 16) * stride;
-    if (rounded.size() < needed) rounded.resize(needed);
+template <>
+struct Input<Pair> {
+  const float* x;
+  ptrdiff_t stride;
+  int rows;
+  bf16* rounded = nullptr;
+  ptrdiff_t rounded_stride = 0;
+
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {
+    if (!matrix_units()) return;
+    static thread_local std::vector<bf16> memory;
+    rounded_stride = K + BLOCK;  // see `apart` in decoder.cpp
+    const size_t needed = ceil_to(rows, 16) * rounded_stride;
+    if (memory.size() < needed) memory.resize(needed);
+    rounded = memory.data();
     for (int row = 0; row < rows; row++)
-      for (int k = 0; k < w.K; k += WIDTH)
-        round_to(rounded.data() + row * stride + k, load(x + row * x_stride + k));
-    const Output output{out, out_stride, w.bias, w.scale, add};
-    return multiply_units(rounded.data(), stride, rows, w, from, to, output);
+      for (int k = 0; k < K; k += WIDTH)
+        round_to(rounded + row * rounded_stride + k, load(x + row * stride + k));
   }
-#endif
-  multiply<Pair>(x, x_stride, rows, w, from, to, out, out_stride, add);
+};
+
+template <>
+void multiply(const Input<Pair>& in, const Matrix<Pair>& w, int from, int to, float* out,
+              ptrdiff_t out_stride, bool add) {
+  const Output output{out, out_stride, w.bias, w.scale, add};
+  if (in.rounded)
+    multiply_units(in.rounded, in.rounded_stride, in.rows, w, from, to, output);
+  else
+    multiply_floats(in, w, from, to, output);
 }
+#endif
