@@ -25,6 +25,7 @@ from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.drift import DRIFT_FRAMES, drift_notes, print_drift, summarize_drift
 from diagd.evaluation.likelihood_gap import (
     LIKELIHOOD_FILE,
     measure_likelihood,
@@ -88,6 +89,8 @@ class EvaluateOptions:
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
+    # dream on when a clip is over, by default 256 frames, and show by eights how frames change
+    drift: bool = Settings.drift
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
     workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
     worker_cpus: float = Pool.cpus  # CPU share of each
@@ -111,6 +114,10 @@ class EvaluateOptions:
             raise ValueError("lpips_heads needs lpips_backbone as well")
         if self.teacher_forced and not self.pool().is_this_process:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
+        if self.drift and self.teacher_forced:
+            raise ValueError("drift is seen in what is generated: leave teacher_forced out")
+        if self.drift and self.fvd_detector is not None:
+            raise ValueError("drift is measured by frame, not by clip: leave fvd_detector out")
         for strategy in self.strategies():
             if self.teacher_forced and not isinstance(strategy, Scheduled):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
@@ -125,6 +132,8 @@ class EvaluateOptions:
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
         """Return a number that was given, or else the protocol's."""
         given = getattr(self, name)
+        if name == "frames" and given is None and self.drift:
+            return self.length("context_frames") + DRIFT_FRAMES
         return getattr(PROTOCOLS[self.protocol], name) if given is None else given
 
     def methods(self) -> list[str]:
@@ -163,6 +172,7 @@ class EvaluateOptions:
             lpips_heads=self.lpips_heads,
             fvd_detector=self.fvd_detector,
             fvd_resize=self.fvd_resize,
+            drift=self.drift,
         )
 
 
@@ -216,9 +226,14 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     _keep(options, outcome, writer, run["run"])
                     job.advance()
     results = read_results(path)
-    rows = summarize(results)
-    print_summary(rows, console)
-    notes = metric_notes(results, rows)
+    if options.drift:
+        rows = summarize_drift(results)
+        print_drift(rows, console)
+        notes = drift_notes(results, rows)
+    else:
+        rows = summarize(results)
+        print_summary(rows, console)
+        notes = metric_notes(results, rows)
     for note in notes:
         console.print(note)
     return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}

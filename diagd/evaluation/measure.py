@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.named_clips import Clip, read_clip
 from diagd.evaluation.results import Record, pack
+from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
@@ -54,6 +56,8 @@ class Settings:
         fps: frame rate of the clips; None takes any.
         sampling: how tokens are drawn. seed: added to each clip's own.
         lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
+        drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
+            again, and what is said of frames without the truth is measured, too.
     """
 
     models: dict[str, str]
@@ -72,6 +76,7 @@ class Settings:
     lpips_heads: Path | None
     fvd_detector: Path | None
     fvd_resize: Preprocessing
+    drift: bool = False
 
 
 class ClipMeter:
@@ -121,6 +126,12 @@ class ClipMeter:
                     tokenizer=settings.tokenizer,
                 ),
             )
+            joined = self._world[1].tokenizer.temporal_compression
+            if settings.drift and joined > 1:
+                raise ValueError(
+                    "drift is measured frame by frame, and the tokenizer of "
+                    f"{model} joins {joined} frames"
+                )
         return self._world[1]
 
     def clip(self, model: str, name: str) -> Clip:
@@ -134,6 +145,7 @@ class ClipMeter:
                 settings.start,
                 settings.num_frames,
                 settings.fps,
+                least=settings.context_frames + 1 if settings.drift else None,
             )
             frames = world.tokenizer.fit_frames(clip.frames, *world.frame_size_px)
             self._clip = (model, name), replace(clip, frames=frames)
@@ -143,9 +155,10 @@ class ClipMeter:
         """Measure."""
         clip = self.clip(task.model, task.clip)
         given = self.settings.context_frames
-        truth = clip.frames[given:]
+        truth, length = clip.frames[given:], self.settings.num_frames - given
         started = time.perf_counter()
         decoding: Record = {"stats": None}
+        tokens: Tensor | None = None
         seed = seed_of(clip.name, self.settings.seed)
         if task.method == "truth":
             frames = truth
@@ -160,24 +173,27 @@ class ClipMeter:
                 world = self.world(task.model)
                 shortest = world.tokenizer.temporal_compression
                 # it compiles and allocates; a graph is captured for each number of slots in use
-                length = len(truth) if world.runner == "cuda-graph" else shortest
-                self._generate(task.model, clip, strategy, length, seed)
+                warm_up = length if world.runner == "cuda-graph" else shortest
+                self._generate(task.model, clip, strategy, warm_up, seed)
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()
-            video = self._generate(task.model, clip, strategy, len(truth), seed)
-            frames = video.frames
+            video = self._generate(task.model, clip, strategy, length, seed)
+            frames, tokens = video.frames, video.tokens.cpu()
             decoding = {
                 "stats": asdict(video.stats),
-                "tokens": pack(video.tokens.cpu().numpy()),
+                "tokens": pack(tokens.numpy()),
                 "lossless": strategy.promise,
             }
         wall_seconds = time.perf_counter() - started
+        before = clip.frames[given - 1 : given]
+        if self.settings.drift:
+            decoding["drift"] = self._drift(task.model, before, frames, tokens)
         record = {
             "kind": "clip",
             **task._asdict(),
             "seed": seed,
-            "quality": self._quality(frames, truth) if task.method != "truth" else {},
-            "features": self._features(task.model, clip.frames[given - 1 : given], frames),
+            "quality": self._quality(frames[: len(truth)], truth) if task.method != "truth" else {},
+            "features": self._features(task.model, before, frames),
             **decoding,
             "frame_size_px": list(truth.shape[1:3]),
             "fps": float(clip.fps),
@@ -193,7 +209,7 @@ class ClipMeter:
         between, coming = split_actions(clip.actions, given)
         return self.world(model).generate(
             clip.frames[:given],
-            coming and coming[:num_frames],
+            coming and list(islice(cycle(coming), num_frames)),
             num_frames,
             strategy=strategy,
             context_actions=between,
@@ -207,6 +223,18 @@ class ClipMeter:
         if self._lpips is not None:
             quality["lpips"] = self._lpips(frames, truth).tolist()
         return quality
+
+    def _drift(
+        self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
+    ) -> dict[str, list[float]]:
+        """Return what can be said of each frame without the truth, the last given one before."""
+        tokenizer = self.world(model).tokenizer
+        grids = tokenizer.encode(frames) if tokens is None else tokens
+        return {
+            "sharpness": sharpness(frames).tolist(),
+            "repeated": repeated_tokens(torch.cat([tokenizer.encode(before), grids])).tolist(),
+            "distinct": distinct_tokens(grids).tolist(),
+        }
 
     def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
         """Describe the clip for the Frechet distances."""

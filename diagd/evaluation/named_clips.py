@@ -27,6 +27,7 @@ def read_clip(
     num_frames: int,
     fps: float | None,
     size_px: tuple[int, int] | None = None,
+    least: int | None = None,
 ) -> Clip:
     """Read `num_frames` frames from frame `start` on, with the actions that led to them.
 
@@ -34,9 +35,12 @@ def read_clip(
         codec: of the model's actions; None leaves actions unread.
         fps: frame rate to read at (see `ClipFile.read`).
         size_px: (height_px, width_px) to crop and scale to; None leaves frames as they are.
+        least: frames that are enough where the clip has no more; None: `num_frames`.
 
     Raises:
         FileNotFoundError, ValueError: a clip that cannot be read so (named).
     """
     files = {clip.name: clip for clip in find_clips(folder, codec=codec)}
+    if least is not None:
+        num_frames = min(num_frames, files[name].check(least, start, fps))
     return files[name].read(num_frames, start, fps, size_px)
