@@ -113,10 +113,10 @@ def stream_nll(options, tokens, strategy):
     truth, costs = frames[:, 2:, 1:].unflatten(2, (2, 3)), {}
 
     def forced(logits, sampling, ranges, seeds, t, i, j):
-        first_step = not costs
+        known = set(costs)
         written = truth[:, t, i, j]
         for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
-            if any(place) or first_step:  # lanes that write nothing claim (0, 0, 0), too
+            if place not in known:  # lanes that write nothing claim (t, 0, 0) later on, too
                 costs[place] = functional.cross_entropy(logits[:, lane], written[:, lane])
         return written
 
@@ -292,7 +292,7 @@ def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
 def test_a_window_other_than_the_model_s_is_refused(options, tmp_path):
     with pytest.raises(ValueError, match=r"window must be 6, the frames that .*init holds.*got 3"):
         finetune(options(frames=6, window=3))
+    clips = write_shard(tmp_path / "long", clips_of(num_frames=7))
     with pytest.raises(ValueError, match=r"at most 6, .*got 7; with --window 6 there may be more"):
-        clips = write_shard(tmp_path / "long", clips_of(num_frames=7))
         finetune(options(frames=7, tokens=clips))
     assert not (tmp_path / "run").exists()
