@@ -15,6 +15,12 @@ from diagd.console import make_console
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.drift import drift_cells, drift_notes, is_drift, summarize_drift
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
+from diagd.evaluation.revisit import (
+    is_revisit,
+    revisit_cells,
+    revisit_notes,
+    summarize_revisit,
+)
 from diagd.evaluation.summary import Groups, grouped, summarize
 from diagd.files import write_text
 from diagd.flags import OutputFolder
@@ -49,6 +55,9 @@ def main(options: ReportOptions) -> dict[str, Any]:
     if is_drift(results):
         rows = summarize_drift(results)
         measured = [_drift_section(results, rows, out)]
+    elif is_revisit(results):
+        rows = summarize_revisit(results)
+        measured = [_revisit_section(results, rows, groups, out)]
     else:
         rows = summarize(results)
         measured = _quality_sections(results, rows, groups, out)
@@ -107,6 +116,21 @@ def _drift_section(results: Results, rows: list[dict[str, Any]], out: Path) -> S
     )
 
 
+def _revisit_section(
+    results: Results, rows: list[dict[str, Any]], groups: Groups, out: Path
+) -> Section:
+    """Show whether the picture is there again when one turns back."""
+    plot_horizons(groups, out / "figures" / "revisit.png")
+    header, cells = revisit_cells(rows)
+    lines = [[row["model"], *line] for row, line in zip(rows, cells, strict=True)]
+    return Section(
+        "Away and back",
+        "\n\n".join(revisit_notes(results)),
+        TextTable(["Model", *header], lines),
+        {"figures/revisit.png": "Likeness to the last given frame, mean over clips."},
+    )
+
+
 _PAIRED = (
     "Mean paired difference over the same clips with the same seeds, with its 95% interval: an "
     "interval that holds 0 shows no difference at this number of clips. Speedup is in frames a "
@@ -126,6 +150,8 @@ def _lead(results: Results) -> str:
     generated = settings["num_frames"] - settings["context_frames"]
     clips = len({record["clip"] for record in results.clips})
     actions = "the recorded actions" + ", over again where a clip ends" * is_drift(results)
+    if is_revisit(results):
+        actions = "actions that lead away and back"
     sampling = settings["sampling"]
     drawn = "greedy decoding"
     if sampling["temperature"]:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.backends.prepare import Backend
-from diagd.data.actions import split_actions
+from diagd.data.actions import idle_action, split_actions
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.evaluation.named_clips import Clip, read_clip
+from diagd.evaluation.named_clips import Clip, clip_after, read_clip
 from diagd.evaluation.results import Record, pack
+from diagd.evaluation.revisit import CHANCE, walk
 from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
@@ -58,6 +59,8 @@ class Settings:
         lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
         drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
             again, and what is said of frames without the truth is measured, too.
+        revisit: frames to turn away for, and back, by `revisit_actions`; in place of the clip's own
+            actions. None: no turning (see `diagd.evaluation.revisit`).
     """
 
     models: dict[str, str]
@@ -77,6 +80,8 @@ class Settings:
     fvd_detector: Path | None
     fvd_resize: Preprocessing
     drift: bool = False
+    revisit: int | None = None
+    revisit_actions: tuple[str, str] = ("left", "right")
 
 
 class ClipMeter:
@@ -126,36 +131,36 @@ class ClipMeter:
                     tokenizer=settings.tokenizer,
                 ),
             )
-            joined = self._world[1].tokenizer.temporal_compression
-            if settings.drift and joined > 1:
-                raise ValueError(
-                    "drift is measured frame by frame, and the tokenizer of "
-                    f"{model} joins {joined} frames"
-                )
+            _check_world(self._world[1], settings, model)
         return self._world[1]
 
     def clip(self, model: str, name: str) -> Clip:
         """Return a clip at the size of the model's frames."""
         if self._clip is None or self._clip[0] != (model, name):
-            world, settings = self.world(model), self.settings
-            clip = read_clip(
-                settings.clips,
-                name,
-                world.vocabulary,
-                settings.start,
-                settings.num_frames,
-                settings.fps,
-                least=settings.context_frames + 1 if settings.drift else None,
-            )
-            frames = world.tokenizer.fit_frames(clip.frames, *world.frame_size_px)
-            self._clip = (model, name), replace(clip, frames=frames)
+            self._clip = (model, name), self._read(model, name)
         return self._clip[1]
+
+    def _read(self, model: str, name: str) -> Clip:
+        world, settings = self.world(model), self.settings
+        wanted = settings.context_frames if settings.revisit else settings.num_frames
+        clip = read_clip(
+            settings.clips,
+            name,
+            world.vocabulary,
+            settings.start,
+            wanted,
+            settings.fps,
+            least=settings.context_frames + 1 if settings.drift else None,
+        )
+        return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
     def __call__(self, task: Task) -> Outcome:
         """Measure."""
         clip = self.clip(task.model, task.clip)
         given = self.settings.context_frames
         truth, length = clip.frames[given:], self.settings.num_frames - given
+        if self.settings.revisit:
+            truth = clip.frames[-1:].expand(length, -1, -1, -1)
         started = time.perf_counter()
         decoding: Record = {"stats": None}
         tokens: Tensor | None = None
@@ -166,7 +171,11 @@ class ClipMeter:
             frames = clip.frames[given - 1 : given].expand_as(truth).contiguous()
         elif task.method == "reconstruction":
             tokenizer = self.world(task.model).tokenizer
-            frames = tokenizer.decode(tokenizer.encode(clip.frames))[given:].cpu()
+            shown = tokenizer.decode(tokenizer.encode(clip.frames)).cpu()
+            frames = shown[-1:].expand_as(truth) if self.settings.revisit else shown[given:]
+        elif task.method == CHANCE:
+            other = clip_after(self.settings.clips, clip.name)
+            frames = self._read(task.model, other).frames[-1:].expand_as(truth)
         else:
             strategy = parse_strategy(task.method)
             if (task.model, task.method) not in self._warm:
@@ -207,6 +216,9 @@ class ClipMeter:
     ) -> GeneratedVideo:
         given = self.settings.context_frames
         between, coming = split_actions(clip.actions, given)
+        codec = self.world(model).vocabulary
+        if self.settings.revisit and codec is not None:
+            coming = walk(*self.settings.revisit_actions, idle_action(codec), self.settings.revisit)
         return self.world(model).generate(
             clip.frames[:given],
             coming and list(islice(cycle(coming), num_frames)),
@@ -248,3 +260,17 @@ class ClipMeter:
                 parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
                 features["tfd"] = pack(frame_features(torch.cat(parts)).cpu().numpy())
         return features
+
+
+def _check_world(world: VideoGenerator, settings: Settings, model: str) -> None:
+    """Raise ValueError for a world in which drift or a way back cannot be measured."""
+    joined = world.tokenizer.temporal_compression
+    if (settings.drift or settings.revisit) and joined > 1:
+        raise ValueError(
+            f"drift and revisit go frame by frame, and the tokenizer of {model} joins {joined}"
+        )
+    if settings.revisit:
+        if world.vocabulary is None:
+            raise ValueError(f"revisit needs a model that takes actions, and {model} takes none")
+        for action in settings.revisit_actions:
+            world.vocabulary.tokens_of(action)

@@ -44,3 +44,16 @@ def read_clip(
     if least is not None:
         num_frames = min(num_frames, files[name].check(least, start, fps))
     return files[name].read(num_frames, start, fps, size_px)
+
+
+def clip_after(folder: Path, name: str) -> str:
+    """Return the clip of a folder that comes after this one by name, the first after the last.
+
+    Raises:
+        FileNotFoundError: no such folder, or no clips in it.
+        ValueError: there is no other clip.
+    """
+    names = [clip.name for clip in find_clips(folder)]
+    if len(names) < 2:
+        raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
+    return names[(names.index(name) + 1) % len(names)]

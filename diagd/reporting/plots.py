@@ -29,7 +29,7 @@ MARKERS = {  # of a strategy that is lossless so: marker, words
     "no": ("x", "neither"),
 }
 JOINED = (RASTER, "k=")
-SHADES = {"truth": "0", "reconstruction": "0.35", "copy": "0.6"}
+SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
