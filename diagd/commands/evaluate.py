@@ -131,9 +131,7 @@ class EvaluateOptions:
         if len(asked) > 1:
             raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
         if (self.drift or self.revisit) and self.fvd_detector is not None:
-            raise ValueError(
-                f"{asked[0]} is measured by frame, not by clip: leave fvd_detector out"
-            )
+            raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():
             if self.teacher_forced and not isinstance(strategy, Scheduled):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")

@@ -109,9 +109,9 @@ def revisit_notes(results: Results) -> list[str]:
     settings = results.runs[-1]["settings"]
     away, back = settings["revisit_actions"]
     return [
-        f"After {settings['context_frames']} given frames: {away} for {settings['revisit']} frames, "
-        f"nothing for one, {back} for as many. All frames are compared with the last given one: "
-        "turned is the one at the turning point, back the last one.",
+        f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "
+        f"nothing for one, {back} for {settings['revisit']}. All frames are compared with the last "
+        "given one: turned is the one at the turning point, back the last one.",
         "Chance is the last given picture of another clip; the reconstruction is the best that the "
         "tokenizer can show. Brackets are 95% bootstrap intervals over clips, paired.",
     ]
