@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from diagd.console import print_table
@@ -59,24 +60,24 @@ def _eight(clips: dict[str, Record], truth: dict[str, Record], start: int) -> di
     row: dict[str, Any] = {name: mean("quality", name) for name in QUALITY}
     row |= {name: mean("drift", name) for name in ("repeated", "distinct")}
     true_sharpness = list(chain(*(record["drift"]["sharpness"] for record in truth.values())))
-    sharpness = mean("drift", "sharpness")
-    row["sharpness"] = sharpness / np.mean(true_sharpness) if any(true_sharpness) else None
+    sharpness, usual = mean("drift", "sharpness"), sum(true_sharpness) / max(1, len(true_sharpness))
+    row["sharpness"] = sharpness / usual if sharpness is not None and usual else None
     now = [record["drift"]["sharpness"][start : start + EIGHT] for record in clips.values()]
     row["samples"] = len(list(chain(*now)))
     features, reference = _features(clips, slice(start, start + EIGHT)), _features(truth)
-    comparable = features is not None and reference is not None and len(features) > 1
+    comparable = min(len(features), len(reference)) > 1
     row["tfd"] = frechet_distance(features, reference) if comparable else None
     return row
 
 
-def _features(clips: dict[str, Record], frames: slice = slice(None)) -> Any:
-    """Return the (N, D) features of some frames of all clips; None where there are none."""
+def _features(clips: dict[str, Record], frames: slice = slice(None)) -> NDArray[np.float32]:
+    """Return the (N, D) features of some frames of all clips, N being 0 where there are none."""
     found = [
         unpack(record["features"]["tfd"])[frames]
         for record in clips.values()
         if "tfd" in record["features"]
     ]
-    return np.concatenate(found) if found else None
+    return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
 
 def is_drift(results: Results) -> bool:

@@ -120,18 +120,16 @@ class ClipMeter:
         if self._world is None or self._world[0] != model:
             self._world = None  # before the next one is loaded: two may not fit
             settings = self.settings
-            self._world = (
-                model,
-                VideoGenerator.from_pretrained(
-                    settings.models[model],
-                    settings.device,
-                    dtype_of(settings.dtype),
-                    settings.backend,
-                    settings.dtype == "int8",
-                    tokenizer=settings.tokenizer,
-                ),
+            world = VideoGenerator.from_pretrained(
+                settings.models[model],
+                settings.device,
+                dtype_of(settings.dtype),
+                settings.backend,
+                settings.dtype == "int8",
+                tokenizer=settings.tokenizer,
             )
-            _check_world(self._world[1], settings, model)
+            _check_world(world, settings, model)
+            self._world = model, world
         return self._world[1]
 
     def clip(self, model: str, name: str) -> Clip:

@@ -33,8 +33,9 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model and method.
 
     A row holds `clips`, and for each metric None or means over clips: `back`, of the last frame,
-    with its 95% `interval`; `turned`, of the frame at the turning point; and `gain`, how far `back`
-    is above chance on the same clips, with its `gain_interval`.
+    and `turned`, of the frame at the turning point; how far `back` is above `turned`,
+    `above_turned`, and above chance on the same clips, `above_chance`; and 95% intervals of both,
+    `above_turned_interval` and `above_chance_interval`. Baselines do not turn.
     """
     groups = grouped(results)
     num_frames = results.runs[-1]["settings"]["revisit"]
@@ -42,30 +43,32 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     for (model, method), clips in groups.items():
         chance = groups.get((model, CHANCE), {})
         row: dict[str, Any] = {"model": model, "method": method, "clips": len(clips)}
-        row |= {name: _metric(name, clips, chance, num_frames) for name in QUALITY}
+        turning = None if method in REVISIT_BASELINES else num_frames
+        row |= {name: _metric(name, clips, chance, turning) for name in QUALITY}
         rows.append(row)
     return rows
 
 
 def _metric(
-    name: str, clips: dict[str, Record], chance: dict[str, Record], num_frames: int
+    name: str, clips: dict[str, Record], chance: dict[str, Record], turning: int | None
 ) -> dict[str, Any] | None:
     values = per_horizon(clips, name)
     if values is None:
         return None
-    back = values[:, -1]
-    summary = {
-        "back": float(back.mean()),
-        "interval": bootstrap_interval(back),
-        "turned": float(values[:, num_frames].mean()),
-        "gain": None,
-        "gain_interval": None,
-    }
+    back = dict(zip(clips, values[:, -1], strict=True))
     both = [clip for clip in clips if clip in chance]
-    if both:
-        last = dict(zip(clips, back, strict=True))
-        gains = np.array([last[clip] - chance[clip]["quality"][name][-1] for clip in both])
-        summary |= {"gain": float(gains.mean()), "gain_interval": bootstrap_interval(gains)}
+    above = {
+        "turned": [] if turning is None else values[:, -1] - values[:, turning],
+        "chance": [back[clip] - chance[clip]["quality"][name][-1] for clip in both],
+    }
+    summary: dict[str, Any] = {
+        "back": float(values[:, -1].mean()),
+        "turned": None if turning is None else float(values[:, turning].mean()),
+    }
+    for other, differences in above.items():
+        found = np.array(differences, dtype=np.float64)
+        summary[f"above_{other}"] = float(found.mean()) if len(found) else None
+        summary[f"above_{other}_interval"] = bootstrap_interval(found)
     return summary
 
 
@@ -87,21 +90,24 @@ def revisit_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]
     shown = [name for name in QUALITY if any(row[name] for row in rows)]
     header = ["method", "clips"]
     for name in shown:
-        header += [f"{name.upper()} turned", "back", "back - chance"]
+        header += [f"{name.upper()} turned", "back", "back - turned", "back - chance"]
     cells: list[list[str]] = []
     for row in rows:
         line = [row["method"], str(row["clips"])]
         for name in shown:
             value, digits = row[name], DIGITS[name]
-            gain, edges = value["gain"], value["gain_interval"]
-            is_dream = row["method"] not in REVISIT_BASELINES
-            line.append(f"{value['turned']:.{digits}f}" if is_dream else "-")
-            line.append(f"{value['back']:.{digits}f}")
-            spread = f" [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]" if edges else ""
-            has_gain = gain is not None and row["method"] != CHANCE
-            line.append(f"{gain:+.{digits}f}{spread}" if has_gain else "-")
+            line += [_number(value["turned"], digits), _number(value["back"], digits)]
+            for other in ("turned", "chance"):
+                above, edges = value[f"above_{other}"], value[f"above_{other}_interval"]
+                spread = f" [{edges[0]:+.{digits}f}, {edges[1]:+.{digits}f}]" if edges else ""
+                is_itself = row["method"] == other
+                line.append("-" if above is None or is_itself else f"{above:+.{digits}f}{spread}")
         cells.append(line)
     return header, cells
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def revisit_notes(results: Results) -> list[str]:

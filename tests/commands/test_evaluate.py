@@ -321,8 +321,8 @@ def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, c
     rows = outcome.document["rows"]
     frames = {row["method"]: row["frames"] for row in rows}  # the last of each
     assert frames == {
-        **dict.fromkeys(("raster", "k=2", "k=1"), [9, 12]),
-        **dict.fromkeys(("truth", "copy", "reconstruction"), [1, 4]),
+        **{key: [9, 12] for key in ("raster", "k=2", "k=1")},
+        **{key: [1, 4] for key in ("truth", "copy", "reconstruction")},
     }
     assert "9-12" in outcome.said
     assert evaluate("--drift", "--frames", 14).document["measured"] == 0

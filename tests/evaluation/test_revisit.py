@@ -23,11 +23,16 @@ def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
     assert is_revisit(results)
     rows = {row["method"]: row for row in summarize_revisit(results)}
     psnr = rows["k=1"]["psnr"]
-    assert (psnr["back"], psnr["turned"], psnr["gain"]) == (22, 11, 12)
-    assert psnr["gain_interval"] == pytest.approx([11, 13])
-    assert rows["reconstruction"]["psnr"]["gain"] == 20
+    assert (psnr["back"], psnr["turned"]) == (22, 11)
+    assert (psnr["above_turned"], psnr["above_chance"]) == (11, 12)
+    assert psnr["above_turned_interval"] == pytest.approx([8, 14])
+    assert psnr["above_chance_interval"] == pytest.approx([11, 13])
+    reconstruction = rows["reconstruction"]["psnr"]
+    assert (reconstruction["turned"], reconstruction["above_turned"]) == (None, None)
+    assert reconstruction["above_chance"] == 20
     assert rows["k=1"]["ssim"] is None
     header, cells = revisit_cells(list(rows.values()))
-    assert header == ["method", "clips", "PSNR turned", "back", "back - chance"]
-    assert ["k=1", "2", "11.00", "22.00", "+12.00 [+11.00, +13.00]"] in cells
-    assert ["chance", "2", "-", "10.00", "-"] in cells
+    assert header == ["method", "clips", "PSNR turned", "back", "back - turned", "back - chance"]
+    dream = ["k=1", "2", "11.00", "22.00", "+11.00 [+8.00, +14.00]", "+12.00 [+11.00, +13.00]"]
+    assert dream in cells
+    assert ["chance", "2", "-", "10.00", "-", "-"] in cells
