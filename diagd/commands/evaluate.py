@@ -25,6 +25,7 @@ from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.drift import DRIFT_FRAMES, drift_notes, print_drift, summarize_drift
 from diagd.evaluation.likelihood_gap import (
     LIKELIHOOD_FILE,
     measure_likelihood,
@@ -44,6 +45,12 @@ from diagd.evaluation.results import (
     key_of,
     read_results,
     video_path,
+)
+from diagd.evaluation.revisit import (
+    REVISIT_BASELINES,
+    print_revisit,
+    revisit_notes,
+    summarize_revisit,
 )
 from diagd.evaluation.summary import summarize
 from diagd.families.checkpoints import model_path
@@ -88,6 +95,11 @@ class EvaluateOptions:
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
+    # dream on when a clip is over, by default 256 frames, and show by eights how frames change
+    drift: bool = Settings.drift
+    # turn away for so many frames, stand still for one and turn back: is the picture there again?
+    revisit: int | None = Settings.revisit
+    revisit_actions: tuple[str, str] = Settings.revisit_actions  # that undo each other
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
     workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
     worker_cpus: float = Pool.cpus  # CPU share of each
@@ -111,6 +123,15 @@ class EvaluateOptions:
             raise ValueError("lpips_heads needs lpips_backbone as well")
         if self.teacher_forced and not self.pool().is_this_process:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
+        if self.revisit is not None and self.revisit < 1:
+            raise ValueError(f"revisit must be at least 1, got {self.revisit}")
+        if self.revisit and self.frames is not None:
+            raise ValueError("revisit says how many frames there are: leave frames out")
+        asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
+        if (self.drift or self.revisit) and self.fvd_detector is not None:
+            raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():
             if self.teacher_forced and not isinstance(strategy, Scheduled):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
@@ -125,11 +146,15 @@ class EvaluateOptions:
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
         """Return a number that was given, or else the protocol's."""
         given = getattr(self, name)
+        if name == "frames" and given is None and (self.drift or self.revisit):
+            coming = 2 * self.revisit + 1 if self.revisit else DRIFT_FRAMES
+            return self.length("context_frames") + coming
         return getattr(PROTOCOLS[self.protocol], name) if given is None else given
 
     def methods(self) -> list[str]:
         """Return what every clip is measured under, in order, each once."""
-        return [*BASELINES, *(strategy.name for strategy in self.strategies())]
+        baselines = REVISIT_BASELINES if self.revisit else BASELINES
+        return [*baselines, *(strategy.name for strategy in self.strategies())]
 
     def strategies(self) -> list[Strategy]:
         """Return raster and the other strategies, each once."""
@@ -163,6 +188,9 @@ class EvaluateOptions:
             lpips_heads=self.lpips_heads,
             fvd_detector=self.fvd_detector,
             fvd_resize=self.fvd_resize,
+            drift=self.drift,
+            revisit=self.revisit,
+            revisit_actions=self.revisit_actions,
         )
 
 
@@ -216,9 +244,18 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     _keep(options, outcome, writer, run["run"])
                     job.advance()
     results = read_results(path)
-    rows = summarize(results)
-    print_summary(rows, console)
-    notes = metric_notes(results, rows)
+    if options.drift:
+        rows = summarize_drift(results)
+        print_drift(rows, console)
+        notes = drift_notes(results, rows)
+    elif options.revisit:
+        rows = summarize_revisit(results)
+        print_revisit(rows, console)
+        notes = revisit_notes(results)
+    else:
+        rows = summarize(results)
+        print_summary(rows, console)
+        notes = metric_notes(results, rows)
     for note in notes:
         console.print(note)
     return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}

@@ -13,14 +13,21 @@ from typing import Any
 
 from diagd.console import make_console
 from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.drift import drift_cells, drift_notes, is_drift, summarize_drift
 from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
-from diagd.evaluation.summary import grouped, summarize
+from diagd.evaluation.revisit import (
+    is_revisit,
+    revisit_cells,
+    revisit_notes,
+    summarize_revisit,
+)
+from diagd.evaluation.summary import Groups, grouped, summarize
 from diagd.files import write_text
 from diagd.flags import OutputFolder
 from diagd.reporting.examples import example_sections
 from diagd.reporting.page import Section, as_markdown, as_page
-from diagd.reporting.plots import plot_frontier, plot_horizons
-from diagd.reporting.tables import difference_table, has_tokens, main_table
+from diagd.reporting.plots import plot_drift, plot_frontier, plot_horizons
+from diagd.reporting.tables import TextTable, difference_table, has_tokens, main_table
 
 
 @dataclass(frozen=True)
@@ -44,23 +51,18 @@ def main(options: ReportOptions) -> dict[str, Any]:
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    rows, groups = summarize(results), grouped(results)
-    plot_frontier(rows, out / "figures" / "frontier.png")
-    plot_horizons(groups, out / "figures" / "horizons.png")
+    groups = grouped(results)
+    if is_drift(results):
+        rows = summarize_drift(results)
+        measured = [_drift_section(results, rows, out)]
+    elif is_revisit(results):
+        rows = summarize_revisit(results)
+        measured = [_revisit_section(results, rows, groups, out)]
+    else:
+        rows = summarize(results)
+        measured = _quality_sections(results, rows, groups, out)
     sections = [
-        Section("Quality and speed", _reading(results, rows), main_table(rows)),
-        Section("Against raster", _PAIRED, difference_table(rows)),
-        Section(
-            "Speed against quality",
-            _FRONTIER,
-            figures={"figures/frontier.png": "Speed against quality."},
-        ),
-        Section(
-            "Quality by horizon",
-            figures={
-                "figures/horizons.png": "Mean over clips, frame by frame after the given ones."
-            },
-        ),
+        *measured,
         *example_sections(options.results, out, groups, options.examples),
         Section(
             "Where these numbers come from",
@@ -76,6 +78,57 @@ def main(options: ReportOptions) -> dict[str, Any]:
         write_text(out / name, text)
     make_console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
     return {"page": str(out / "report.html"), "markdown": str(out / "report.md"), "rows": rows}
+
+
+def _quality_sections(
+    results: Results, rows: list[dict[str, Any]], groups: Groups, out: Path
+) -> list[Section]:
+    """Compare strategies with the truth and with raster, in tables and plots."""
+    plot_frontier(rows, out / "figures" / "frontier.png")
+    plot_horizons(groups, out / "figures" / "horizons.png")
+    return [
+        Section("Quality and speed", _reading(results, rows), main_table(rows)),
+        Section("Against raster", _PAIRED, difference_table(rows)),
+        Section(
+            "Speed against quality",
+            _FRONTIER,
+            figures={"figures/frontier.png": "Speed against quality."},
+        ),
+        Section(
+            "Quality by horizon",
+            figures={
+                "figures/horizons.png": "Mean over clips, frame by frame after the given ones."
+            },
+        ),
+    ]
+
+
+def _drift_section(results: Results, rows: list[dict[str, Any]], out: Path) -> Section:
+    """Show how frames change while a dream goes on."""
+    plot_drift(rows, out / "figures" / "drift.png")
+    header, cells = drift_cells(rows)
+    lines = [[row["model"], *line] for row, line in zip(rows, cells, strict=True)]
+    return Section(
+        "Drift",
+        "\n\n".join(drift_notes(results, rows)),
+        TextTable(["Model", *header], lines),
+        {"figures/drift.png": "Means over clips, by eights of frames after the given ones."},
+    )
+
+
+def _revisit_section(
+    results: Results, rows: list[dict[str, Any]], groups: Groups, out: Path
+) -> Section:
+    """Show whether the picture is there again when one turns back."""
+    plot_horizons(groups, out / "figures" / "revisit.png")
+    header, cells = revisit_cells(rows)
+    lines = [[row["model"], *line] for row, line in zip(rows, cells, strict=True)]
+    return Section(
+        "Away and back",
+        "\n\n".join(revisit_notes(results)),
+        TextTable(["Model", *header], lines),
+        {"figures/revisit.png": "Likeness to the last given frame, mean over clips."},
+    )
 
 
 _PAIRED = (
@@ -96,6 +149,9 @@ def _lead(results: Results) -> str:
     settings = results.runs[-1]["settings"]
     generated = settings["num_frames"] - settings["context_frames"]
     clips = len({record["clip"] for record in results.clips})
+    actions = "the recorded actions" + ", over again where a clip ends" * is_drift(results)
+    if is_revisit(results):
+        actions = "actions that lead away and back"
     sampling = settings["sampling"]
     drawn = "greedy decoding"
     if sampling["temperature"]:
@@ -103,7 +159,7 @@ def _lead(results: Results) -> str:
         drawn = ", ".join([f"sampling at temperature {sampling['temperature']:g}", *cuts])
     return (
         f"{clips} clips of {settings['num_frames']} frames: {settings['context_frames']} given, "
-        f"{generated} generated under the recorded actions; {drawn}, seed {settings['seed']}, "
+        f"{generated} generated under {actions}; {drawn}, seed {settings['seed']}, "
         f"batch size 1, {settings['dtype']} on {results.runs[-1]['device']}."
     )
 

@@ -3,11 +3,13 @@
 Diagonal finetuning (arXiv:2503.14070, section 3.3) replaces the causal mask by one that fits the
 order of decoding. Here the mask is not made to fit: the lanes are those of the decoding plan, true
 tokens and stand-ins alike, and the mask is the rule of decoding. So one pass over the view returns
-the logits that the engine computes step by step while it writes the very same tokens.
+the logits that the engine computes step by step while it writes the very same tokens. That holds
+past a full context as well: under a window the lanes are those of a stream that goes on, and a lane
+does not see the frames that have left by its step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start, feeds
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.visibility import VisibilityRule, check_rule, sees, visibility_mask
+from diagd.decoding.visibility import NEVER, VisibilityRule, check_rule, sees, visibility_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,8 @@ class TeacherView:
         steps: the step at which it is fed. The prompt is fed token by token before step 0, but for
             its last token, which is fed at step 0.
         targets: the slot of the token that is read from the lane, or -1.
+        leaves_at: the first step whose lanes do not see the lane any more, since its frame has left
+            a full context, or NEVER.
         rule: who may see whom.
     """
 
@@ -39,6 +43,7 @@ class TeacherView:
     positions: Tensor
     steps: Tensor
     targets: Tensor
+    leaves_at: Tensor
     rule: VisibilityRule = "causal"
 
     @cached_property
@@ -56,29 +61,35 @@ class TeacherView:
         """Whether the mask is the causal one, as in raster order."""
         waits = self.steps.diff()
         in_order = bool((waits >= 0 if self.rule == "causal" else waits > 0).all())
-        return in_order and not bool(self.stand_in.any())
+        all_stay = bool((self.leaves_at > self.steps.max()).all())
+        return in_order and all_stay and not bool(self.stand_in.any())
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the rule asks of each lane: positions, steps, stand_in, leaves_at."""
+        return self.positions, self.steps, self.stand_in, self.leaves_at
 
     def sees(self, q: Tensor, r: Tensor) -> Tensor:
         """Say whether lane q sees lane r, both int64 that broadcast.
 
         Under the rule "causal" r > q is never seen.
         """
-        return sees(self.positions, self.steps, self.stand_in, q, r, self.rule)
+        return sees(*self.columns, q, r, self.rule)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        columns, rule = (self.positions, self.steps, self.stand_in), self.rule
+        columns, rule = self.columns, self.rule
         return lambda batch, head, q, r: sees(*columns, q, r, rule)
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
         if self.is_causal:
             return None
-        return visibility_mask(self.positions, self.steps, self.stand_in, self.rule)
+        return visibility_mask(*self.columns, self.rule)
 
     def to(self, device: torch.device | str) -> "TeacherView":
         """Return the view on a device."""
-        columns = self.sources, self.positions, self.steps, self.targets
+        columns = self.sources, self.positions, self.steps, self.targets, self.leaves_at
         return TeacherView(*(column.to(device) for column in columns), rule=self.rule)
 
 
@@ -90,6 +101,7 @@ def teacher_view(
     prefix_length: int = 0,
     visible: VisibilityRule = "causal",
     learn_context: bool = False,
+    window: int | None = None,
 ) -> TeacherView:
     """Lay out the lanes of a schedule for teacher forcing.
 
@@ -99,18 +111,21 @@ def teacher_view(
         visible: the rule of who may see whom.
         learn_context: the tokens of the context frames are targets, too, in raster order, but for
             the very first token of a sequence.
+        window: frames that the stream's context holds, the one under way included; None: all. The
+            first frames are decoded as the schedule says, as many as fit, and those after them one
+            by one, each taking the place of the oldest, as a stream does it.
 
     Returns:
         A view on the CPU of a sequence of `prefix_length + layout.context_slots +
         layout.num_slots` tokens.
 
     Raises:
-        ValueError: an unknown row start or rule, or a prompt where the layout has none or the
-            reverse.
+        ValueError: an unknown row start or rule, a prompt where the layout has none or the reverse,
+            or a window of one frame or less than the context frames.
     """
     check_row_start(row_start)
     check_rule(visible)
-    length = prefix_length + layout.context_slots
+    length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     if layout.has_prompt != (length > 0):
         raise ValueError(f"has_prompt is {layout.has_prompt}, and the prompt has {length} tokens")
     learnt: set[int] = set()
@@ -122,10 +137,44 @@ def teacher_view(
         (slot, slot - length + 1, slot, slot + 1 if slot + 1 in learnt else -1)
         for slot in range(length - 1)
     ]
-    for step, position, source, target in feeds(schedule, layout, row_start):
-        if step < schedule.num_steps:
-            written = -1 if target is None else length + layout.slot_of(*target)
-            lanes.append((length + position, step, length + source, written))
+    begins: list[int] = []  # step at which each frame's stretch begins
+    now = 0
+    for size in _stretches(layout, window):
+        grid, done = replace(layout.grid, num_frames=size), len(begins)
+        begun = replace(
+            layout,
+            grid=grid,
+            context_frames=layout.context_frames + done,
+            has_prompt=layout.has_prompt or done > 0,
+        )
+        part, base = schedule._replace(grid=grid), length + done * layout.slots_per_frame
+        for step, position, source, target in feeds(part, begun, row_start):
+            if step < part.num_steps:
+                written = -1 if target is None else base + begun.slot_of(*target)
+                lanes.append((base + position, now + step, base + source, written))
+        begins += [now] * size
+        now += part.num_steps
     columns = torch.tensor(sorted(lanes), dtype=torch.int64).T.contiguous()
     positions, steps, sources, targets = columns
-    return TeacherView(sources, positions, steps, targets, visible)
+    leaves_at = torch.full_like(positions, NEVER)
+    if window is not None:
+        # frames counted from the first context frame, before which no actions stand
+        actions = layout.num_action_tokens if layout.context_frames else 0
+        frames = (positions - prefix_length + actions) // layout.slots_per_frame
+        for newest in range(window - layout.context_frames, num_frames):
+            oldest = layout.context_frames + newest - window
+            leaves_at[(frames == oldest) & (positions >= prefix_length)] = begins[newest]
+    return TeacherView(sources, positions, steps, targets, leaves_at, visible)
+
+
+def _stretches(layout: SequenceLayout, window: int | None) -> list[int]:
+    """Return of how many frames a stream lays out each plan: what fits, then one by one."""
+    num_frames, given = layout.grid.num_frames, layout.context_frames
+    if window is None:
+        return [num_frames]
+    if window < max(2, given):
+        raise ValueError(
+            f"window must be at least 2 and hold the {given} context frames, got {window}"
+        )
+    first = min(max(1, window - given), num_frames)
+    return [first] + [1] * (num_frames - first)

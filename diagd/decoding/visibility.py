@@ -2,7 +2,9 @@
 
 A lane sees a cached token iff the token is not later in raster order and was fed no later than the
 lane (the same step included). A stand-in is seen by itself only. Slots not yet written are never
-seen: their `fed_at` is NEVER.
+seen: their `fed_at` is NEVER. In a full context a frame leaves when a new one begins, and what is
+fed from that step on does not see it: in a stream, another frame holds its slots by then; in a
+whole sequence, `leaves_at` says so.
 
 That is the rule "causal". Under "fed", which models can be trained for but not decoded with yet,
 the place in raster order does not matter: what was fed is seen. No lane sees its own target under
@@ -69,6 +71,7 @@ def sees(
     positions: Tensor,
     steps: Tensor,
     stand_in: Tensor,
+    leaves_at: Tensor,
     q: Tensor,
     r: Tensor,
     rule: VisibilityRule = "causal",
@@ -80,20 +83,25 @@ def sees(
             true token that is fed later.
         steps: (N,) int64, the step at which each lane is fed.
         stand_in: (N,) bool.
+        leaves_at: (N,) int64, the first step whose lanes do not see the lane any more, or NEVER.
         q, r: int64 lane numbers that broadcast; q looks, r is looked at.
 
     Returns:
         bool of the shape that q and r broadcast to.
     """
-    known = (steps[r] <= steps[q]) & ~stand_in[r]
+    known = (steps[r] <= steps[q]) & (steps[q] < leaves_at[r]) & ~stand_in[r]
     if rule == "causal":
         known = known & (positions[r] <= positions[q])
     return (q == r) | known
 
 
 def visibility_mask(
-    positions: Tensor, fed_at: Tensor, stand_in: Tensor, rule: VisibilityRule = "causal"
+    positions: Tensor,
+    fed_at: Tensor,
+    stand_in: Tensor,
+    leaves_at: Tensor,
+    rule: VisibilityRule = "causal",
 ) -> Tensor:
     """Return what `sees` says of all pairs, (N, N) bool: row = who looks, column = at whom."""
     lanes = torch.arange(len(positions), device=positions.device)
-    return sees(positions, fed_at, stand_in, lanes[:, None], lanes[None, :], rule)
+    return sees(positions, fed_at, stand_in, leaves_at, lanes[:, None], lanes[None, :], rule)

@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.backends.prepare import Backend
-from diagd.data.actions import split_actions
+from diagd.data.actions import idle_action, split_actions
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.evaluation.named_clips import Clip, read_clip
+from diagd.evaluation.named_clips import Clip, clip_after, read_clip
 from diagd.evaluation.results import Record, pack
+from diagd.evaluation.revisit import CHANCE, walk
+from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
 from diagd.metrics.fvd import Preprocessing, VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
@@ -54,6 +57,10 @@ class Settings:
         fps: frame rate of the clips; None takes any.
         sampling: how tokens are drawn. seed: added to each clip's own.
         lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
+        drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
+            again, and what is said of frames without the truth is measured, too.
+        revisit: frames to turn away for, and back, by `revisit_actions`; in place of the clip's own
+            actions. None: no turning (see `diagd.evaluation.revisit`).
     """
 
     models: dict[str, str]
@@ -72,6 +79,9 @@ class Settings:
     lpips_heads: Path | None
     fvd_detector: Path | None
     fvd_resize: Preprocessing
+    drift: bool = False
+    revisit: int | None = None
+    revisit_actions: tuple[str, str] = ("left", "right")
 
 
 class ClipMeter:
@@ -110,42 +120,48 @@ class ClipMeter:
         if self._world is None or self._world[0] != model:
             self._world = None  # before the next one is loaded: two may not fit
             settings = self.settings
-            self._world = (
-                model,
-                VideoGenerator.from_pretrained(
-                    settings.models[model],
-                    settings.device,
-                    dtype_of(settings.dtype),
-                    settings.backend,
-                    settings.dtype == "int8",
-                    tokenizer=settings.tokenizer,
-                ),
+            world = VideoGenerator.from_pretrained(
+                settings.models[model],
+                settings.device,
+                dtype_of(settings.dtype),
+                settings.backend,
+                settings.dtype == "int8",
+                tokenizer=settings.tokenizer,
             )
+            _check_world(world, settings, model)
+            self._world = model, world
         return self._world[1]
 
     def clip(self, model: str, name: str) -> Clip:
         """Return a clip at the size of the model's frames."""
         if self._clip is None or self._clip[0] != (model, name):
-            world, settings = self.world(model), self.settings
-            clip = read_clip(
-                settings.clips,
-                name,
-                world.vocabulary,
-                settings.start,
-                settings.num_frames,
-                settings.fps,
-            )
-            frames = world.tokenizer.fit_frames(clip.frames, *world.frame_size_px)
-            self._clip = (model, name), replace(clip, frames=frames)
+            self._clip = (model, name), self._read(model, name)
         return self._clip[1]
+
+    def _read(self, model: str, name: str) -> Clip:
+        world, settings = self.world(model), self.settings
+        wanted = settings.context_frames if settings.revisit else settings.num_frames
+        clip = read_clip(
+            settings.clips,
+            name,
+            world.vocabulary,
+            settings.start,
+            wanted,
+            settings.fps,
+            least=settings.context_frames + 1 if settings.drift else None,
+        )
+        return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
     def __call__(self, task: Task) -> Outcome:
         """Measure."""
         clip = self.clip(task.model, task.clip)
         given = self.settings.context_frames
-        truth = clip.frames[given:]
+        truth, length = clip.frames[given:], self.settings.num_frames - given
+        if self.settings.revisit:
+            truth = clip.frames[-1:].expand(length, -1, -1, -1)
         started = time.perf_counter()
         decoding: Record = {"stats": None}
+        tokens: Tensor | None = None
         seed = seed_of(clip.name, self.settings.seed)
         if task.method == "truth":
             frames = truth
@@ -153,31 +169,38 @@ class ClipMeter:
             frames = clip.frames[given - 1 : given].expand_as(truth).contiguous()
         elif task.method == "reconstruction":
             tokenizer = self.world(task.model).tokenizer
-            frames = tokenizer.decode(tokenizer.encode(clip.frames))[given:].cpu()
+            shown = tokenizer.decode(tokenizer.encode(clip.frames)).cpu()
+            frames = shown[-1:].expand_as(truth) if self.settings.revisit else shown[given:]
+        elif task.method == CHANCE:
+            other = clip_after(self.settings.clips, clip.name)
+            frames = self._read(task.model, other).frames[-1:].expand_as(truth)
         else:
             strategy = parse_strategy(task.method)
             if (task.model, task.method) not in self._warm:
                 world = self.world(task.model)
                 shortest = world.tokenizer.temporal_compression
                 # it compiles and allocates; a graph is captured for each number of slots in use
-                length = len(truth) if world.runner == "cuda-graph" else shortest
-                self._generate(task.model, clip, strategy, length, seed)
+                warm_up = length if world.runner == "cuda-graph" else shortest
+                self._generate(task.model, clip, strategy, warm_up, seed)
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()
-            video = self._generate(task.model, clip, strategy, len(truth), seed)
-            frames = video.frames
+            video = self._generate(task.model, clip, strategy, length, seed)
+            frames, tokens = video.frames, video.tokens.cpu()
             decoding = {
                 "stats": asdict(video.stats),
-                "tokens": pack(video.tokens.cpu().numpy()),
+                "tokens": pack(tokens.numpy()),
                 "lossless": strategy.promise,
             }
         wall_seconds = time.perf_counter() - started
+        before = clip.frames[given - 1 : given]
+        if self.settings.drift:
+            decoding["drift"] = self._drift(task.model, before, frames, tokens)
         record = {
             "kind": "clip",
             **task._asdict(),
             "seed": seed,
-            "quality": self._quality(frames, truth) if task.method != "truth" else {},
-            "features": self._features(task.model, clip.frames[given - 1 : given], frames),
+            "quality": self._quality(frames[: len(truth)], truth) if task.method != "truth" else {},
+            "features": self._features(task.model, before, frames),
             **decoding,
             "frame_size_px": list(truth.shape[1:3]),
             "fps": float(clip.fps),
@@ -191,9 +214,12 @@ class ClipMeter:
     ) -> GeneratedVideo:
         given = self.settings.context_frames
         between, coming = split_actions(clip.actions, given)
+        codec = self.world(model).vocabulary
+        if self.settings.revisit and codec is not None:
+            coming = walk(*self.settings.revisit_actions, idle_action(codec), self.settings.revisit)
         return self.world(model).generate(
             clip.frames[:given],
-            coming and coming[:num_frames],
+            coming and list(islice(cycle(coming), num_frames)),
             num_frames,
             strategy=strategy,
             context_actions=between,
@@ -208,6 +234,18 @@ class ClipMeter:
             quality["lpips"] = self._lpips(frames, truth).tolist()
         return quality
 
+    def _drift(
+        self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
+    ) -> dict[str, list[float]]:
+        """Return what can be said of each frame without the truth, the last given one before."""
+        tokenizer = self.world(model).tokenizer
+        grids = tokenizer.encode(frames) if tokens is None else tokens
+        return {
+            "sharpness": sharpness(frames).tolist(),
+            "repeated": repeated_tokens(torch.cat([tokenizer.encode(before), grids])).tolist(),
+            "distinct": distinct_tokens(grids).tolist(),
+        }
+
     def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
         """Describe the clip for the Frechet distances."""
         features = {}
@@ -220,3 +258,17 @@ class ClipMeter:
                 parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
                 features["tfd"] = pack(frame_features(torch.cat(parts)).cpu().numpy())
         return features
+
+
+def _check_world(world: VideoGenerator, settings: Settings, model: str) -> None:
+    """Raise ValueError for a world in which drift or a way back cannot be measured."""
+    joined = world.tokenizer.temporal_compression
+    if (settings.drift or settings.revisit) and joined > 1:
+        raise ValueError(
+            f"drift and revisit go frame by frame, and the tokenizer of {model} joins {joined}"
+        )
+    if settings.revisit:
+        if world.vocabulary is None:
+            raise ValueError(f"revisit needs a model that takes actions, and {model} takes none")
+        for action in settings.revisit_actions:
+            world.vocabulary.tokens_of(action)

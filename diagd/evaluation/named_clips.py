@@ -27,6 +27,7 @@ def read_clip(
     num_frames: int,
     fps: float | None,
     size_px: tuple[int, int] | None = None,
+    least: int | None = None,
 ) -> Clip:
     """Read `num_frames` frames from frame `start` on, with the actions that led to them.
 
@@ -34,9 +35,25 @@ def read_clip(
         codec: of the model's actions; None leaves actions unread.
         fps: frame rate to read at (see `ClipFile.read`).
         size_px: (height_px, width_px) to crop and scale to; None leaves frames as they are.
+        least: frames that are enough where the clip has no more; None: `num_frames`.
 
     Raises:
         FileNotFoundError, ValueError: a clip that cannot be read so (named).
     """
     files = {clip.name: clip for clip in find_clips(folder, codec=codec)}
+    if least is not None:
+        num_frames = min(num_frames, files[name].check(least, start, fps))
     return files[name].read(num_frames, start, fps, size_px)
+
+
+def clip_after(folder: Path, name: str) -> str:
+    """Return the clip of a folder that comes after this one by name, the first after the last.
+
+    Raises:
+        FileNotFoundError: no such folder, or no clips in it.
+        ValueError: there is no other clip.
+    """
+    names = [clip.name for clip in find_clips(folder)]
+    if len(names) < 2:
+        raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
+    return names[(names.index(name) + 1) % len(names)]

@@ -7,7 +7,7 @@ from diagd.evaluation.summary import Groups
 from diagd.reporting.page import Section
 from diagd.reporting.pictures import read_frames, write_side_by_side, write_strip
 
-HIDDEN = ("copy", "reconstruction")  # of which only the numbers are of interest
+HIDDEN = ("copy", "reconstruction", "chance")  # of which only the numbers are of interest
 
 
 def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
+from diagd.evaluation.drift import SHOWN
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.summary import DISTANCES, QUALITY, Groups, per_horizon
 from diagd.reporting.pictures import save_figure
@@ -18,6 +19,9 @@ AXES = {
     "lpips": "LPIPS (lower is better)",
     "fvd": "FVD (lower is better)",
     "tfd": "TFD (lower is better)",
+    "sharpness": "sharpness, of true frames'",
+    "repeated": "share of repeated tokens",
+    "distinct": "share of distinct tokens",
 }
 MARKERS = {  # of a strategy that is lossless so: marker, words
     "tokens": ("o", "raster's tokens"),
@@ -25,7 +29,7 @@ MARKERS = {  # of a strategy that is lossless so: marker, words
     "no": ("x", "neither"),
 }
 JOINED = (RASTER, "k=")
-SHADES = {"reconstruction": "0.35", "copy": "0.6"}
+SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
 
 
 def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
@@ -33,7 +37,7 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
 
     Lossless strategies are marked; a line joins raster and the diagonals.
     """
-    shown = [name for name in AXES if any(row[name] for row in rows)]
+    shown = [name for name in (*QUALITY, *DISTANCES) if any(row[name] for row in rows)]
     figure, axes = plt.subplots(
         1, len(shown), figsize=(4.6 * len(shown), 4), squeeze=False, layout="constrained"
     )
@@ -100,6 +104,38 @@ def plot_horizons(groups: Groups, path: Path) -> None:
                 axis.plot(times, values.mean(axis=0), label=algorithm(method), lw=1.3, **style)
             axis.grid(alpha=0.3)
         line[0].set_ylabel(AXES[name])
+    _finish_horizons(figure, axes, models, path)
+
+
+def plot_drift(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw how frames change, by eights: a column for each model, a row for each number."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    shown = [name for name in SHOWN if any(row[name] is not None for row in rows)]
+    figure, axes = plt.subplots(
+        len(shown),
+        len(models),
+        figsize=(7 * len(models), 2.6 * len(shown)),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        layout="constrained",
+    )
+    for line, name in zip(axes, shown, strict=True):
+        for axis, model in zip(line, models, strict=True):
+            own = [row for row in rows if row["model"] == model and row[name] is not None]
+            for method in dict.fromkeys(row["method"] for row in own):
+                points = [row for row in own if row["method"] == method]
+                style = {"color": SHADES[method], "ls": "--"} if method in SHADES else {}
+                times = [np.mean(row["frames"]) for row in points]
+                values = [row[name] for row in points]
+                axis.plot(times, values, marker=".", label=algorithm(method), lw=1.3, **style)
+            axis.grid(alpha=0.3)
+        line[0].set_ylabel(AXES[name])
+    _finish_horizons(figure, axes, models, path)
+
+
+def _finish_horizons(figure: Any, axes: Any, models: list[str], path: Path) -> None:
+    """Name models and times, and write the figure."""
     for axis, model in zip(axes[0], models, strict=True):
         axis.set_title(model)
     for axis in axes[-1]:

@@ -27,7 +27,8 @@ class DreamStrip:
         folder: where `dreams.png` appears, and the strips it is made of, in `dreams/`.
         held_out: clips that the model does not learn from.
         tokenizer: paints them.
-        frames: how many frames a strip has; a quarter of them are given.
+        frames: how many frames a strip has. Given are a quarter of them, or of what the model's
+            context holds.
     """
 
     def __init__(
@@ -35,7 +36,6 @@ class DreamStrip:
     ) -> None:
         self.folder, self.tokenizer = folder, tokenizer
         self.tokens, self.actions = windows(held_out, 1, frames)
-        self.num_given = max(1, frames // 4)
         self.num_codes = held_out.codebook_size
 
     def add(self, model: Transformer, step: int) -> None:
@@ -47,22 +47,26 @@ class DreamStrip:
         stages = sorted(path for path in strips.glob("step_*.png") if path.name <= _name(step))
         rows = {"truth": strips / "truth.png"}
         rows |= {f"step {int(path.stem.removeprefix('step_'))}": path for path in stages}
-        plot_dreams(self.folder / PICTURE, rows, self.num_given)
+        plot_dreams(self.folder / PICTURE, rows, self._num_given(model))
 
     def _dream(self, model: Transformer) -> Tensor:
         """Return the given frames and the dreamt ones, (frames, height, width) int64."""
-        given, (_, frames, height, width) = self.tokens[0, : self.num_given], self.tokens.shape
+        num_given, (_, frames, height, width) = self._num_given(model), self.tokens.shape
+        given = self.tokens[0, :num_given]
         defaults = GenerationDefaults()
         out = generate_tokens(
             model,
-            prompt_tokens((), given, self.actions[:, 1 : self.num_given]).to(model.device),
+            prompt_tokens((), given, self.actions[:, 1:num_given]).to(model.device),
             STRATEGY,
-            self.actions[:, self.num_given :].to(model.device),
-            context_frames=self.num_given,
+            self.actions[:, num_given:].to(model.device),
+            context_frames=num_given,
             sampling=defaults.sampling(None, (0, self.num_codes)),
-            grid=TokenGrid(frames - self.num_given, height, width),
+            grid=TokenGrid(frames - num_given, height, width),
         )
         return torch.cat([given, out.tokens[0].cpu()])
+
+    def _num_given(self, model: Transformer) -> int:
+        return max(1, min(self.tokens.shape[1], model.config.frames_held) // 4)
 
     def _write(self, path: Path, tokens: Tensor) -> None:
         write_image(path, contact_sheet(self.tokenizer.decode(tokens), columns=len(tokens)))

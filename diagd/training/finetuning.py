@@ -37,10 +37,22 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     model = load_model(options.init)
     check_fit(options.init, model.config, clips)
     most = model.config.frames_held
-    if options.frames > most:
+    if options.window is None and options.frames > most:
         raise ValueError(
-            f"frames must be at most {most}, which the model holds, got {options.frames}"
+            f"frames must be at most {most}, which the model holds, got {options.frames}; "
+            f"with --window {most} there may be more"
         )
+    if options.window is not None:
+        if not model.relative_positions:
+            raise ValueError(
+                f"window: {options.init} knows absolute positions, so nothing may outgrow its "
+                f"context of {most} frames: leave it out"
+            )
+        if options.window != most:
+            raise ValueError(
+                f"window must be {most}, the frames that {options.init} holds and its streams see, "
+                f"got {options.window}"
+            )
     views = options.views(model.config.grid_height, model.config.grid_width)
     purpose = {"init": options.init, **options.purpose()}
     run = TrainingRun(options, clips, model, {"finetune": purpose})

@@ -98,6 +98,9 @@ class MixtureOptions(LoopOptions):
     strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
     visible: VisibilityRule = "causal"  # fed: lanes see what was fed, later in raster order, too
     context_frames: int  # frames at the start that are given, in raster order, and not learnt
+    # frames that may be seen, the one under way included, as in a stream that has outgrown its
+    # context; longer sequences are read in one go all the same. Default: all of a sequence
+    window: int | None = None
     corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
     # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
     corrupt_with: CorruptWith = "uniform"
@@ -111,6 +114,18 @@ class MixtureOptions(LoopOptions):
             raise ValueError(
                 f"context_frames must be in [0, frames={self.frames}), got {self.context_frames}"
             )
+
+        least = max(2, self.context_frames)
+        if self.window is not None and not least <= self.window < self.frames:
+            raise ValueError(
+                f"window must be in [{least}, frames={self.frames}): what has more frames outgrows "
+                f"it; got {self.window}"
+            )
+
+    @property
+    def frames_held(self) -> int:
+        """Frames that a model's context has to hold."""
+        return self.window or self.frames
 
     def mixture(self) -> Mixture:
         """Return the strategies and their weights."""
@@ -135,6 +150,7 @@ class MixtureOptions(LoopOptions):
             "visible": self.visible,
             "context_frames": self.context_frames,
             "frames": self.frames,
+            **({"window": self.window} if self.window else {}),
             **wrong,
         }
 
@@ -157,6 +173,7 @@ class MixtureOptions(LoopOptions):
                 strategy.row_start,
                 visible=self.visible,
                 learn_context=self.context_frames == 0,
+                window=self.window,
             )
             for strategy in (*self.mixture().weights, Raster())
         }

@@ -68,7 +68,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         steps = min(options.steps or plan.steps, plan.steps)
         minutes = options.seconds / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
-    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames)
+    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
     model = start_model(config, options.seed, options.init)
     views = options.views(config.grid_height, config.grid_width)
     run = TrainingRun(options, clips, model, {"train": options.purpose()})

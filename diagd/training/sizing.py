@@ -107,7 +107,7 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
     most = min(options.steps or steps, steps) * step
     plan = None
     for name in WORLD_SIZES if model is None else [model]:
-        weights = num_weights(fit_config(name, clips, options.frames))
+        weights = num_weights(fit_config(name, clips, options.frames_held))
         tokens = min(options.seconds / _seconds_per_token(costs, weights), most)
         larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
@@ -127,7 +127,7 @@ def num_weights(config: ModelConfig) -> int:
 def _probe(options: MixtureOptions, clips: TokenClips, model: str) -> tuple[int, float]:
     """Train a model for a few steps; return its weights, and the seconds a token takes."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = fit_config(model, clips, options.frames)
+    config = fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
     views = options.views(config.grid_height, config.grid_width)
     wrong = options.corruption(clips.codebook_size)

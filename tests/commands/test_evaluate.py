@@ -10,8 +10,9 @@ from diagd.data.video import read_video
 from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.evaluation.measure import ClipMeter
-from diagd.evaluation.named_clips import read_clip
-from diagd.evaluation.results import BASELINES, read_results
+from diagd.evaluation.named_clips import clip_after, read_clip
+from diagd.evaluation.results import BASELINES, read_results, unpack
+from diagd.metrics.quality import psnr
 from diagd.metrics.weights import short_sha256
 from diagd.pipeline.generator import VideoGenerator
 from tests.evaluation.lines import write_clips
@@ -180,6 +181,10 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--models", "absent"), "no model at 'absent'"),
         (("--models", "a=doom", "a=doom"), "models must be distinct and at least one"),
         (("--protocol", "vpt"), "cosmos.*wham.*mc-ar"),
+        (("--drift", "--teacher-forced"), "one thing at a time: .* drift, teacher_forced out"),
+        (("--drift", "--fvd-detector", "absent.pt", "--frames", 20), "drift is measured frame by"),
+        (("--revisit", 2), "revisit says how many frames there are: leave frames out"),
+        (("--revisit", 0), "revisit must be at least 1, got 0"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(flags, message, evaluate, tmp_path):
@@ -299,3 +304,84 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
     assert path.read_text() == text
     evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
     evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")
+
+
+def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, clips):
+    """Clips have 6 frames, 2 are given, 12 more are dreamt: their 4 actions, three times."""
+    outcome = evaluate("--drift", "--frames", 14)
+    assert outcome.code == 0, outcome.err
+    records = read_results(tmp_path / "out" / "results.jsonl").clips
+    for record in records:
+        is_dream, is_truth = record["stats"] is not None, record["method"] == "truth"
+        length = 12 if is_dream else 4
+        assert {len(values) for values in record["drift"].values()} == {length}
+        assert {len(values) for values in record["quality"].values()} == (
+            set() if is_truth else {4}
+        )
+    rows = outcome.document["rows"]
+    frames = {row["method"]: row["frames"] for row in rows}  # the last of each
+    assert frames == {
+        **{key: [9, 12] for key in ("raster", "k=2", "k=1")},
+        **{key: [1, 4] for key in ("truth", "copy", "reconstruction")},
+    }
+    assert "9-12" in outcome.said
+    assert evaluate("--drift", "--frames", 14).document["measured"] == 0
+    evaluate("--frames", 14).assert_refused("was measured with drift=True, now False")
+    record = next(r for r in records if r["method"] == "k=1")
+    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    size = generator.frame_size_px
+    clip = read_clip(clips, record["clip"], generator.vocabulary, 0, 6, None, size)
+    assert clip.actions is not None
+    video = generator.generate(
+        clip.frames[:2],
+        clip.actions[2:] * 3,
+        strategy="k=1",
+        context_actions=clip.actions[1:2],
+        sampling=diagd.SamplingOptions(1.0, top_p=0.9),
+        seed=record["seed"],
+    )
+    assert unpack(record["tokens"]).tolist() == video.tokens.tolist()
+    report = command("report", "--results", tmp_path / "out", "--out", tmp_path / "report")
+    assert report.code == 0, report.err
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| Model | method | frames | samples | TFD | PSNR | SSIM | sharpness |" in text
+    assert (tmp_path / "report" / "figures" / "drift.png").is_file()
+
+
+def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
+    flags = "--num-clips", 2, "--context-frames", 2, "--backend", "eager", "--strategy", "k=1"
+    flags = "--model", world, "--clips", clips, "--out", tmp_path / "out", *flags, "--json"
+    outcome = command("evaluate", *flags, "--revisit", 3)
+    assert outcome.code == 0, outcome.err
+    records = read_results(tmp_path / "out" / "results.jsonl").clips
+    assert [r["method"] for r in records] == ["reconstruction", "chance", "raster", "k=1"] * 2
+    record = records[3]
+    generator = VideoGenerator.from_pretrained(world, backend="eager")
+    size = generator.frame_size_px
+    clip = read_clip(clips, record["clip"], generator.vocabulary, 0, 2, None, size)
+    assert clip.actions is not None
+    video = generator.generate(
+        clip.frames,
+        "left*3,none,right*3",
+        strategy="k=1",
+        context_actions=clip.actions[1:2],
+        sampling=diagd.SamplingOptions(1.0, top_p=0.9),
+        seed=record["seed"],
+    )
+    expected = psnr(video.frames, clip.frames[1:].expand_as(video.frames))
+    assert record["quality"]["psnr"] == pytest.approx(expected.tolist())
+    other = read_clip(clips, clip_after(clips, record["clip"]), None, 0, 2, None, size)
+    expected = psnr(other.frames[1], clip.frames[1])
+    assert records[1]["quality"]["psnr"] == [pytest.approx(expected.item())] * 7
+    assert "left for 3, nothing for one, right for 3" in " ".join(outcome.document["notes"])
+    wrong = command("evaluate", *flags, "--revisit", 3, "--revisit-actions", "left", "up")
+    wrong.assert_refused("unknown action 'up'")
+    report = command("report", "--results", tmp_path / "out", "--out", tmp_path / "report")
+    assert report.code == 0, report.err
+    assert (tmp_path / "report" / "figures" / "revisit.png").is_file()
+
+
+def test_chance_needs_another_clip(tmp_path):
+    clips = write_clips(tmp_path / "one", count=1)
+    with pytest.raises(ValueError, match="holds one clip only"):
+        clip_after(clips, "clip_0")

@@ -71,7 +71,7 @@ def logits_of_view(model, view: TeacherView, sequence: Tensor) -> Tensor:
     return logits[:, view.readers]
 
 
-def logits_of_reference(case: Case, frames: Tensor) -> Tensor:
+def logits_of_reference(case: Case, frames: Tensor, window: int | None = None) -> Tensor:
     """Return the same from the cache-free reference, made to write the given frames."""
     seen = {}
 
@@ -79,7 +79,8 @@ def logits_of_reference(case: Case, frames: Tensor) -> Tensor:
         seen[t, i, j] = logits
         return frames[:, t, i, j]
 
-    case.reference(forced).decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
+    stream = dataclasses.replace(case.reference(forced), window=window)
+    stream.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
     return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
 
 

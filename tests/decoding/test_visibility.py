@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from diagd.decoding.visibility import NEVER, VisibilityRule, visibility_mask, visible_slots
 
+STAYS = torch.tensor(NEVER)
+
 
 @st.composite
 def feeds(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
@@ -21,21 +23,23 @@ def feeds(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("rule", ["causal", "fed"])
-@given(feed=feeds())
+@given(feed=feeds(), data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_mask_of_a_sequence_is_the_rule_in_words(rule: VisibilityRule, feed):
+def test_mask_of_a_sequence_is_the_rule_in_words(rule: VisibilityRule, feed, data):
     fed_at, stand_ins = feed
     lanes = [(slot, fed, False) for slot, fed in enumerate(fed_at)]
     lanes += [(slot, step, True) for slot, step in stand_ins]
     positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
-    mask = visibility_mask(positions, fed, stands_in, rule)
+    leave = st.integers(1, 6) | st.just(NEVER + 1)
+    leaves_at = data.draw(st.lists(leave, min_size=len(lanes), max_size=len(lanes)))
+    mask = visibility_mask(positions, fed, stands_in, torch.tensor(leaves_at), rule)
     assert mask.dtype == torch.bool
     for q, (slot_q, fed_q, _) in enumerate(lanes):
         for r, (slot_r, fed_r, is_stand_in) in enumerate(lanes):
             may_stand_there = slot_r <= slot_q or rule == "fed"
-            fed_no_later = fed_r <= fed_q
-            expected = q == r if is_stand_in else may_stand_there and fed_no_later
-            assert bool(mask[q, r]) == expected
+            is_there = fed_r <= fed_q < leaves_at[r]
+            expected = not is_stand_in and may_stand_there and is_there
+            assert bool(mask[q, r]) == (q == r or expected)
 
 
 @given(feeds())
@@ -47,7 +51,7 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
     if not lanes:
         return
     positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
-    mask = visibility_mask(positions, fed, stands_in)
+    mask = visibility_mask(positions, fed, stands_in, STAYS.expand_as(fed))
     for step in {fed for _, fed, _ in lanes}:
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])

@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
+from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
 from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of
+from tests.decoding.test_teacher_forcing import (
+    RULES,
+    logits_of_reference,
+    logits_of_view,
+    truth_of,
+)
 
 SHARP = diagd.SamplingOptions(temperature=0.7)
 
@@ -140,3 +148,60 @@ def test_whoever_has_absolute_positions_reads_again():
     decode(engine, "k=1", None, 8)
     assert not engine.is_endless
     assert engine.num_used <= engine.max_slots
+
+
+def view_under(case: Case, window: int | None) -> TeacherView:
+    has_prompt = case.prompt.shape[1] > 0
+    layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
+    return teacher_view(
+        case.schedule,
+        layout,
+        case.row_start,
+        case.prefix_length,
+        case.visible,
+        window=window,
+    )
+
+
+@pytest.mark.parametrize("visible", RULES)
+@given(case=cases(), num_frames=st.integers(2, 5), more=st.integers(0, 2))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_one_forward_under_a_window_gives_the_logits_of_the_stream(visible, case, num_frames, more):
+    window = max(2, case.context_frames + more)
+    case = dataclasses.replace(case, visible=visible, num_frames=num_frames)
+    frames, sequence = truth_of(case)
+    expected = logits_of_reference(case, frames, window)
+    logits = logits_of_view(model_of("own"), view_under(case, window), sequence)
+    # float32 sums, reordered, over twice as many lanes as in `assert_close`
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+
+
+@given(case=cases())
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_a_window_that_holds_all_frames_changes_nothing(case):
+    window = max(2, case.context_frames + case.num_frames)
+    plain, view = view_under(case, None), view_under(case, window)
+    for ours, theirs in zip(view.columns, plain.columns, strict=True):
+        assert torch.equal(ours, theirs)
+    assert view.is_causal == plain.is_causal
+
+
+def test_raster_order_needs_a_mask_where_a_frame_has_left():
+    case = Case(num_frames=4, row_lag=5, frame_lag=15, num_action_tokens=1)
+    view = view_under(case, 3)
+    visible = view.visible()
+    assert visible is not None
+    lanes = torch.arange(len(view.positions))
+    assert torch.equal(view.mask_mod()(lanes, lanes, lanes[:, None], lanes[None, :]), visible)
+    # prefix 0, given frame 1-15; then an action and 15 tokens each, frame 2 of which is the fourth
+    assert visible[48].all(0) == visible[48, :49].all()
+    assert not visible[49, 1:16].any()
+    assert visible[49, 0]
+    assert visible[49, 16:50].all()
+
+
+@pytest.mark.parametrize(("window", "context_frames"), [(1, 1), (2, 3)])
+def test_a_window_that_is_too_small_is_refused(window, context_frames):
+    case = Case(context_frames=context_frames)
+    with pytest.raises(ValueError, match=rf"window must be at least 2 and hold .*got {window}"):
+        view_under(case, window)

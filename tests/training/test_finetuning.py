@@ -4,11 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn import functional
 
+from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.likelihood import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
@@ -16,6 +19,7 @@ from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.mixture import Mixture
 from diagd.training.sequences import draw_batch
+from tests.decoding.cases import Resampled
 from tests.training.runs import run_killed
 from tests.worlds import (
     HEIGHT,
@@ -87,6 +91,42 @@ def test_the_first_loss_is_what_decoding_by_the_strategy_costs(
     finetune(run)
     tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
     assert losses_of(run.out) == [pytest.approx(nll_of(run, tokens, strategy), abs=1e-5)]
+
+
+@pytest.mark.parametrize("strategy", ["raster", "k=1", "k=2,d=1"])
+def test_under_a_window_the_first_loss_is_what_a_stream_pays(strategy, options):
+    """The stream of a model that holds 6 frames writes 9, made to write the true ones."""
+    clips = clips_of(num_frames=9)
+    changes = {"frames": 9, "window": 6, "strategies": (strategy,), "context_frames": 2}
+    run = options(steps=1, warmup_steps=0, **changes)
+    shutil.rmtree(run.tokens)
+    write_shard(run.tokens, clips)
+    finetune(run)
+    tokens = draw_batch(clips, 9, run.batch_size, 0)
+    assert losses_of(run.out) == [pytest.approx(stream_nll(run, tokens, strategy), abs=1e-5)]
+
+
+@torch.inference_mode()
+def stream_nll(options, tokens, strategy):
+    """Price sequences of 2 x 3 tokens a frame by the logits from which a stream draws."""
+    frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
+    truth, costs = frames[:, 2:, 1:].unflatten(2, (2, 3)), {}
+
+    def forced(logits, sampling, ranges, seeds, t, i, j):
+        known = set(costs)
+        written = truth[:, t, i, j]
+        for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
+            if place not in known:  # lanes that write nothing claim (t, 0, 0) later on, too
+                costs[place] = functional.cross_entropy(logits[:, lane], written[:, lane])
+        return written
+
+    model: Any = Resampled(load_model(options.init), forced)
+    engine = DecodingEngine(model, 2, 3, num_action_tokens=1, batch_size=len(tokens))
+    engine.prefill(tokens[:, :13], context_frames=2)
+    written = list(engine.decode(strategy, frames[:, 2:, :1], 7))
+    assert torch.equal(torch.stack(written, 1), truth)
+    assert (engine.window, engine.num_dropped_frames, len(costs)) == (6, 3, truth[0].numel())
+    return torch.stack(list(costs.values())).mean().item()
 
 
 def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
@@ -247,3 +287,12 @@ def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
     tokens = write_shard(tmp_path / "other", clips)
     with pytest.raises(ValueError, match="number of visual ids is 12, the model's 11"):
         finetune(options(tokens=tokens))
+
+
+def test_a_window_other_than_the_model_s_is_refused(options, tmp_path):
+    with pytest.raises(ValueError, match=r"window must be 6, the frames that .*init holds.*got 3"):
+        finetune(options(frames=6, window=3))
+    clips = write_shard(tmp_path / "long", clips_of(num_frames=7))
+    with pytest.raises(ValueError, match=r"at most 6, .*got 7; with --window 6 there may be more"):
+        finetune(options(frames=7, tokens=clips))
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import diagd
+from diagd.decoding.engine import DecodingEngine
 from diagd.training.mixture import MixtureLoss
 from diagd.training.pretraining import pretrain
 from diagd.training.sequences import draw_batch
@@ -46,6 +47,24 @@ def test_training_goes_on_from_a_model_with_another_context(options):
     scratch = options("scratch", frames=4, steps=1, warmup_steps=0)
     pretrain(scratch)
     assert first < log_of(scratch.out)[0]["loss"] - 0.05
+
+
+def test_a_model_trained_under_a_window_holds_the_window(options):
+    """It sees as much as its streams will, however long the sequences are that it learns from."""
+    run = options(frames=5, window=3, strategies=("raster k=1",), steps=4, warmup_steps=0)
+    pretrain(run)
+    model = diagd.load_model(run.out)
+    assert model.config.frames_held == 3
+    engine = DecodingEngine(model, HEIGHT, WIDTH, num_action_tokens=1)
+    engine.prefill(torch.zeros(1, HEIGHT * WIDTH, dtype=torch.int64))
+    assert (engine.window, engine.is_endless) == (3, True)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4])
+def test_a_window_that_nothing_outgrows_is_refused(window, options):
+    message = rf"window must be in \[2, frames=3\).*got {window}"
+    with pytest.raises(ValueError, match=message):
+        options(window=window)
 
 
 def test_a_model_of_another_shape_is_no_start(options, world):

@@ -1,0 +1,38 @@
+import pytest
+
+from diagd.evaluation.results import Results
+from diagd.evaluation.revisit import is_revisit, revisit_cells, summarize_revisit, walk
+from tests.evaluation.lines import clip_line, run_line
+
+
+def test_one_stands_still_before_turning_back():
+    assert walk("left", "right", "none", 2) == ["left", "left", "none", "right", "right"]
+
+
+def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
+    run = run_line()
+    run["settings"] |= {"revisit": 2, "revisit_actions": ["left", "right"]}
+    lines = [
+        clip_line("k=1", "a", (25.0, 15, 10, 16, 24), steps=9),
+        clip_line("k=1", "b", (25.0, 15, 12, 16, 20), steps=9),
+        clip_line("chance", "a", (11.0,) * 5),
+        clip_line("chance", "b", (9.0,) * 5),
+        clip_line("reconstruction", "a", (31.0,) * 5),
+    ]
+    results = Results([run], lines)
+    assert is_revisit(results)
+    rows = {row["method"]: row for row in summarize_revisit(results)}
+    psnr = rows["k=1"]["psnr"]
+    assert (psnr["back"], psnr["turned"]) == (22, 11)
+    assert (psnr["above_turned"], psnr["above_chance"]) == (11, 12)
+    assert psnr["above_turned_interval"] == pytest.approx([8, 14])
+    assert psnr["above_chance_interval"] == pytest.approx([11, 13])
+    reconstruction = rows["reconstruction"]["psnr"]
+    assert (reconstruction["turned"], reconstruction["above_turned"]) == (None, None)
+    assert reconstruction["above_chance"] == 20
+    assert rows["k=1"]["ssim"] is None
+    header, cells = revisit_cells(list(rows.values()))
+    assert header == ["method", "clips", "PSNR turned", "back", "back - turned", "back - chance"]
+    dream = ["k=1", "2", "11.00", "22.00", "+11.00 [+8.00, +14.00]", "+12.00 [+11.00, +13.00]"]
+    assert dream in cells
+    assert ["chance", "2", "-", "10.00", "-", "-"] in cells
