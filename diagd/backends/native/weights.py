@@ -12,7 +12,7 @@ from diagd.models.transformer import Transformer
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
 BLOCK = 32  # columns of a block of weights, as in csrc/kernels.h
-PACKED: dict[NativeDType, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
+PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
 
 
 class NativeWeights:

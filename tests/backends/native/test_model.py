@@ -31,6 +31,7 @@ def test_sizes_that_fill_no_block_are_padded(changes):
 @torch.no_grad()
 def test_float32_stays_exact_where_the_largest_activation_matters_least():
     model, tokens = tiny_model(num_layers=3), random_tokens(1, 50)
+    block: Any
     for block in model.model.blocks:
         heads, mlp = block.self_attn, block.mlp
         for norm in (block.input_layernorm, block.post_attention_layernorm):
