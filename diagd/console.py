@@ -62,6 +62,19 @@ def print_table(
             console.print(Text(line), soft_wrap=True)
 
 
+def print_tables(
+    console: Console,
+    titles: Sequence[str],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    num_labels: int = 1,
+) -> None:
+    """Print rows in a table for each title, of which `titles` names that of each row."""
+    for title in dict.fromkeys(titles):
+        own = [row for name, row in zip(titles, rows, strict=True) if name == title]
+        print_table(console, title, header, own, num_labels)
+
+
 def _aligned(cells: Sequence[str], left: bool) -> list[str]:
     width = max(map(cell_len, cells))
     gaps = [" " * (width - cell_len(cell)) for cell in cells]

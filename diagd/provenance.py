@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
     }
+
+
+def settings_of(options: Any) -> dict[str, str]:
+    """Spell the fields of a script's options, a dataclass, without those that are paths.
+
+    Where files lay on one machine says nothing about what was measured.
+    """
+    values = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: str(value) for name, value in values if not isinstance(value, Path)}
 
 
 def git_commit(root: Path = _ROOT) -> str | None:

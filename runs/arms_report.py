@@ -1,6 +1,6 @@
-"""The arms of runs/arms_doom.py side by side: learning curves, and what each strategy costs.
+"""The arms of a study of runs/arms.py side by side: learning curves, and what each strategy costs.
 
-python runs/arms_report.py --results docs/results/arms
+python runs/arms_report.py --study scratch
 """
 
 import math
@@ -13,20 +13,24 @@ import torch
 import tyro
 from torch import Tensor
 
-from diagd.files import read_json_lines, replacing, write_text
+from diagd.files import read_json_lines, write_text
+from diagd.reporting.pictures import save_figure
 
+CONTROL = "raster"  # the arm that all are compared with, and its strategy
+PARTS = {"column 0": slice(0, 1), "1": slice(1, 2), "2 to 5": slice(2, 6), "6 on": slice(6, None)}
 SMOOTH = 10  # lines of a log that are drawn as one
 
 
 @dataclass(frozen=True)
 class Options:
-    """Read RESULTS/*.jsonl; write arms.md, curves.png and columns.png there."""
+    """Read RESULTS/STUDY/*.jsonl; write arms.md, curves.png and columns.png there."""
 
+    study: str = "scratch"
     results: Path = Path("docs/results/arms")
 
 
 class Found:
-    """Results of arms: rows by (arm, seed, strategy), and training losses by (arm, seed)."""
+    """Results of a study: rows by (arm, seed, strategy), and training losses by (arm, seed)."""
 
     def __init__(self, folder: Path) -> None:
         self.rows: dict[tuple[str, int, str], dict[str, Any]] = {}
@@ -38,42 +42,49 @@ class Found:
                 run = row["arm"], row["seed"]
                 self.rows[*run, row["strategy"]] = row
                 self.curves[run] = read_json_lines(path.with_suffix(".log.jsonl"))
-        if not any(arm == "raster" for arm, _ in self.curves):
-            raise ValueError(f"{folder} has no results of the arm raster to compare with")
         self.arms = list(dict.fromkeys(arm for arm, _ in self.curves))
+        if not self.arms:
+            raise ValueError(f"{folder} has no results of arms")
+        self.base = CONTROL if CONTROL in self.arms else self.arms[0]
         self.strategies = list(dict.fromkeys(strategy for _, _, strategy in self.rows))
 
     def price(self, arm: str, strategy: str) -> tuple[Tensor, int]:
-        """Return (clips,) nats above raster of the arm raster, and over how many seeds.
+        """Return (clips, columns) nats above the base in raster order, and over how many seeds.
 
-        Each seed is compared with the raster arm of the same seed, clip by clip.
+        Each seed is compared with the base of the same seed, clip by clip.
         """
         gaps = [
-            torch.tensor(row["by_clip"])
-            - torch.tensor(self.rows["raster", seed, "raster"]["by_clip"])
+            torch.tensor(row["by_clip_and_column"])
+            - torch.tensor(self.rows[self.base, seed, CONTROL]["by_clip_and_column"])
             for (name, seed, one), row in self.rows.items()
-            if (name, one) == (arm, strategy) and ("raster", seed, "raster") in self.rows
+            if (name, one) == (arm, strategy) and (self.base, seed, CONTROL) in self.rows
         ]
-        return (torch.stack(gaps).mean(0), len(gaps)) if gaps else (torch.zeros(0), 0)
+        return (torch.stack(gaps).mean(0), len(gaps)) if gaps else (torch.zeros(0, 0), 0)
 
 
 def table(found: Found) -> str:
     """Return the prices as Markdown, with standard errors over clips."""
     lines = [
-        "Nats a token above the arm `raster` in raster order, on the same held-out clips, paired;",
-        "with the standard error over clips. Seeds are averaged.",
+        f"Nats a token above the arm `{found.base}` in raster order, on the same held-out clips,",
+        "paired; with the standard error over clips. Seeds are averaged. Then some columns alone.",
         "",
-        "| arm | seeds | " + " | ".join(found.strategies) + " |",
-        "|---|---|" + "---|" * len(found.strategies),
+        f"| arm | seeds | strategy | all | {' | '.join(PARTS)} |",
+        "|---|---|---|---|" + "---|" * len(PARTS),
     ]
     for arm in found.arms:
-        cells, seeds = [], 0
         for strategy in found.strategies:
-            gaps, seeds = found.price(arm, strategy)
-            error = gaps.std().item() / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
-            cells.append(f"{gaps.mean().item():+.4f} ± {error:.4f}" if seeds else "")
-        lines.append(f"| {arm} | {seeds} | " + " | ".join(cells) + " |")
+            gap, seeds = found.price(arm, strategy)
+            if seeds:
+                cells = [cell(part) for part in (gap, *(gap[:, part] for part in PARTS.values()))]
+                lines.append(f"| {arm} | {seeds} | {strategy} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def cell(gap: Tensor) -> str:
+    """Spell the mean of (clips, columns) and its standard error over clips."""
+    by_clip = gap.mean(1)
+    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else 0.0
+    return f"{by_clip.mean().item():+.4f} ± {error:.4f}"
 
 
 def draw_curves(found: Found, path: Path) -> None:
@@ -91,9 +102,7 @@ def draw_curves(found: Found, path: Path) -> None:
     axis.set(xlabel="step", ylabel="training loss, nats a token", yscale="log")
     axis.grid(alpha=0.3, which="both")
     axis.legend()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_columns(found: Found, path: Path) -> None:
@@ -108,30 +117,24 @@ def draw_columns(found: Found, path: Path) -> None:
     )
     for axis, strategy in zip(axes[0], found.strategies, strict=True):
         for number, arm in enumerate(found.arms):
-            gaps = [
-                torch.tensor(row["by_column"])
-                - torch.tensor(found.rows["raster", seed, "raster"]["by_column"])
-                for (name, seed, one), row in found.rows.items()
-                if (name, one) == (arm, strategy) and ("raster", seed, "raster") in found.rows
-            ]
-            if gaps:
-                values = torch.stack(gaps).mean(0).tolist()
+            gap, seeds = found.price(arm, strategy)
+            if seeds:
+                values = gap.mean(0).tolist()
                 axis.plot(values, color=f"C{number}", marker=".", linewidth=1, label=arm)
         axis.set(title=strategy, xlabel="column")
         axis.grid(alpha=0.3)
     axes[0, 0].set(ylabel="nats a token above raster")
     axes[0, 0].legend(fontsize=8)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def main(options: Options) -> None:
     """Write the table and the plots."""
-    found = Found(options.results)
-    write_text(options.results / "arms.md", table(found))
-    draw_curves(found, options.results / "curves.png")
-    draw_columns(found, options.results / "columns.png")
+    folder = options.results / options.study
+    found = Found(folder)
+    write_text(folder / "arms.md", table(found))
+    draw_curves(found, folder / "curves.png")
+    draw_columns(found, folder / "columns.png")
     print(table(found))
 
 

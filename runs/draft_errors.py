@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from diagd.metrics.latents import frame_features
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.provenance import provenance
+from diagd.provenance import provenance, settings_of
 from diagd.training.mixture import Mixture
 
 SPANS = (8, 16, 32, 48, 64)  # frames of a dream that are one column of the table, up to these
@@ -101,9 +101,9 @@ def read_rows(path: Path, options: Options) -> list[dict[str, Any]]:
 
     The first line says what all rows depend on.
     """
-    given = asdict(options).items()
-    left_out = ("out", "num_clips", "minutes", "threads")
-    settings = {name: str(value) for name, value in given if name not in left_out}
+    settings = settings_of(options) | {"models": " ".join(name for name, *_ in options.parts)}
+    for name in ("num_clips", "minutes", "threads"):
+        del settings[name]
     if not path.is_file():
         append_line(path, json.dumps({"options": settings, **provenance(torch.device("cpu"))}))
     first, *rows = read_json_lines(path)

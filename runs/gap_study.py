@@ -7,7 +7,7 @@ always reach the cache. Each claim is broken here, and here only; the product ha
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import load_model
+from diagd.provenance import settings_of
 from diagd.tokenizers.shards import read_shards
 from diagd.training.sequences import windows
 from diagd.training.setup import check_fit
@@ -103,7 +104,7 @@ def main(options: Options) -> None:
         for (name, variant), cost in nll.items()
     ]
     options.out.mkdir(parents=True, exist_ok=True)
-    document = {"options": {k: str(v) for k, v in asdict(options).items()}, "rows": rows}
+    document = {"options": settings_of(options), "rows": rows}
     (options.out / "gap_study.json").write_text(
         json.dumps(document, indent=1) + "\n", encoding="utf-8"
     )

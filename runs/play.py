@@ -11,15 +11,12 @@ Chromium.
 
 import io
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from diagd.commands.play import PlayOptions, load
 from diagd.files import replacing, write_json, write_text
-from diagd.provenance import cpu_name
+from diagd.provenance import provenance, settings_of
 from diagd.web.address import listen, url_of
 
 STRATEGIES = ("k=1", "k=2", "k=4", "raster")
@@ -54,7 +51,7 @@ class Options:
     device: str = "cpu"
     dtype: str = "float32"
     scene: int = 2  # where the film starts
-    chromium: str = shutil.which("chromium") or "chromium"
+    chromium: Path = Path(shutil.which("chromium") or "chromium")
 
 
 def main(options: Options) -> None:
@@ -84,13 +81,8 @@ def main(options: Options) -> None:
             server.should_exit = True
             thread.join()
     document = {
-        "options": {name: str(value) for name, value in asdict(options).items()},
-        "commit": _git("rev-parse", "HEAD"),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "device": cpu_name() if options.device == "cpu" else torch.cuda.get_device_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        "options": settings_of(options),
+        **provenance(torch.device(options.device)),
         "strategies": rows,
     }
     write_json(options.out / "play.json", document, indent=1)
@@ -216,11 +208,6 @@ def report(document: dict[str, Any]) -> str:
             f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
             f"| {row['presses']} | {row['encode_and_send_share']:.1%} |"
         )
-    lines += [
-        "",
-        "The p99 of a frame is the one before which the context was full: the model forgets the "
-        "older half of its frames and reads the newer half again.",
-    ]
     return "\n".join(lines) + "\n"
 
 
@@ -245,10 +232,6 @@ def _until(page: Page, condition: Any, seconds: float = 120.0) -> None:
 
 def _quantile(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from diagd.files import write_json
+from diagd.provenance import provenance, settings_of
 from diagd.web.play.messages import unpack
 
 EVERY = 50  # visits between two readings
@@ -61,8 +62,8 @@ def main(options: Options) -> dict[str, Any]:
             server.terminate()
     settled = [held for visit, held in readings if visit >= options.warm_up]
     document = {
-        "options": {name: str(value) for name, value in asdict(options).items()},
-        "torch": torch.__version__,
+        "options": settings_of(options),
+        **provenance(torch.device("cpu")),
         "megabytes": readings,
         "growth": round(max(settled) / settled[0] - 1, 4),
     }

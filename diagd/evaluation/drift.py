@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from diagd.console import print_table
+from diagd.console import print_tables
 from diagd.evaluation.results import Record, Results, unpack
 from diagd.evaluation.summary import QUALITY, grouped
 from diagd.metrics.frechet import frechet_distance
@@ -87,10 +87,7 @@ def is_drift(results: Results) -> bool:
 
 def print_drift(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a table for each model."""
-    header, cells = drift_cells(rows)
-    for model in dict.fromkeys(row["model"] for row in rows):
-        lines = [line for line, row in zip(cells, rows, strict=True) if row["model"] == model]
-        print_table(console, model, header, lines, num_labels=2)
+    print_tables(console, [row["model"] for row in rows], *drift_cells(rows), num_labels=2)
 
 
 def drift_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from diagd.console import print_table
+from diagd.console import print_tables
 from diagd.evaluation.summary import DISTANCES, QUALITY
 
 DIGITS = {"psnr": 2, "ssim": 3, "lpips": 3, "fvd": 0, "tfd": 3}
@@ -22,18 +22,16 @@ def print_summary(rows: list[dict[str, Any]], console: Console) -> None:
     shown = [name for name in (*QUALITY, *DISTANCES) if any(row[name] for row in rows)]
     speed = [name for name in SPEED if any(row[name] is not None for row in rows)]
     header = ["", "clips", *map(str.upper, shown), *(SPEED[name][0] for name in speed)]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        lines = [
-            [
-                row["method"],
-                str(row["clips"]),
-                *(_cell(row[name], DIGITS[name]) for name in shown),
-                *("-" if row[n] is None else SPEED[n][1].format(row[n]) for n in speed),
-            ]
-            for row in rows
-            if row["model"] == model
+    lines = [
+        [
+            row["method"],
+            str(row["clips"]),
+            *(_cell(row[name], DIGITS[name]) for name in shown),
+            *("-" if row[n] is None else SPEED[n][1].format(row[n]) for n in speed),
         ]
-        print_table(console, model, header, lines)
+        for row in rows
+    ]
+    print_tables(console, [row["model"] for row in rows], header, lines)
 
 
 def _cell(value: dict[str, Any] | None, digits: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from diagd.console import print_table
+from diagd.console import print_tables
 from diagd.evaluation.results import Record, Results
 from diagd.evaluation.summary import QUALITY, bootstrap_interval, grouped, per_horizon
 
@@ -79,10 +79,7 @@ def is_revisit(results: Results) -> bool:
 
 def print_revisit(rows: list[dict[str, Any]], console: Console) -> None:
     """Print a table for each model."""
-    header, cells = revisit_cells(rows)
-    for model in dict.fromkeys(row["model"] for row in rows):
-        lines = [line for line, row in zip(cells, rows, strict=True) if row["model"] == model]
-        print_table(console, model, header, lines)
+    print_tables(console, [row["model"] for row in rows], *revisit_cells(rows))
 
 
 def revisit_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

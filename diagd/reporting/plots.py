@@ -78,69 +78,73 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
 
 def plot_horizons(groups: Groups, path: Path) -> None:
     """Draw quality frame by frame: a column for each model, a row for each metric."""
-    models = list(dict.fromkeys(model for model, _ in groups))
     shown = [
         name
         for name in QUALITY
         if any(per_horizon(clips, name) is not None for clips in groups.values())
     ]
-    figure, axes = plt.subplots(
-        len(shown),
-        len(models),
-        figsize=(5.5 * len(models), 3.2 * len(shown)),
-        squeeze=False,
-        sharex=True,
-        sharey="row",
-        layout="constrained",
-    )
-    for line, name in zip(axes, shown, strict=True):
-        for axis, model in zip(line, models, strict=True):
-            for (owner, method), clips in groups.items():
-                values = per_horizon(clips, name)
-                if owner != model or values is None:
-                    continue
+    models = list(dict.fromkeys(model for model, _ in groups))
+    figure, panels = _panels(models, shown, (5.5, 3.2))
+    for (model, method), clips in groups.items():
+        for name in shown:
+            values = per_horizon(clips, name)
+            if values is not None:
                 times = np.arange(1, values.shape[1] + 1)
-                style = {"color": SHADES[method], "ls": "--"} if method in SHADES else {}
-                axis.plot(times, values.mean(axis=0), label=algorithm(method), lw=1.3, **style)
-            axis.grid(alpha=0.3)
-        line[0].set_ylabel(AXES[name])
-    _finish_horizons(figure, axes, models, path)
+                _draw_method(panels[model, name], method, times, values.mean(axis=0))
+    _finish_panels(figure, panels, path)
 
 
 def plot_drift(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw how frames change, by eights: a column for each model, a row for each number."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
     shown = [name for name in SHOWN if any(row[name] is not None for row in rows)]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = _panels(models, shown, (7, 2.6))
+    for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["method"]) == (model, method)]
+        for name in shown:
+            points = [row for row in own if row[name] is not None]
+            times = [np.mean(row["frames"]) for row in points]
+            values = [row[name] for row in points]
+            _draw_method(panels[model, name], method, times, values, marker=".")
+    _finish_panels(figure, panels, path)
+
+
+def _panels(
+    models: list[str], shown: list[str], inches: tuple[float, float]
+) -> tuple[Any, dict[tuple[str, str], Any]]:
+    """Return a figure and its axes by (model, name of what is shown), each so wide and high."""
     figure, axes = plt.subplots(
         len(shown),
         len(models),
-        figsize=(7 * len(models), 2.6 * len(shown)),
+        figsize=(inches[0] * len(models), inches[1] * len(shown)),
         squeeze=False,
         sharex=True,
         sharey="row",
         layout="constrained",
     )
     for line, name in zip(axes, shown, strict=True):
-        for axis, model in zip(line, models, strict=True):
-            own = [row for row in rows if row["model"] == model and row[name] is not None]
-            for method in dict.fromkeys(row["method"] for row in own):
-                points = [row for row in own if row["method"] == method]
-                style = {"color": SHADES[method], "ls": "--"} if method in SHADES else {}
-                times = [np.mean(row["frames"]) for row in points]
-                values = [row[name] for row in points]
-                axis.plot(times, values, marker=".", label=algorithm(method), lw=1.3, **style)
-            axis.grid(alpha=0.3)
         line[0].set_ylabel(AXES[name])
-    _finish_horizons(figure, axes, models, path)
-
-
-def _finish_horizons(figure: Any, axes: Any, models: list[str], path: Path) -> None:
-    """Name models and times, and write the figure."""
     for axis, model in zip(axes[0], models, strict=True):
         axis.set_title(model)
     for axis in axes[-1]:
         axis.set_xlabel("frames after the given ones")
-    axes[0, 0].legend(fontsize=8)
+    return figure, {
+        (model, name): axes[row, column]
+        for row, name in enumerate(shown)
+        for column, model in enumerate(models)
+    }
+
+
+def _draw_method(axis: Any, method: str, times: Any, values: Any, **style: Any) -> None:
+    if method in SHADES:
+        style |= {"color": SHADES[method], "ls": "--"}
+    axis.plot(times, values, label=algorithm(method), lw=1.3, **style)
+
+
+def _finish_panels(figure: Any, panels: dict[tuple[str, str], Any], path: Path) -> None:
+    for axis in panels.values():
+        axis.grid(alpha=0.3)
+    next(iter(panels.values())).legend(fontsize=8)
     save_figure(figure, path)
 
 
