@@ -6,10 +6,11 @@ cd "$(dirname "$0")/.."
 results=docs/results/bench_cpu.jsonl
 : > "$results.partial"
 run() { diagd bench "$@" --json >> "$results.partial"; }
-run --model mc-ar-42m -k 1 2 4 --dtype float32 bfloat16 --backend native eager
-run --model mc-ar-42m -k 1 2 4 --dtype int8 --baseline none
+run --model mc-ar-42m -k 1 2 4 --dtype float32 bfloat16 --backend native eager --context-frames 1
+run --model mc-ar-42m -k 1 2 4 --dtype int8 --baseline none --context-frames 1
 run --model doom -k 1 2 4 --dtype float32 bfloat16
-run --model mc-ar-300m --grid 1x14x24 -k 1 2 --dtype float32 bfloat16 --repeats 1
+run --model mc-ar-300m --grid 1x14x24 -k 1 2 --dtype float32 bfloat16 --repeats 1 \
+  --context-frames 1
 mv "$results.partial" "$results"
 if [ $# -gt 0 ]; then python runs/precision.py --tokens "$1" --out docs/results; fi
 python runs/speed_report.py --results docs/results

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import tyro
 
 from diagd.benchmark.disturbance import MARK, disturbed_note, is_disturbed
-from diagd.benchmark.print_rows import cell
+from diagd.benchmark.print_rows import after, cell
 
 SPEED = {
     "steps": "{steps}",
@@ -78,11 +78,13 @@ def describe(document: dict[str, Any]) -> list[str]:
     grid = "x".join(map(str, document["grid"]))
     warmth = given.get("temperature", 0)
     drawn = f"temperature {warmth:g}" if warmth else "greedy"
+    counts = sorted({row.get("context_frames", 1) for row in document["rows"]})
+    frames = " or ".join(map(str, counts)) + f" frame{'s' * (counts[-1] > 1)}"
     lines = [
         f"## {given['model']}, {document['parameters'] / 1e6:.1f}M parameters",
         "",
         f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
-        f"grid {grid} after one frame, {drawn}, the whole context allocated; "
+        f"grid {grid} after {frames}, {drawn}, the whole context allocated; "
         f"medians of {given['repeats']}.",
     ]
     lines += [
@@ -96,17 +98,17 @@ def describe(document: dict[str, Any]) -> list[str]:
         lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
             cells = [cell(text, row) for text in columns.values()]
-            name = f"{name_of(row)} {MARK}" if is_disturbed(row) else name_of(row)
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    disturbed = [name_of(row) for row in document["rows"] if is_disturbed(row)]
+            mark = f" {MARK}" * is_disturbed(row)
+            lines.append(f"| {name_of(row, document)}{mark} | " + " | ".join(cells) + " |")
+    disturbed = [name_of(row, document) for row in document["rows"] if is_disturbed(row)]
     if disturbed:
         lines += ["", disturbed_note(disturbed)]
     return [*lines, ""]
 
 
-def name_of(row: dict[str, Any]) -> str:
+def name_of(row: dict[str, Any], document: dict[str, Any]) -> str:
     """Name a row of the tables; older files say `row_lag 1` for k=1."""
-    strategy = row["schedule"].replace("row_lag ", "k=")
+    strategy = row["schedule"].replace("row_lag ", "k=") + after(row, document["rows"])
     return " ".join(filter(None, (row["dtype"], row["backend"], strategy)))
 
 
@@ -125,7 +127,7 @@ def draw(documents: list[dict[str, Any]], path: Path) -> None:
         rows = document["rows"][::-1]
         rates = [row["frames_per_second"] for row in rows]
         fills = [colours.get(row["schedule"], "tab:blue") for row in rows]
-        bars = axis.barh([name_of(row) for row in rows], rates, color=fills)
+        bars = axis.barh([name_of(row, document) for row in rows], rates, color=fills)
         axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         axis.set_title(f"{document['options']['model']}: frames a second", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)

@@ -37,7 +37,7 @@ def print_rows(document: dict[str, Any]) -> None:
     console.print(
         f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
         f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
-        f"medians of {options['repeats']}"
+        f"medians of {options['repeats']}; after N: frames in the context"
     )
     for dtype, ceiling in document["ceilings"].items():
         rate, flops = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e9
@@ -49,6 +49,7 @@ def print_rows(document: dict[str, Any]) -> None:
     common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
     told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
     names = [" ".join(filter(None, (row[key] for key in told_apart))) for row in rows]
+    names = [name + after(row, rows) for name, row in zip(names, rows, strict=True)]
     for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
         columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
         lines = [
@@ -61,6 +62,12 @@ def print_rows(document: dict[str, Any]) -> None:
     disturbed = [name for name, row in zip(names, rows, strict=True) if row["disturbed"]]
     if disturbed:
         console.print(disturbed_note(disturbed))
+
+
+def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Say what a row goes on from, where rows differ in that (older files do not)."""
+    counts = {other.get("context_frames") for other in rows}
+    return f" after {row['context_frames']}" if len(counts) > 1 else ""
 
 
 def cell(text: str, row: dict[str, Any]) -> str:

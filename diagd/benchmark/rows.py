@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,7 @@ class Row:
     dtype: str
     backend: str
     name: str
+    context_frames: int
     run: Callable[[], Run]
     stopwatch: Stopwatch | None = None
     weight_bytes: int = 0  # of each weight, as the backend keeps it
@@ -69,14 +71,15 @@ def engine_rows(
     backend: Backend,
     strategies: Sequence[Strategy],
     grid: TokenGrid,
-    inputs: Inputs,
+    inputs: Sequence[Inputs],
     sampling: SamplingOptions,
     sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each strategy; they share an engine with the model's whole context.
+    """Make a row for each strategy after each prompt; all share an engine with the whole context.
 
     Args:
         model: used up.
+        inputs: prompts of different lengths, with one text.
         sample: time so many steps of a run and skip the others (see `Stopwatch`).
 
     Raises:
@@ -94,7 +97,7 @@ def engine_rows(
         num_action_tokens=num_action_tokens,
         sampling=sampling,
         runner=runner,
-        context=inputs.text,
+        context=inputs[0].text,
         around_step=stopwatch.around_step,
     )
     if isinstance(prepared, NativeModel):
@@ -102,16 +105,22 @@ def engine_rows(
     else:
         weight_bytes = getattr(torch, dtype).itemsize
     rows = list[Row]()
-    for one in strategies:
-        run = _engine_run(engine, one, grid, inputs, stopwatch)
-        rows.append(Row(dtype, backend, one.name, run, stopwatch, weight_bytes))
+    for given in inputs:
+        for one in strategies:
+            run = _engine_run(engine, one, grid, given, stopwatch)
+            what = dtype, backend, one.name, given.context_frames
+            rows.append(Row(*what, run, stopwatch, weight_bytes))
     return rows
 
 
-def hugging_face_row(model: Transformer, dtype: str, grid: TokenGrid, inputs: Inputs) -> Row:
-    """Make the row of the baseline everybody has: the same weights in transformers."""
-    llama = llama_of(model)
-    return Row(dtype, "", HUGGING_FACE, lambda: _run_hugging_face(llama, grid, inputs))
+def hugging_face_rows(
+    model: Transformer, dtype: str, grid: TokenGrid, inputs: Sequence[Inputs]
+) -> list[Row]:
+    """Make the rows of the baseline everybody has: the same weights in transformers."""
+    run = partial(_run_hugging_face, llama_of(model), grid)
+    return [
+        Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)) for given in inputs
+    ]
 
 
 def _engine_run(
@@ -179,18 +188,22 @@ def time_rows(rows: list[Row], repeats: int) -> None:
 def report_rows(
     rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, Ceilings]
 ) -> list[dict[str, Any]]:
-    """Turn measurements into numbers; speedups are against raster and generate of one dtype."""
+    """Turn measurements into numbers.
+
+    Speedups are against raster and generate of the same dtype after the same prompt.
+    """
     report = []
     for row in rows:
+        beside = [other for other in rows if other.context_frames == row.context_frames]
         rasters = [
             other
-            for other in rows
+            for other in beside
             if other.name == "raster"
             and other.dtype == row.dtype
             and row.backend in ("", other.backend)
         ]
         raster = min(statistics.median(other.seconds) for other in rasters)
-        baselines = {other.dtype: other.seconds for other in rows if other.name == HUGGING_FACE}
+        baselines = {other.dtype: other.seconds for other in beside if other.name == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
         seconds, run, first = statistics.median(row.seconds), row.first, rasters[0].first
         assert run is not None
@@ -200,6 +213,7 @@ def report_rows(
             "dtype": row.dtype,
             "backend": row.backend,
             "schedule": row.name,
+            "context_frames": row.context_frames,
             "steps": run.num_steps,
             "fed_per_token": None if run.num_fed is None else run.num_fed / grid.num_tokens,
             "seconds": seconds,

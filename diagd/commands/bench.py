@@ -19,7 +19,14 @@ from diagd.backends.devices import DTypeChoice, DTypeName, choose_dtype, device_
 from diagd.backends.prepare import Backend
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.print_rows import print_rows
-from diagd.benchmark.rows import Inputs, Row, engine_rows, hugging_face_row, report_rows, time_rows
+from diagd.benchmark.rows import (
+    Inputs,
+    Row,
+    engine_rows,
+    hugging_face_rows,
+    report_rows,
+    time_rows,
+)
 from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -41,7 +48,10 @@ Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--ways"])]
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Run raster, diagonal decoding and other strategies (after one context frame) and compare.
+    """Run raster, diagonal decoding and other strategies and compare.
+
+    They go on from one frame, and then, since a step takes longer the more it sees, from as many as
+    leave room for the frames to generate: what a stream comes to that has filled its context.
 
     How many steps exact and the like take follows how sure the model is: random weights say little
     about it. Trained ones (doom) after a context of random tokens, as here, take more than on
@@ -54,7 +64,8 @@ class BenchOptions:
     # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
     strategy: Strategies = ()
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
-    context_frames: int = 1  # frames in the prompt
+    # frames to go on from, rows for each number; default: 1, and what fills the context
+    context_frames: tuple[int, ...] = ()
     dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: str = "cpu"  # cpu, cuda, cuda:1
@@ -69,7 +80,8 @@ class BenchOptions:
     def __post_init__(self) -> None:
         for name in ("repeats", "context_frames", "steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            values = value if isinstance(value, tuple) else [value]
+            if any(number is not None and number < 1 for number in values):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.steps and self.baseline == "hf":
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
@@ -98,7 +110,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
-    inputs = _inputs(options, config, grid, device)
+    fit = max(1, config.frames_held - grid.num_frames)
+    counts = dict.fromkeys(options.context_frames or (1, fit))
+    inputs = [_inputs(options, config, grid, device, count) for count in counts]
     rows: list[Row] = []
     ceilings = {}
     dtypes: list[DTypeName] = [choose_dtype(name, device) for name in options.dtype]
@@ -106,7 +120,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
         if options.baseline == "hf" and dtype != "int8":
             model = _model(options, config, dtype, device)
-            rows.append(hugging_face_row(model, dtype, grid, inputs))
+            rows += hugging_face_rows(model, dtype, grid, inputs)
             del model
         for backend in options.backend:  # each uses up a model: a large one is there once
             model = _model(options, config, dtype, device)
@@ -131,11 +145,10 @@ def main(options: BenchOptions) -> dict[str, Any]:
 
 
 def _inputs(
-    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device
+    options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
 ) -> Inputs:
-    """Draw a prompt of prefix and context frames, actions, and a text where one is read."""
-    generator = torch.Generator().manual_seed(options.seed)
-    count, actions = options.context_frames, config.num_action_tokens
+    """Draw a prompt of prefix and `count` frames, actions, and a text where one is read."""
+    generator, actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
     image, text_size = config.image_vocab_size, config.context_size
     between = min(image, config.vocab_size - 1), config.vocab_size
 

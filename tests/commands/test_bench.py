@@ -7,7 +7,16 @@ from diagd.provenance import cpu_name
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
-    *("dtype", "backend", "schedule", "steps", "seconds", "seconds_min", "seconds_max"),
+    *(
+        "dtype",
+        "backend",
+        "schedule",
+        "context_frames",
+        "steps",
+        "seconds",
+        "seconds_min",
+        "seconds_max",
+    ),
     *("ms_per_step", "tokens_per_second", "frames_per_second", "over_hugging_face", "speedup"),
     *("fed_per_token", "step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
     "disturbed",
@@ -112,6 +121,26 @@ def test_the_grid_is_two_frames_of_the_model_s_by_default(bench):
     assert rows_of(outcome)["k=3"]["steps"] == 2 * 11
 
 
+def test_a_context_that_is_full_is_timed_beside_an_empty_one(bench):
+    outcome = bench("-k", 1, max_positions=99)  # 2 + 17 * 5 fit, of which 2 frames are generated
+    rows = outcome.document["rows"]
+    names = ["hugging face", *["hugging face"], *["raster", "k=1"] * 2]
+    assert [row["schedule"] for row in rows] == names
+    assert [row["context_frames"] for row in rows] == [1, 3, 1, 1, 3, 3]
+    for row in rows:
+        (raster,) = (
+            other
+            for other in rows
+            if (other["schedule"], other["context_frames"]) == ("raster", row["context_frames"])
+        )
+        assert row["speedup"] == raster["seconds"] / row["seconds"]
+        assert (row["schedule"] == "k=1") == (row["tokens_equal_to_raster"] < 1)
+    assert rows[4]["megabytes_per_step"] > rows[2]["megabytes_per_step"]
+    assert "k=1 after 3" in outcome.said
+    rows = bench("-k", 1, "--context-frames", 2, max_positions=99).document["rows"]
+    assert {row["context_frames"] for row in rows} == {2}
+
+
 def test_without_a_baseline_there_is_no_hugging_face(bench):
     rows = rows_of(bench("--baseline", "none"))
     assert set(rows) == {"raster", "k=1", "k=2", "k=4"}
@@ -162,7 +191,8 @@ def test_the_parts_of_a_step_make_up_the_step(bench):
 
 
 def test_bytes_and_flops_are_counted_from_the_shapes(bench):
-    row = rows_of(bench("--grid", "1x3x5", "--baseline", "none", "-k", 5))["raster"]
+    flags = "--grid", "1x3x5", "--baseline", "none", "-k", 5, "--context-frames", 1
+    row = rows_of(bench(*flags))["raster"]
     weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 30
     prompt, actions, cells = 15, 2, 15
     # a step reads what stands up to its last lane; the first feeds a true token and the actions

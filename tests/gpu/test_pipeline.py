@@ -115,7 +115,7 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, name, gpus):
     strategies = [diagd.Raster(), diagd.Diagonal(1)]
     options = diagd.SamplingOptions()
     rows = engine_rows(
-        model.to(device), "float32", "auto", strategies, grid, inputs, options, sample
+        model.to(device), "float32", "auto", strategies, grid, [inputs], options, sample
     )
     time_rows(rows, 1)
     before, replays = gpus.waits.total(), gpus.num_replays
