@@ -17,6 +17,7 @@ from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import DiagonalSchedule
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
+LEAST_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
 
@@ -44,8 +45,7 @@ class DecodePlan:
 
     Attributes:
         lanes: (8, total) int64, the fields of `Lanes`, the steps one after the other. A step may
-            be padded to a power of two or to the widest step by repeats of its first lane that
-            write to scratch, so that a run has few shapes.
+            be padded (see `padded_width`) by repeats of its first lane that write to scratch.
         starts: (num_steps + 1) where each step begins in `lanes`.
         num_fed: (num_steps) lanes of each step that are no padding.
         ends: (num_steps) one past the last slot that a step's lanes stand at.
@@ -88,7 +88,7 @@ def make_plan(
 
     Args:
         row_start: which token id stands in for an unknown predecessor.
-        pad: let steps have few different widths (see `DecodePlan.lanes`).
+        pad: let steps have few different widths (see `padded_width`).
         known_row_ends: rows end in a separator; nothing has to stand in for what is known.
 
     Raises:
@@ -110,7 +110,7 @@ def make_plan(
     for lanes in steps:
         lanes.sort()
         ends.append(lanes[-1][0] + 1)
-        padding = min(1 << (len(lanes) - 1).bit_length(), widest) - len(lanes) if pad else 0
+        padding = padded_width(len(lanes), widest) - len(lanes) if pad else 0
         position, _, source, _, *rest = lanes[0]
         columns += lanes + [(position, SCRATCH, source, SCRATCH, *rest)] * padding
         starts.append(len(columns))
@@ -119,6 +119,18 @@ def make_plan(
     return DecodePlan(
         schedule, layout, packed, tuple(starts), num_fed, tuple(ends), torch.tensor(fed_at)
     )
+
+
+def padded_width(num_lanes: int, widest: int | None = None) -> int:
+    """Return to how many lanes a step is padded, so that a run has few shapes.
+
+    One stays one. Others become a power of two from `LEAST_WIDTH` on, below which a GPU gains
+    nothing, or as many as the widest step has, where that is known and little more.
+    """
+    if num_lanes == 1:
+        return 1
+    width = max(LEAST_WIDTH, 1 << (num_lanes - 1).bit_length())
+    return width if widest is None or 4 * width <= 3 * widest else widest
 
 
 def check_row_start(row_start: str) -> None:

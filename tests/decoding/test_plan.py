@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import SCRATCH, DecodePlan, Lanes, make_plan
+from diagd.decoding.plan import LEAST_WIDTH, SCRATCH, DecodePlan, Lanes, make_plan, padded_width
 from diagd.decoding.visibility import visible_slots
 from tests.decoding.cases import cases
 
@@ -117,14 +117,22 @@ def test_padding_repeats_a_lane_and_writes_to_scratch(plan):
     for lanes in steps_of(plan):
         length = len(lanes.slots)
         padding = (lanes.slots == SCRATCH).nonzero().flatten().tolist()
-        assert length == widest or length & (length - 1) == 0
-        assert length - len(padding) > length // 2 or length == widest
+        assert length == padded_width(length - len(padding), widest) <= widest
         for lane in padding:
             assert lanes.outputs[lane] == SCRATCH
             assert lanes.positions[lane] == lanes.positions[0]
             assert lanes.inputs[lane] == lanes.inputs[0]
         real = lanes.slots[lanes.slots != SCRATCH]
         assert len(real.unique()) == len(real)
+
+
+def test_padded_steps_have_few_widths_and_little_padding():
+    grid = diagd.TokenGrid(3, 40, 64)
+    plan = make_plan(diagd.DiagonalSchedule(grid, 1, 40), SequenceLayout(grid, 0, 2))
+    widths = {end - start for start, end in pairwise(plan.starts)}
+    assert widths == {1, LEAST_WIDTH, 16, 32, 65}
+    assert plan.lanes.shape[1] / sum(plan.num_fed) < 1.2
+    assert [padded_width(count) for count in (1, 2, 8, 9, 33)] == [1, 8, 8, 16, 64]
 
 
 @given(plans())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import SCRATCH, Lanes
+from diagd.decoding.plan import SCRATCH, Lanes, padded_width
 from diagd.decoding.strategies.exact.costs import measure_costs
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.statistics import DraftStatistics
@@ -106,7 +106,7 @@ def _feed(
     lane.steps.fill_(stream.num_steps)
     end = int(lane.positions[-1]) + 1
     if stream.pad:
-        padding = lanes[:, :1].repeat(1, (1 << (count - 1).bit_length()) - count)
+        padding = lanes[:, :1].repeat(1, padded_width(count) - count)
         of_padding = Lanes.of(padding)
         of_padding.slots.fill_(stream.scratch)
         of_padding.outputs.fill_(stream.scratch)
