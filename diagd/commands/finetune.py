@@ -1,6 +1,7 @@
 """Train a model under the visibility of diagonal schedules: diagonal finetuning.
 
-diagd finetune --init doom --tokens tokens/train --out models/doom-k1 --strategies k=1
+diagd finetune --init doom --tokens tokens/train --out models/doom-any
+diagd finetune --init doom --tokens tokens/train --out models/doom-k1 --strategies "raster k=1:3"
 """
 
 from typing import Any

@@ -25,7 +25,8 @@ class FinetuneOptions(MixtureOptions):
     """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
 
     init: str  # model to start from: doom, or a checkpoint folder
-    strategies: tuple[str, ...] = ("k=1",)  # one is drawn for each step: raster k=1:2 k=1,d=14
+    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
+    strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
     context_frames: int = 1  # frames at the start, in raster order, that are not learnt
     steps: int = 1000  # optimiser steps
     warmup_steps: int = 20  # steps of linear warm-up
