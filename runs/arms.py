@@ -25,7 +25,7 @@ import tyro
 from diagd.decoding.likelihood import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.files import write_text
-from diagd.provenance import provenance, settings_of
+from diagd.provenance import provenance
 from diagd.tokenizers.shards import read_shards
 from diagd.training.mixture import Mixture
 from diagd.training.sequences import windows
@@ -210,7 +210,7 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
     clips = read_shards(options.tokens / "heldout")
     tokens, actions = windows(clips, options.clips, int(flags["frames"]))
     about = {
-        "options": settings_of(options),
+        "clips": len(tokens),
         "parameters": sum(x.numel() for x in model.parameters()),
         **provenance(torch.device("cpu")),
     }
@@ -227,7 +227,7 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
                 "nll": nll.mean().item(),
                 "by_frame": nll.mean((0, 2, 3)).tolist(),
                 "by_row": nll.mean((0, 1, 3)).tolist(),
-                "by_clip_and_column": nll.mean((1, 2)).tolist(),
+                "by_clip_and_column": nll.mean((1, 2)).round(decimals=5).tolist(),
                 **about,
             }
         )

@@ -99,8 +99,8 @@ def draw_curves(found: Found, path: Path) -> None:
             losses = [sum(line["loss"] for line in part) / len(part) for part in parts]
             axis.plot(steps, losses, color=f"C{number}", linewidth=1, label=arm)
             arm = ""  # one entry in the legend
-    axis.set(xlabel="step", ylabel="training loss, nats a token", yscale="log")
-    axis.grid(alpha=0.3, which="both")
+    axis.set(xlabel="step", ylabel="training loss, nats a token")
+    axis.grid(alpha=0.3)
     axis.legend()
     save_figure(figure, path)
 
