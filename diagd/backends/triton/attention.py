@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_HEAD_SIZE = 256
 NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
 MIN_PART = 128  # slots; what is shorter does not pay for being joined
 MAX_PARTS = 64  # what a program of the second kernel holds at once
@@ -186,7 +185,7 @@ def attend_slots(
     A lane that sees no slot gets zeros. Keys and values may be the first slots of larger buffers.
 
     Args:
-        queries: (B, heads, L, D), D at most `MAX_HEAD_SIZE`.
+        queries: (B, heads, L, D), D at most 256.
         keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads.
         positions, steps: (L,) int64. held, fed_at: (M,) int64.
 

@@ -1,10 +1,10 @@
 """Draw tokens in one kernel: no sort, no noise in memory, no logits written a second time.
 
-A program draws one lane's token, the one that `diagd.decoding.sampling.sample` draws. Top-k is the
-k-th largest logit, found bit by bit. Top-p needs no order either: the Gumbel-max draw is the best of
-score + noise, and what is kept is always the front of one ranking. So the best of all is drawn; if
-the mass ranked before it says that it is not kept, nor is what is ranked behind it, and the best of
-those before it is drawn instead. At top_p 0.9 that is once in ten draws.
+A program draws one lane's token, the one that `diagd.decoding.sampling.sample` draws. Top-k keeps
+what is not below the k-th largest logit, which is found bit by bit. Top-p keeps the front of a
+ranking, and nobody has to rank: the best of score + noise is drawn from all; if the mass before it
+says that it is not kept, neither is what comes behind it, and the best of those before it is drawn
+instead. At top_p=0.9 that is once in ten draws.
 """
 
 # pyright: reportMissingImports=false
