@@ -40,7 +40,7 @@ def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
         return Tiling(16, 16, 4, 2)
     if num_rows <= 16 or head_size > 128:
         return Tiling(16, 64, 4, 2)
-    return Tiling(32, 64, 4, 2) if num_rows <= 32 else Tiling(64, 32, 4, 3)
+    return Tiling(32, 64, 4, 2) if num_rows <= 32 else Tiling(64, 32, 4, 2)
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:

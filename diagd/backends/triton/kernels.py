@@ -122,8 +122,8 @@ def _check_attention(
         rule = [part.to(device) for part in (positions, steps, held.clamp(min=-1), fed_at)]
         seen = visible_slots(*rule)
         expected = attend(queries.double(), keys.double(), values.double(), seen)
-        error = (kernels.attend(queries, keys, values, *rule) - expected).abs().max()
-        allowed = 8 * torch.finfo(dtype).eps * values.abs().max()
+        error = (kernels.attend(queries, keys, values, *rule) - expected).abs().max().item()
+        allowed = 8 * torch.finfo(dtype).eps * values.abs().max().item()
         if not error <= allowed:  # NaN, too
             raise OSError(
                 f"the Triton kernels are wrong here (attention is {error:.2g} away, "
