@@ -214,31 +214,32 @@ def draw(
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     seeds, frames, rows, columns = (t.contiguous() for t in (seeds, frames, rows, columns))
     drawn = torch.empty(batch, num_lanes, dtype=torch.int64, device=logits.device)
-    draw_token[num_lanes, batch](
-        logits,
-        seeds if places is None else places.contiguous(),
-        seeds,
-        frames,
-        rows,
-        columns,
-        drawn,
-        low,
-        high,
-        0 if places is None else places.shape[1],
-        logits.stride(0),
-        logits.stride(1),
-        temperature,
-        top_k,
-        top_p,
-        BY_PLACE=places is not None,
-        SAMPLED=temperature > 0,
-        TOP_K=top_k > 0,
-        TOP_P=top_p < 1,
-        EXCLUSIVE=exclusive_top_p,
-        IDS=min(MOST_IDS, triton.next_power_of_2(high - low)),
-        num_warps=8,
-        enable_fp_fusion=False,  # each operation rounds, as in PyTorch
-    )
+    with torch.cuda.device_of(logits):  # Triton launches on the current device
+        draw_token[num_lanes, batch](
+            logits,
+            seeds if places is None else places.contiguous(),
+            seeds,
+            frames,
+            rows,
+            columns,
+            drawn,
+            low,
+            high,
+            0 if places is None else places.shape[1],
+            logits.stride(0),
+            logits.stride(1),
+            temperature,
+            top_k,
+            top_p,
+            BY_PLACE=places is not None,
+            SAMPLED=temperature > 0,
+            TOP_K=top_k > 0,
+            TOP_P=top_p < 1,
+            EXCLUSIVE=exclusive_top_p,
+            IDS=min(MOST_IDS, triton.next_power_of_2(high - low)),
+            num_warps=8,
+            enable_fp_fusion=False,  # each operation rounds, as in PyTorch
+        )
     return drawn
 
 
