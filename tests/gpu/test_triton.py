@@ -5,6 +5,7 @@ make test-triton
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_captured_steps_write_the_tokens_of_the_cpu(strategy, sampling, gpus):
 def test_a_stream_goes_on_under_its_window(gpus):
     """Slots are a ring: positions, not slots, say who is earlier."""
     case = dataclasses.replace(CASE, num_frames=3)
-    room = {"max_positions": 40}  # two frames
+    room: dict[str, Any] = {"max_positions": 40}  # two frames
     model, runner, _ = prepare(tiny(**room).to("cuda"), "triton")
     found = decode(model, case, "k=1", SAMPLINGS["sampled"], runner, "cuda")
     expected = decode(tiny(**room), case, "k=1", SAMPLINGS["sampled"])

@@ -7,7 +7,7 @@ stopped after it has compiled. What a kernel uses is read from the binary by NVI
 which the Triton wheel brings.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import json
 import re

@@ -7,7 +7,7 @@ and with three, which tells what a layer adds. Its Triton kernels are then compi
 capability; products stay cuBLAS'.
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import contextlib
 import dataclasses
