@@ -16,8 +16,8 @@ assert triton
     ("preset", "lanes", "slots", "capability", "most"),
     [
         ("mc-ar-300m", 14, 1024, 90, 230),
-        ("wham-1.6b", 18, 5120, 80, 280),
-        ("cosmos-4b", 65, 12800, 120, 230),
+        ("wham-1.6b", 18, 5120, 80, 250),
+        ("cosmos-4b", 65, 12800, 120, 250),
     ],
 )
 def test_a_fused_step_takes_few_launches(preset, lanes, slots, capability, most):
