@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu test-slow asan bench demo
+.PHONY: check quick test test-pythons test-gpu test-triton test-slow asan bench demo
 
 check:
 	ruff format --check .
@@ -21,6 +21,11 @@ test-pythons:
 
 test-gpu:
 	pytest -m gpu
+
+# our Triton kernels without a GPU: values on Triton's interpreter, machine code for three kinds of
+# GPU. Takes long, and an environment with Triton: `pip install triton` into one of your own
+test-triton:
+	TRITON_INTERPRET=1 pytest tests/backends/triton tests/gpu/test_triton.py
 
 test-slow:
 	pytest -m slow

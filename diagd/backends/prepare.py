@@ -9,11 +9,13 @@ import torch
 
 from diagd.backends.merged_linears import merge_linears
 from diagd.backends.native.model import NativeModel
+from diagd.backends.triton.kernels import why_not
+from diagd.backends.triton.model import TritonModel
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-Backend = Literal["auto", "native", "eager", "compile", "cuda-graph"]
+Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton"]
 
 
 def prepare(
@@ -22,8 +24,10 @@ def prepare(
     """Bring a model into the form that a backend runs; the model given is used up.
 
     Args:
-        backend: `auto` is `cuda-graph` on CUDA. On the CPU it is `native` (our kernels, built on
-            first use by the C++ compiler at hand), or `eager`, with a warning, where that fails.
+        backend: `auto` on CUDA is `triton` (captured steps, with our kernels), or `cuda-graph`
+            (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is
+            `native` (our kernels, built on first use by the C++ compiler at hand). Where our
+            kernels are found not to work, it is PyTorch's, with a warning.
         int8: Round the weights to 8 bits, which only `native` can run.
 
     Returns:
@@ -43,8 +47,9 @@ def prepare(
     except OSError as error:
         if backend != "auto" or int8:
             raise ValueError(f"backend {name}: {error}") from None
-        _say_once(f"{error}: decoding with PyTorch's kernels, which are slower")
-        return prepare(model, "eager")
+        instead: Backend = "eager" if model.device.type == "cpu" else "cuda-graph"
+        _say_once(f"{error}: decoding with PyTorch's kernels (backend {instead})")
+        return prepare(model, instead)
 
 
 @cache
@@ -54,7 +59,7 @@ def _say_once(warning: str) -> None:
 
 def _best(model: Transformer) -> Backend:
     if model.device.type != "cpu":
-        return "cuda-graph"
+        return "triton" if _why_no_triton(model) is None else "cuda-graph"
     return "native" if _has_cpu_kernels(model) and not model.config.context_size else "eager"
 
 
@@ -87,6 +92,19 @@ def _captured(model: Transformer, int8: bool) -> CausalModel:
     return merge_linears(model, pack=False)
 
 
+def _triton(model: Transformer, int8: bool) -> CausalModel:
+    reason = _why_no_triton(model)
+    if reason is not None:
+        raise ValueError(f"backend triton: {reason}")
+    with_kernels = TritonModel(model)  # first, for it may fail
+    merge_linears(model, pack=False)
+    return with_kernels
+
+
+def _why_no_triton(model: Transformer) -> str | None:
+    return why_not(model.config, model.dtype, model.device)
+
+
 # A backend's name (also in `Backend`), the runner that takes its steps, and what makes its model:
 # ValueError where it cannot run this one, OSError where something is missing on this machine.
 BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]]] = {
@@ -94,4 +112,5 @@ BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]
     "eager": ("eager", _eager),
     "compile": ("compile", _compiled),
     "cuda-graph": ("cuda-graph", _captured),
+    "triton": ("cuda-graph", _triton),
 }

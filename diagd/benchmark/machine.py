@@ -11,6 +11,7 @@ import torch
 from diagd.backends.devices import BFLOAT16_UNITS, cpu_features, multiplies_bfloat16
 from diagd.backends.native.compiler import cache_folder, find_compiler, load_library
 from diagd.backends.native.cores import usable_cores
+from diagd.backends.triton.kernels import why_not_on
 from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
 from diagd.families.checkpoints import model_path
@@ -79,7 +80,10 @@ def kernel_facts() -> dict[str, Any]:
 def choices(device: torch.device, kernels: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return what `auto` will be on a device, backend and number type, each with the reason."""
     if device.type == "cuda":
-        backend = "cuda-graph", "the device is a GPU"
+        reason = why_not_on(device)
+        backend = "triton", "our Triton kernels, in captured steps"
+        if reason is not None:
+            backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {reason}"
         unit = torch.cuda.get_device_name(device)
     else:
         backend = "native", f"our kernels, built by {kernels['compiler']}"

@@ -1,21 +1,45 @@
 """Attention over given keys: of the sequence itself, through a cache, and of a text beside it.
 
 Self-attention takes a mask over cache slots and knows neither what a slot stands for nor in which
-order slots are written.
+order slots are written. A backend may bring a kernel that makes no mask (`RuleKernel`).
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from diagd.decoding.visibility import SlotRule
 from diagd.models.cache import StaticKVCache
 from diagd.models.config import ModelConfig
 from diagd.models.layers import RMSNorm
 from diagd.models.rotary import rotate
 
-Visible = Tensor | BlockMask | None  # (L, M) bool, or what FlexAttention makes of it; None: causal
+
+class RuleKernel(NamedTuple):
+    """In place of a mask over cache slots: the rule that it follows from, and what applies it.
+
+    Attributes:
+        kernel: (queries, keys, values, positions, *rule) -> (B, heads, L, D), as `attend` with the
+            mask `diagd.decoding.visibility.visible_slots(positions, *rule)`.
+        positions: (L,) int64, where the lanes stand in raster order.
+        rule: the rest.
+    """
+
+    kernel: Callable[..., Tensor]
+    positions: Tensor
+    rule: SlotRule
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the mask: lanes and slots."""
+        return self.rule.shape
+
+
+# (L, M) bool; or what FlexAttention makes of it; or what needs none; None: causal
+Visible = Tensor | BlockMask | RuleKernel | None
 
 
 class Attention(nn.Module):
@@ -51,7 +75,8 @@ class Attention(nn.Module):
             rotary: Cosines and sines, each (L, head_dim / 2); None rotates nothing.
             slots: (L,) int64, where the cache takes this call's keys and values.
             visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache.
-                None means causal. Without a cache also a BlockMask, to be compiled.
+                None means causal. Without a cache also a BlockMask, to be compiled; with one also a
+                RuleKernel.
             cache: Buffers to write and then read; None attends to this call's own tokens.
 
         Returns:
@@ -68,7 +93,7 @@ class Attention(nn.Module):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-        if cache is not None and slots is not None and isinstance(visible, Tensor):
+        if cache is not None and slots is not None and isinstance(visible, Tensor | RuleKernel):
             cache.write(self.layer, slots, keys, values)
             keys, values = cache.read(self.layer, visible.shape[1])
         return self.o_proj(attend(queries, keys, values, visible).transpose(1, 2).flatten(2))
@@ -121,11 +146,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
         values: (B, kv_heads, M, D).
         visible: (L, M) bool, or (B, 1, L, M), True = may attend; None means causal, and then L = M.
             A BlockMask is for FlexAttention, which skips what nobody sees but has to be compiled
-            to be quick.
+            to be quick. A RuleKernel attends by itself.
 
     Returns:
         (B, heads, L, D).
     """
+    if isinstance(visible, RuleKernel):
+        return visible.kernel(queries, keys, values, visible.positions, *visible.rule)
     num_heads, num_lanes = queries.shape[1:3]
     group = num_heads // keys.shape[1]
     if isinstance(visible, BlockMask):

@@ -50,7 +50,8 @@ class Recipe:
     seed: int = 0  # repeats a video exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
-    backend: Backend = "auto"  # what runs the steps; auto is native on the CPU, cuda-graph on CUDA
+    # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
+    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         for name in ("frames", "context_frames"):

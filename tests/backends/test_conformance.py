@@ -52,6 +52,7 @@ CUDA = {
     "eager": UnderTest(prepared("eager"), device="cuda"),
     "compile": UnderTest(prepared("compile"), device="cuda"),
     "cuda-graph": UnderTest(prepared("cuda-graph"), device="cuda"),
+    "triton": UnderTest(prepared("triton"), device="cuda"),
 }
 
 

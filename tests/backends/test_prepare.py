@@ -54,8 +54,13 @@ def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("backend", "int8", "message"),
     [
-        ("fast", False, "backend must be one of auto, native, eager, compile, cuda-graph, got"),
+        (
+            "fast",
+            False,
+            "backend must be one of auto, native, eager, compile, cuda-graph, triton, got",
+        ),
         ("cuda-graph", False, "backend cuda-graph needs --device cuda"),
+        ("triton", False, "backend triton: it needs --device cuda, got cpu"),
         ("eager", True, "int8 needs backend native, got eager"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Kernels for CUDA in Triton, which torch's CUDA wheels bring; nothing imports it elsewhere."""

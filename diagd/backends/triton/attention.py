@@ -1,0 +1,257 @@
+"""Attention of a step's lanes over the cache, split over the keys; no mask is ever in memory.
+
+A step has few lanes and thousands of keys, so a program for each head would leave most of a GPU
+idle. Here each key head's slots are cut into parts, a program each: it applies the rule of
+visibility to the positions and steps of the lanes and slots that it holds anyway
+(`diagd.decoding.visibility.visible_slots`), and keeps a running softmax. A second kernel joins the
+parts as a tree, in float32 and always in the same order, so a step repeats bit for bit.
+
+The query heads that share a key head are rows of one program: keys are read once for all of them.
+"""
+
+# Triton is no requirement: where it is missing, nothing imports this module, nor can it be checked.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportIndexIssue=false
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NUM_PROGRAMS = 256  # enough for the 108 to 142 multiprocessors of the GPUs we know
+MIN_PART = 128  # slots; what is shorter does not pay for being joined
+MAX_PARTS = 64  # what a program of the second kernel holds at once
+LOG2_E = 1.4426950408889634
+
+
+class Tiling(NamedTuple):
+    """What a program of the first kernel works on at a time, so that nothing spills."""
+
+    rows: int  # query heads x lanes
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
+    """Choose the tiles for so many rows (query heads that share a key head x lanes)."""
+    if dtype == torch.float32:  # without tensor cores: all of a product is in registers
+        return Tiling(16, 16, 4, 2)
+    if num_rows <= 16 or head_size > 128:
+        return Tiling(16, 64, 4, 2)
+    return Tiling(32, 64, 4, 2) if num_rows <= 32 else Tiling(64, 32, 4, 2)
+
+
+def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
+    """Return how many slots a program reads: a multiple of `keys` that keeps the GPU busy.
+
+    Args:
+        num_tiles: programs for each part of the slots.
+        keys: slots that a program reads at a time.
+    """
+    longest = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles, triton.cdiv(num_slots, MIN_PART)))
+    return triton.cdiv(triton.cdiv(num_slots, longest), keys) * keys
+
+
+@triton.jit(
+    do_not_specialize=["num_lanes", "num_slots", "part_slots"],
+    do_not_specialize_on_alignment=["positions", "steps", "held", "fed_at"],
+)
+def attend_part(
+    queries,
+    keys,
+    values,
+    positions,
+    steps,
+    held,
+    fed_at,
+    sums,
+    tops,
+    totals,
+    query_strides,
+    key_strides,
+    value_strides,
+    scale,
+    num_lanes,
+    num_slots,
+    part_slots,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Attend to one part of the slots of one key head; programs are (rows, parts, heads).
+
+    Args:
+        sums: (B, L, heads, parts, SIZE) float32, weighted values, to be divided by the total.
+        tops: (B, L, heads, parts) float32, the largest score. totals: of the weights.
+        query_strides, key_strides, value_strides: of batch, head and lane or slot.
+        scale: of the scores, times log2(e).
+    """
+    part = tl.program_id(1)
+    batch = (tl.program_id(2) // KV_HEADS).to(tl.int64)
+    kv_head = (tl.program_id(2) % KV_HEADS).to(tl.int64)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    lanes = rows % num_lanes
+    heads = kv_head * GROUP + rows // num_lanes
+    alive = rows < GROUP * num_lanes
+    places = tl.arange(0, WIDTH)
+    within = places[None, :] < SIZE
+    offsets = heads * query_strides[1] + lanes * query_strides[2]
+    looking = tl.load(
+        queries + batch * query_strides[0] + offsets[:, None] + places[None, :],
+        mask=alive[:, None] & within,
+        other=0.0,
+    )
+    at = tl.load(positions + lanes)[:, None]
+    now = tl.load(steps + lanes)[:, None]
+    keys += batch * key_strides[0] + kv_head * key_strides[1]
+    values += batch * value_strides[0] + kv_head * value_strides[1]
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    weighted = tl.zeros((ROWS, WIDTH), tl.float32)
+    end = tl.minimum((part + 1) * part_slots, num_slots)
+    for start in range(part * part_slots, end, KEYS):
+        slots = start + tl.arange(0, KEYS)
+        inside = slots < end
+        stands = tl.load(held + slots, mask=inside, other=0x7FFFFFFFFFFFFFFF)[None, :]
+        fed = tl.load(fed_at + slots, mask=inside, other=0x7FFFFFFFFFFFFFFF)[None, :]
+        sees = (stands == at) | ((stands < at) & (fed <= now))
+        there = inside[:, None] & within
+        key = tl.load(keys + slots[:, None] * key_strides[2] + places[None, :], mask=there, other=0)
+        score = tl.dot(looking, tl.trans(key), input_precision="ieee") * scale
+        score = tl.where(sees, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1))
+        level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a lane that sees none so far
+        weight = tl.exp2(score - level[:, None])
+        shrink = tl.exp2(top - level)
+        value = tl.load(
+            values + slots[:, None] * value_strides[2] + places[None, :], mask=there, other=0
+        )
+        total = total * shrink + tl.sum(weight, 1)
+        weighted = weighted * shrink[:, None]
+        weighted += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        top = new_top
+    row = (batch * num_lanes + lanes) * (KV_HEADS * GROUP) + heads
+    where = row * tl.num_programs(1) + part
+    tl.store(sums + where[:, None] * SIZE + places[None, :], weighted, alive[:, None] & within)
+    tl.store(tops + where, top, alive)
+    tl.store(totals + where, total, alive)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def join_parts(
+    sums,
+    tops,
+    totals,
+    out,
+    num_parts,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Join the parts of one head of one lane: (rows, parts, SIZE) -> (rows, SIZE)."""
+    row = tl.program_id(0).to(tl.int64)
+    parts, places = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    there, within = parts < num_parts, places < SIZE
+    top = tl.load(tops + row * num_parts + parts, there, float("-inf"))
+    best = tl.max(top, 0)
+    share = tl.exp2(top - tl.where(best == float("-inf"), 0.0, best))
+    total = tl.sum(tl.load(totals + row * num_parts + parts, there, 0.0) * share, 0)
+    weighted = tl.load(
+        sums + (row * num_parts + parts[:, None]) * SIZE + places[None, :],
+        there[:, None] & within[None, :],
+        0.0,
+    )
+    joined = tl.sum(weighted * share[:, None], 0) / tl.where(total == 0, 1.0, total)
+    tl.store(out + row * SIZE + places, joined.to(out.dtype.element_ty), within)
+
+
+@torch.library.custom_op("diagd::attend_slots", mutates_args=())
+def attend_slots(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    steps: Tensor,
+    held: Tensor,
+    fed_at: Tensor,
+) -> Tensor:
+    """Attend to what `visible_slots(positions, steps, held, fed_at)` shows.
+
+    A lane that sees no slot gets zeros. Keys and values may be the first slots of larger buffers.
+
+    Args:
+        queries: (B, heads, L, D), D at most 256.
+        keys, values: (B, kv_heads, M, D) in the dtype of the queries; kv_heads divides heads.
+        positions, steps: (L,) int64. held, fed_at: (M,) int64.
+
+    Returns:
+        (B, heads, L, D), a view of (B, L, heads, D).
+    """
+    batch, num_heads, num_lanes, size = queries.shape
+    kv_heads, num_slots = keys.shape[1:3]
+    group, width = num_heads // kv_heads, max(16, triton.next_power_of_2(size))
+    tiling = tiling_of(group * num_lanes, size, queries.dtype)
+    tiles = triton.cdiv(group * num_lanes, tiling.rows)
+    part_slots = part_size(num_slots, tiles * batch * kv_heads, tiling.keys)
+    num_parts = triton.cdiv(num_slots, part_slots)
+    queries, keys, values = (  # within a head, one number after another
+        t if t.stride(-1) == 1 else t.contiguous() for t in (queries, keys, values)
+    )
+    positions, steps, held, fed_at = (t.contiguous() for t in (positions, steps, held, fed_at))
+    parts = batch, num_lanes, num_heads, num_parts
+    tops, totals = queries.new_empty(2, *parts, dtype=torch.float32)
+    sums = queries.new_empty(*parts, size, dtype=torch.float32)
+    out = queries.new_empty(batch, num_lanes, num_heads, size)
+    with torch.cuda.device_of(queries):  # Triton launches on the current device
+        attend_part[tiles, num_parts, batch * kv_heads](
+            queries,
+            keys,
+            values,
+            positions,
+            steps,
+            held,
+            fed_at,
+            sums,
+            tops,
+            totals,
+            queries.stride()[:3],
+            keys.stride()[:3],
+            values.stride()[:3],
+            size**-0.5 * LOG2_E,
+            num_lanes,
+            num_slots,
+            part_slots,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            SIZE=size,
+            WIDTH=width,
+            ROWS=tiling.rows,
+            KEYS=tiling.keys,
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+            enable_fp_fusion=True,
+        )
+        join_parts[batch * num_lanes * num_heads,](
+            sums,
+            tops,
+            totals,
+            out,
+            num_parts,
+            SIZE=size,
+            WIDTH=width,
+            PARTS=triton.next_power_of_2(num_parts),
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+    return out.transpose(1, 2)
+
+
+@attend_slots.register_fake
+def _(queries: Tensor, *_: Tensor) -> Tensor:
+    batch, num_heads, num_lanes, size = queries.shape
+    return queries.new_empty(batch, num_lanes, num_heads, size).transpose(1, 2)
