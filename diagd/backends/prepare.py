@@ -22,8 +22,9 @@ def prepare(
     """Bring a model into the form that a backend runs; the model given is used up.
 
     Args:
-        backend: `auto` is `cuda-graph` on CUDA. On the CPU it is `native` (our kernels, built on
-            first use by the C++ compiler at hand), or `eager`, with a warning, where that fails.
+        backend: `auto` is `cuda-graph` on CUDA. On the CPU it is `native` (our kernels, prebuilt
+            or built on first use by the C++ compiler at hand), or `eager`, with a warning, where
+            there are none.
         int8: Round the weights to 8 bits, which only `native` can run.
 
     Returns:
