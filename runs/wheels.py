@@ -2,9 +2,9 @@
 
 Zig's C++ compiler, which comes from PyPI, builds for all of them on any of them:
 
-    pip install '.[wheels]'
-    python runs/wheels.py                       # or: make wheels
-    python runs/wheels.py --platforms linux-x86_64
+    pip install -e '.[dev]'
+    make wheels                                       # or some of them:
+    python runs/wheels.py --platforms linux-x86_64 linux-arm64
 
 A run that was killed goes on: kernels that are in `--kernels` and newer than their sources stay.
 """
@@ -63,7 +63,7 @@ def main(options: Options) -> list[Path]:
     for name in options.platforms:
         compile_kernels(PLATFORMS[name], options.kernels / name)
     with TemporaryDirectory() as scratch:
-        _run("build", "--wheel", "--outdir", scratch, ROOT)
+        _run("build", "--outdir", scratch, ROOT)  # from an sdist: no stale build/lib
         (pure,) = Path(scratch).glob("*.whl")
         return [
             pack(pure, PLATFORMS[name], options.kernels / name, options.out)
