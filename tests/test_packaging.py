@@ -78,7 +78,7 @@ def test_a_wheel_for_this_platform_brings_kernels_that_need_no_compiler(world, t
     python = next((tmp_path / "venv").glob("[bS]*/python*"))
     (site,) = (tmp_path / "venv").glob("[lL]ib/**/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel]
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel]
     subprocess.run([*map(str, install)], check=True, capture_output=True)
     lines = generate_without_compiler("", world, tmp_path, python)
     assert not [line for line in lines if "compiler" in line]

@@ -17,8 +17,8 @@ class Variant(NamedTuple):
     """Kernels for one kind of processor.
 
     Attributes:
-        needs: what the processor has to have, by torch's names, which tell as well whether the
-            operating system permits it. Each stands for all that its generation brought.
+        needs: what the processor has to have, by torch's names; each stands for all that its
+            generation brought. The matrix units are asked of Linux by the kernels themselves.
         features: what it is compiled for, by the names of LLVM.
     """
 
