@@ -83,21 +83,10 @@ def compile_kernels(platform: Platform, folder: Path) -> None:
             continue
         print(f"{platform.zig}: {variant.name}", flush=True)
         with TemporaryDirectory(dir=folder) as scratch:  # compilers leave more than the library
-            fresh = Path(scratch) / target.name
-            _run(
-                "ziglang",
-                "c++",
-                "-target",
-                platform.zig,
-                "-mcpu=baseline",
-                *FLAGS,
-                "-s",
-                *_for_sources(variant.features),
-                *SOURCES.glob("*.cpp"),
-                "-o",
-                fresh,
-            )
-            fresh.replace(target)
+            flags = ("-target", platform.zig, "-mcpu=baseline", *FLAGS, "-s")
+            flags += (*_for_sources(variant.features), "-o", target.name)  # on macOS kept in it
+            _run("ziglang", "c++", *flags, *SOURCES.glob("*.cpp"), folder=scratch)
+            (Path(scratch) / target.name).replace(target)
 
 
 def pack(pure: Path, platform: Platform, kernels: Path, out: Path) -> Path:
@@ -123,10 +112,10 @@ def _for_sources(features: tuple[str, ...]) -> list[str]:
     return [flag for pair in pairs for word in pair for flag in ("-Xclang", word)]
 
 
-def _run(module: str, *arguments: str | Path) -> None:
-    """Run a module of Python, quietly; where it fails, its output is the error."""
+def _run(module: str, *arguments: str | Path, folder: str | Path = ROOT) -> None:
+    """Run a module of Python in a folder, quietly; where it fails, its output is the error."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise OSError(f"{module}: {done.stderr.strip() or done.stdout.strip()}")
 

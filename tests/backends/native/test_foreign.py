@@ -53,7 +53,7 @@ def test_kernels_of_a_platform_compute_what_those_of_this_machine_do(platform, t
 
 def build_program(platform, target):
     command = [sys.executable, "-m", "ziglang", "c++", "-target", wheels.PLATFORMS[platform].zig]
-    command += ["-mcpu=baseline", "-O1", "-std=c++20", "-pthread", PROGRAM, "-o", target]
+    command += ["-mcpu=baseline", "-O3", "-std=c++20", "-pthread", PROGRAM, "-o", target]
     subprocess.run([*map(str, command)], check=True, capture_output=True)
     return target
 
