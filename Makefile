@@ -35,7 +35,7 @@ asan:
 
 # a wheel for each platform, kernels inside, into dist/; needs the packages of [dev], no compiler
 wheels:
-	PYTHONPATH=. python runs/wheels.py
+	python runs/wheels.py
 
 bench:
 	bash runs/bench_cpu.sh

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from diagd.backends.devices import cpu_features
+from diagd.backends.native.compiler import FLAGS
 from diagd.backends.native.library import find_or_make
 from diagd.backends.native.variants import VARIANTS
 from runs import wheels
@@ -53,7 +54,8 @@ def test_kernels_of_a_platform_compute_what_those_of_this_machine_do(platform, t
 
 def build_program(platform, target):
     command = [sys.executable, "-m", "ziglang", "c++", "-target", wheels.PLATFORMS[platform].zig]
-    command += ["-mcpu=baseline", "-O3", "-std=c++20", "-pthread", PROGRAM, "-o", target]
+    command += ["-mcpu=baseline", *(flag for flag in FLAGS if flag != "-shared")]
+    command += [PROGRAM, "-o", target]
     subprocess.run([*map(str, command)], check=True, capture_output=True)
     return target
 
