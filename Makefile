@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu test-triton test-slow asan bench demo
+.PHONY: check quick test test-pythons test-gpu test-triton test-slow asan wheels bench demo
 
 check:
 	ruff format --check .
@@ -37,6 +37,10 @@ asan:
 	ASAN_OPTIONS=detect_leaks=0 \
 	pytest -p no:cacheprovider -k "native or kernels" tests/backends/native/test_model.py \
 	tests/backends/test_conformance.py tests/attack/test_kernels.py
+
+# a wheel for each platform, kernels inside, into dist/; needs the packages of [dev], no compiler
+wheels:
+	python runs/wheels.py
 
 bench:
 	bash runs/bench_cpu.sh

@@ -31,8 +31,15 @@ def cpu_features() -> Mapping[str, object]:
     """Return what torch knows of the processor, such as `{"amx_bf16": True}`."""
     if hasattr(torch.cpu, "get_capabilities"):
         return torch.cpu.get_capabilities()
-    names = {"amx_bf16": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
-    return {unit: getattr(torch.cpu, query, bool)() for unit, query in names.items()}
+    queries = {
+        "avx2": "_is_avx2_supported",
+        "avx512_vl": "_is_avx512_supported",
+        "avx512_vnni": "_is_vnni_supported",
+        "avx512_bf16": "_is_avx512_bf16_supported",
+        "amx_bf16": "_is_amx_tile_supported",
+        "amx_int8": "_is_amx_tile_supported",
+    }
+    return {unit: getattr(torch.cpu, query, bool)() for unit, query in queries.items()}
 
 
 def dtype_of(name: DTypeName) -> torch.dtype:

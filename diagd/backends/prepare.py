@@ -26,8 +26,8 @@ def prepare(
     Args:
         backend: `auto` on CUDA is `triton` (captured steps, with our kernels), or `cuda-graph`
             (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is
-            `native` (our kernels, built on first use by the C++ compiler at hand). Where our
-            kernels are found not to work, it is PyTorch's, with a warning.
+            `native` (our kernels, prebuilt or built on first use by the C++ compiler at hand).
+            Where our kernels are found not to work, it is PyTorch's, with a warning.
         int8: Round the weights to 8 bits, which only `native` can run.
 
     Returns:

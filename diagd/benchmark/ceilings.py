@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from diagd.backends.native.compiler import load_library
+from diagd.backends.native.library import load_library
 from diagd.decoding.generate_tokens import synchronized_time
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache

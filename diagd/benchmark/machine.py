@@ -9,8 +9,9 @@ import psutil
 import torch
 
 from diagd.backends.devices import BFLOAT16_UNITS, cpu_features, multiplies_bfloat16
-from diagd.backends.native.compiler import cache_folder, find_compiler, load_library
+from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.cores import usable_cores
+from diagd.backends.native.library import cache_folder, load_library, say_origin
 from diagd.backends.triton.kernels import why_not_on
 from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
@@ -61,15 +62,20 @@ def instructions() -> list[str]:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Build the kernels, if that was not done before; return whether they run, and what is kept."""
-    problem = None
+    """Return where the kernels come from that run here, or why none do, and what is kept.
+
+    They are tested now, or built, if that was not done before.
+    """
+    origin = problem = None
     try:
         load_library()
+        origin = say_origin()
     except OSError as error:
         problem = str(error)
     files = [path for path in cache_folder().glob("kernels-*") if path.is_file()]
     return {
         "compiler": find_compiler(),
+        "origin": origin,
         "problem": problem,
         "cache": str(cache_folder()),
         "cached_builds": len(files),
@@ -86,7 +92,7 @@ def choices(device: torch.device, kernels: dict[str, Any]) -> dict[str, dict[str
             backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {reason}"
         unit = torch.cuda.get_device_name(device)
     else:
-        backend = "native", f"our kernels, built by {kernels['compiler']}"
+        backend = "native", f"our kernels, {kernels['origin']}"
         if kernels["problem"]:
             backend = "eager", f"PyTorch's kernels, slower than ours: {kernels['problem']}"
         present = cpu_features()

@@ -90,6 +90,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     """Say a fact in each line."""
     machine, kernels, chosen = report["machine"], report["kernels"], report["choices"]
     gigabytes = [machine[f"memory{part}_bytes"] / 2**30 for part in ("", "_available")]
+    kept = f"{kernels['cached_builds']} kept, {kernels['cached_bytes'] / 2**20:.1f} MiB"
     there = [name for name, missing in report["extras"].items() if not missing]
     lacking = [f"{name} ({', '.join(m)})" for name, m in report["extras"].items() if m]
     return {
@@ -100,8 +101,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         f"load {' '.join(map(str, machine['load_average']))}",
         "memory": f"{gigabytes[0]:.1f} GiB, {gigabytes[1]:.1f} GiB free",
         "compiler": kernels["compiler"] or "none",
-        "kernels": f"{kernels['cached_builds']} builds, {kernels['cached_bytes'] / 2**20:.1f} MiB "
-        f"in {kernels['cache']}",
+        "kernels": f"{kernels['origin'] or 'none'}; {kept} in {kernels['cache']}",
         "backend": "{name}: {why}".format(**chosen["backend"]),
         "dtype": "{name}: {why}".format(**chosen["dtype"]),
         "extras": ", ".join(there) or "none",

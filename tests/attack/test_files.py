@@ -19,7 +19,7 @@ from hypothesis import example, given, seed
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from diagd.backends.native import compiler
+from diagd.backends.native import library
 from diagd.families.checkpoints import load_model
 from diagd.families.own_format import save_model
 from diagd.metrics.weights import read_state_dict
@@ -138,13 +138,11 @@ def test_damaged_weight_files_load_or_are_refused(
 def test_damaged_kernels_are_never_loaded(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = compiler.find_or_build()
+    own = library.find_or_make()
     content = own.read_bytes()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     damaged = tmp_path / "diagd" / own.name
     damaged.parent.mkdir()
-    path = compiler.find_compiler()
-    assert path is not None
     generator = torch.Generator().manual_seed(part)
     for _ in range(250):
         place, value = (
@@ -153,7 +151,7 @@ def test_damaged_kernels_are_never_loaded(
         flipped = content[:place] + bytes([value]) + content[place + 1 :]
         for now in (flipped, content[:place], content + bytes([value])):
             damaged.write_bytes(now)
-            assert (compiler.find_build(path) is None) == (now != content)
+            assert (library.find_kept() is None) == (now != content)
 
 
 def fields_of_shards() -> st.SearchStrategy[dict[str, str]]:

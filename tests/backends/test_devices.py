@@ -31,9 +31,12 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_it(features, chosen, mo
 
 @pytest.mark.parametrize("has_amx", [True, False])
 def test_an_older_torch_is_asked_in_its_own_words(has_amx, monkeypatch):
-    older = SimpleNamespace(_is_amx_tile_supported=lambda: has_amx)
+    older = SimpleNamespace(_is_avx2_supported=bool, _is_amx_tile_supported=lambda: has_amx)
     monkeypatch.setattr(torch, "cpu", older)
-    assert cpu_features() == {"amx_bf16": has_amx, "avx512_bf16": False}
+    features = cpu_features()
+    assert features["amx_bf16"] == features["amx_int8"] == has_amx
+    assert not features["avx2"]
+    assert not features["avx512_bf16"]
     assert multiplies_bfloat16(CPU) is has_amx
 
 

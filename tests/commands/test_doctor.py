@@ -12,7 +12,7 @@ from diagd.extras import EXTRAS
 
 CPU = torch.device("cpu")
 QUIET = {"used_by_others": 0.05, "threads": 2, "cores_allowed": 2.0}
-BUILT = {"compiler": "/usr/bin/c++", "problem": None}
+BUILT = {"origin": "prebuilt for avx2", "problem": None}
 
 
 def test_the_document_holds_what_is_said(command):
@@ -38,12 +38,19 @@ def test_the_probe_dreams_with_the_bundled_world():
 
 
 def test_a_missing_compiler_is_a_reason_and_a_warning():
-    kernels = {"compiler": None, "problem": "no C++ compiler found (set CXX, or install g++)"}
+    kernels = {"origin": None, "problem": "no C++ compiler found (set CXX, or install g++)"}
     backend = choices(CPU, kernels)["backend"]
     assert backend["name"] == "eager"
     assert "no C++ compiler found" in backend["why"]
     (warning,) = _warnings(QUIET, kernels)
     assert "no C++ compiler found" in warning
+
+
+def test_where_the_kernels_come_from_is_the_reason_for_the_backend():
+    assert choices(CPU, BUILT)["backend"] == {
+        "name": "native",
+        "why": "our kernels, prebuilt for avx2",
+    }
 
 
 def test_a_busy_machine_and_too_many_threads_are_warned_of():

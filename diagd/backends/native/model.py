@@ -19,8 +19,8 @@ from diagd.backends.native.boundary import (
     check_records,
     check_step,
 )
-from diagd.backends.native.compiler import load_library
 from diagd.backends.native.cores import usable_cores
+from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
@@ -84,7 +84,7 @@ class NativeModel(CausalModel):
 
         Raises:
             ValueError: Unknown `weights`, or a model with cross-attention or a position table.
-            OSError: The kernels cannot be built here (see `load_library`).
+            OSError: There are no kernels for this machine (see `load_library`).
         """
         if weights not in get_args(NativeDType):
             names = ", ".join(get_args(NativeDType))

@@ -1,4 +1,4 @@
-"""Hold freshly built kernels against PyTorch's, before anybody trusts them: tiny, every type.
+"""Hold kernels that are new here against PyTorch's, before anybody trusts them: tiny, every type.
 
     python -m diagd.backends.native.self_test LIBRARY
 

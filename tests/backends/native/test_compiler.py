@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diagd.backends import prepare as backends
-from diagd.backends.native import compiler
+from diagd.backends.native import compiler, library
 from tests.models.tiny import tiny_model
 
 
@@ -18,15 +18,15 @@ from tests.models.tiny import tiny_model
 def folder(tmp_path, monkeypatch):
     """Return the folder of an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compiler._library.cache_clear()
-    yield compiler.cache_folder()
-    compiler._library.cache_clear()
+    library._library.cache_clear()
+    yield library.cache_folder()
+    library._library.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def whole_build():
     """Return the path and the content of a build that is right."""
-    path = compiler.find_or_build()
+    path = library.find_or_make()
     return path, path.read_bytes()
 
 
@@ -46,24 +46,22 @@ def fake_compiler(tmp_path, monkeypatch, folder):
 
 def test_kernels_are_built_once_and_kept(folder, monkeypatch):
     numbers = torch.arange(1000.0)
-    library = compiler.load_library()
-    library.stream.restype = ctypes.c_float
-    assert library.stream(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(256), 2) == 32640
+    kernels = library.load_library()
+    kernels.stream.restype = ctypes.c_float
+    assert kernels.stream(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(256), 2) == 32640
     (built,) = folder.iterdir()
     monkeypatch.setattr(compiler.psutil, "Popen", None)  # would fail if it were called
-    assert compiler.find_or_build() == built
+    assert library.find_or_make() == built
     assert list(folder.iterdir()) == [built]
 
 
 def test_other_sources_or_flags_are_another_build(tmp_path, monkeypatch):
-    path = compiler.find_compiler()
-    assert path is not None
-    first = compiler._fingerprint(path)
+    first = library._choice()
     monkeypatch.setenv("DIAGD_CXXFLAGS", "-g")
-    assert compiler._fingerprint(path) != first
+    assert library._choice() != first
     monkeypatch.delenv("DIAGD_CXXFLAGS")
     monkeypatch.setattr(compiler, "SOURCES", tmp_path)
-    assert compiler._fingerprint(path) != first
+    assert library._choice() != first
 
 
 def test_the_compiler_of_the_environment_comes_first(monkeypatch, tmp_path):
@@ -76,17 +74,17 @@ def test_the_compiler_of_the_environment_comes_first(monkeypatch, tmp_path):
 def test_a_damaged_build_is_not_loaded_but_built_again(folder, whole_build, fake_compiler, caplog):
     """The compiler copies the right build, for speed."""
     path, content = whole_build
-    own = fake_compiler(f'cp "{path}" "$out"')
-    good = compiler.find_or_build()
+    fake_compiler(f'cp "{path}" "$out"')
+    good = library.find_or_make()
     assert good.read_bytes() == content
     middle = len(content) // 2
     flipped = bytes([content[middle] ^ 1])
     for damaged in (b"", content[:middle], content[:middle] + flipped + content[middle + 1 :]):
         good.write_bytes(damaged)
         caplog.clear()
-        assert compiler.find_build(str(own)) is None
-        assert f"{good}: damaged, so the kernels are built again" in caplog.text
-    assert compiler.find_or_build() == good
+        assert library.find_kept() is None
+        assert f"{good}: damaged, so the kernels are made again" in caplog.text
+    assert library.find_or_make() == good
     assert good.read_bytes() == content
     assert list(folder.iterdir()) == [good]
 
@@ -95,7 +93,7 @@ def test_builders_at_the_same_time_leave_one_build(folder, whole_build, fake_com
     fake_compiler(f'sleep 0.$$; cp "{whole_build[0]}" "$out"')
     found = []
     builders = [
-        threading.Thread(target=lambda: found.append(compiler.find_or_build())) for _ in range(3)
+        threading.Thread(target=lambda: found.append(library.find_or_make())) for _ in range(3)
     ]
     for builder in builders:
         builder.start()
@@ -108,7 +106,7 @@ def test_builders_at_the_same_time_leave_one_build(folder, whole_build, fake_com
 def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     with pytest.raises(OSError, match=r"no C\+\+ compiler found \(set CXX, or install g\+\+\)"):
-        compiler.load_library()
+        library.load_library()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +130,7 @@ def test_a_compiler_that_fails_in_any_way_is_one_line_and_leaves_nothing(
 ):
     fake_compiler(script)
     with pytest.raises(OSError, match=message) as failure:
-        compiler.load_library()
+        library.load_library()
     assert "\n" not in str(failure.value)
     assert not list(folder.iterdir())
 
@@ -146,7 +144,7 @@ def test_kernels_that_compute_something_else_are_not_trusted(folder, tmp_path, m
     monkeypatch.setattr(compiler, "SOURCES", sources)
     monkeypatch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
     with pytest.raises(OSError, match=r"fail their test: logits in float32 are .* away"):
-        compiler.load_library()
+        library.load_library()
     assert not list(folder.iterdir())
 
 
@@ -154,7 +152,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(fake_compiler, monkeyp
     fake_compiler(f"sleep 1000 & echo $! > {tmp_path / 'child'}; wait")
     monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
     with pytest.raises(OSError, match=r"could not build the kernels: not done after 0\.5 seconds"):
-        compiler.load_library()
+        library.load_library()
     child, deadline = int((tmp_path / "child").read_text()), time.monotonic() + 10
     while time.monotonic() < deadline and _runs(child):
         time.sleep(0.01)
@@ -179,5 +177,5 @@ def test_a_cache_that_cannot_be_written_is_one_line(folder, fake_compiler):
     fake_compiler("exit 0")
     folder.parent.write_text("no folder")
     with pytest.raises(OSError, match=r"Not a directory|File exists"):
-        compiler.load_library()
+        library.load_library()
     assert os.path.isfile(folder.parent)

@@ -188,21 +188,21 @@ struct Decoder {
             {(const Cached*)((const C*)s.values[layer] + offset), seen, nullptr, nullptr, slots}};
   }
 
-#if defined(__AMX_BF16__)
+#if defined(MATRIX_UNITS)
   const bool rounds = std::is_same_v<Cached, Pair> && matrix_units();
 #else
   static constexpr bool rounds = false;
 #endif
   // Weights of attention: rounded at once where the matrix units take them, over what was read.
   void keep_weight(float* row, int j, Floats weight) const {
-#if defined(__AMX_BF16__)
+#if defined(MATRIX_UNITS)
     if (rounds) return round_to((bf16*)row + j, weight);
 #endif
     store(row + j, weight);
   }
 
   void mix(const float* weights, int count, const Matrix<Cached>& values, float* result) const {
-#if defined(__AMX_BF16__)
+#if defined(MATRIX_UNITS)
     if constexpr (std::is_same_v<Cached, Pair>)
       if (rounds)
         return multiply_units((const bf16*)weights, 2 * score_stride, count, values, 0,

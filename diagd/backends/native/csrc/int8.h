@@ -58,7 +58,7 @@ struct Input<Quad> {
 // sums[part][row][column]
 typedef int32_t Sums[2][GROUP][BLOCK];
 
-#if defined(__AMX_INT8__)
+#if defined(MATRIX_UNITS)
 INLINE bool begin_tiles(int rows) {
   if (!matrix_units()) return false;
   TileShapes shapes;

@@ -15,7 +15,8 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#define MATRIX_UNITS  // AMX; other systems grant it in other ways, which nobody has tried
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -243,8 +244,8 @@ static void multiply(const Input<T>& in, const Matrix<T>& w, int from, int to, f
   multiply_floats(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 
-#if defined(__AMX_BF16__)
-// Asks the kernel for the matrix units of this processor (AMX), once.
+#if defined(MATRIX_UNITS)
+// Asks Linux for the matrix units of this processor (AMX), once.
 inline bool matrix_units() {
   static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return granted;

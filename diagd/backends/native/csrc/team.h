@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
-#include <vector>
 #ifndef _WIN32
 #include <pthread.h>
 #endif
@@ -24,16 +23,20 @@ class Barrier {
   Barrier() = default;
   explicit Barrier(Clock::duration spin) : learns(false), spin(spin.count()) {}
 
+  // Comes here without waiting; returns whether that made it all of the `threads`, who go on.
+  bool arrive(int threads) {
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < threads) return false;
+    arrived.store(0, std::memory_order_relaxed);
+    phase.fetch_add(1, std::memory_order_release);
+    phase.notify_all();
+    return true;
+  }
+
   // Returns when all `threads` threads have come here.
   void wait(int threads) {
     if (threads == 1) return;
     const uint32_t now = phase.load(std::memory_order_acquire);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-      arrived.store(0, std::memory_order_relaxed);
-      phase.store(now + 1, std::memory_order_release);
-      phase.notify_all();
-      return;
-    }
+    if (arrive(threads)) return;
     const auto came = Clock::now();
     auto asleep = came;
     while ((asleep - came).count() < spin.load(std::memory_order_relaxed)) {
@@ -84,16 +87,21 @@ inline std::atomic<int> forks{0};
 inline const int watches_forks = pthread_atfork(nullptr, nullptr, [] { forks++; });
 #endif
 
-// Threads that wait for a caller's work.
+// Threads that wait for a caller's work, and own the crew with the caller. Nobody waits for their end:
+// where the caller is a thread that ends, Windows lets no other thread end meanwhile, and after a fork
+// there are none.
 class Crew {
  public:
-  explicit Crew(int threads) : threads(threads), born(forks) {
-    for (int i = 1; i < threads; i++) others.emplace_back([this, i] { serve(i); });
+  static std::shared_ptr<Crew> hire(int threads) {
+    const auto crew = std::make_shared<Crew>(threads);
+    for (int i = 1; i < threads; i++) std::thread([crew, i] { crew->serve(i); }).detach();
+    return crew;
   }
-  ~Crew() {
+  explicit Crew(int threads) : threads(threads), born(forks) {}
+
+  void dismiss() {
     call = nullptr;
-    dock.wait(threads);
-    for (std::thread& other : others) other.join();
+    dock.arrive(threads);
   }
 
   template <class Work>
@@ -126,7 +134,6 @@ class Crew {
   Barrier dock{std::chrono::microseconds(500)};  // longer than what is between the calls of a step
   const void* work = nullptr;
   void (*call)(const void*, int, int, Barrier&) = nullptr;
-  std::vector<std::thread> others;
 };
 
 // The crew of one calling thread. Where some of it are kept from running, and half of the time of
@@ -146,7 +153,7 @@ class Team {
     }
     if (!crew || crew->threads != most || !crew->alive()) {
       dismiss();
-      crew = std::make_unique<Crew>(most);
+      crew = Crew::hire(most);
     }
     const auto started = Clock::now();
     crew->run(work);
@@ -167,12 +174,12 @@ class Team {
   }
 
   void dismiss() {
-    if (crew && !crew->alive()) crew.release();
+    if (crew) crew->dismiss();
     crew.reset();
   }
 
   static constexpr int MOST_ALONE = 1024;  // calls
-  std::unique_ptr<Crew> crew;
+  std::shared_ptr<Crew> crew;
   int alone = 0, penalty = 0;
   bool suspect = false;
 };

@@ -1,0 +1,120 @@
+// Loads a library of the kernels and runs them, where there is no Python: test_foreign.py.
+//
+//   smoke LIBRARY
+//
+// A random model reads twelve tokens one by one, then three, eight and one at a time, on one thread
+// and on three, also of callers that end. Exit code 0: all logits are the same bits. They are printed.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "../../../diagd/backends/native/csrc/decoder.cpp"  // for its records
+#ifdef _WIN32
+#include <windows.h>
+void* find(const char* library, const char* name) {
+  const HMODULE loaded = LoadLibraryA(library);
+  return loaded ? (void*)GetProcAddress(loaded, name) : nullptr;
+}
+#else
+#include <dlfcn.h>
+void* find(const char* library, const char* name) {
+  void* loaded = dlopen(library, RTLD_NOW);
+  return loaded ? dlsym(loaded, name) : nullptr;
+}
+#endif
+
+constexpr int HIDDEN = 64, INNER = 96, LAYERS = 2, HEADS = 4, KV_HEADS = 2, HEAD = 16, VOCAB = 96;
+constexpr int TOKENS = 12, SLOTS = 32;
+
+uint32_t state = 1;
+float number() {  // in [-1, 1)
+  state = state * 1664525u + 1013904223u;
+  return (int32_t)state * 0x1p-31f;
+}
+
+std::vector<std::vector<float>> kept;
+const float* floats(int count, float scale, float offset = 0) {
+  kept.emplace_back(count);
+  for (float& value : kept.back()) value = offset + scale * number();
+  return kept.back().data();
+}
+
+// Any bytes are weights, but bfloat16 and float32 have to be small numbers.
+template <class W>
+const void* blocks(int columns, int K) {
+  const int count = ceil_to(columns, BLOCK) * ceil_to(K, 64);
+  const float* values = floats(count, 0.2f);
+  if constexpr (PACKED<W> == 1) return values;
+  kept.emplace_back(count);
+  for (int i = 0; i < count; i++)
+    if constexpr (PACKED<W> == 2)
+      put((bf16*)kept.back().data() + i, values[i]);
+    else
+      ((int8_t*)kept.back().data())[i] = (int8_t)(values[i] * 600);
+  return kept.back().data();
+}
+
+template <class W, class C>
+int check(int (*decode)(const Model*, const Step*), const char* name) {
+  state = 1;
+  const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
+  LayerWeights layers[LAYERS];
+  const auto scale = [](int columns) { return PACKED<W> == 4 ? floats(columns, 0, 0.002f) : nullptr; };
+  for (LayerWeights& layer : layers)
+    layer = {blocks<W>(qkv, HIDDEN), blocks<W>(HIDDEN, HEADS * HEAD),
+             blocks<W>(2 * INNER, HIDDEN), blocks<W>(HIDDEN, INNER),
+             floats(qkv, 0.1f), floats(HIDDEN, 0.1f), floats(2 * INNER, 0.1f), nullptr,
+             scale(qkv), scale(HIDDEN), scale(2 * INNER), scale(HIDDEN),
+             floats(HIDDEN, 0.1f, 1), nullptr, floats(HIDDEN, 0.1f, 1), nullptr, nullptr, nullptr};
+  const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
+  const int64_t axes[HEAD / 2] = {};
+  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, 1, VOCAB, 64, 0, 0, 0, 0,
+              1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, HIDDEN), nullptr, frequencies, axes,
+              floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), layers};
+  if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN);
+
+  const auto feed = [&](std::vector<int> widths, int threads) {
+    model.threads = threads;
+    std::vector<std::vector<C>> memory(2 * LAYERS, std::vector<C>(KV_HEADS * SLOTS * BLOCK));
+    void* buffers[2 * LAYERS];
+    for (int i = 0; i < 2 * LAYERS; i++) buffers[i] = memory[i].data();
+    std::vector<float> logits(TOKENS * VOCAB);
+    int64_t tokens[TOKENS], places[TOKENS];
+    for (int i = 0; i < TOKENS; i++) tokens[i] = i * 7 % VOCAB, places[i] = i;
+    for (int at = 0, turn = 0; at < TOKENS; at += widths[turn++ % widths.size()]) {
+      const int lanes = widths[turn % widths.size()], seen = at + lanes;
+      std::vector<uint8_t> visible(lanes * seen);
+      for (int lane = 0; lane < lanes; lane++)
+        for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
+      const Step step{1, lanes, seen, SLOTS, lanes, tokens + at, places + at, places + at,
+                      visible.data(), nullptr, nullptr, nullptr, buffers, buffers + LAYERS,
+                      logits.data() + at * VOCAB, nullptr};
+      if (decode(&model, &step)) std::exit(3);
+    }
+    return logits;
+  };
+  const std::vector<float> alone = feed({1}, 1);
+  for (float logit : alone) {
+    if (!std::isfinite(logit)) return 4;
+    std::printf("%s %.9g\n", name, logit);
+  }
+  const auto same = [&](int threads) {
+    const std::vector<float> together = feed({3, 8, 1}, threads);
+    return !std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float));
+  };
+  int different = !same(1) + !same(3);
+  for (int i = 0; i < 3; i++) std::thread([&] { different += !same(3); }).join();
+  return different ? 5 : 0;
+}
+
+int main(int, char** arguments) {
+  const auto decoder = [&](const char* name) {
+    void* found = find(arguments[1], name);
+    if (!found) std::exit(2);
+    return (int (*)(const Model*, const Step*))found;
+  };
+  const int f32 = check<float, float>(decoder("decode_f32"), "f32");
+  const int bf16s = check<Pair, bf16>(decoder("decode_bf16"), "bf16");
+  const int int8 = check<Quad, bf16>(decoder("decode_int8"), "int8");
+  return f32 ? f32 : bf16s ? bf16s : int8;
+}

@@ -1,0 +1,109 @@
+"""Prebuilt kernels: the best of those that this processor runs and that pass their test."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from diagd.backends.devices import cpu_features
+from diagd.backends.native import compiler, library, variants
+from diagd.backends.native.model import NativeModel
+from tests.models.feeding import feed
+from tests.models.tiny import random_tokens, tiny_model
+
+HASWELL = {"avx2": True, "fma3": True}
+SKYLAKE = {**HASWELL, "avx512_f": True, "avx512_vl": True}
+ICE_LAKE = {**SKYLAKE, "avx512_vnni": True}
+ZEN_4 = {**ICE_LAKE, "avx512_bf16": True}
+SAPPHIRE_RAPIDS = {**ZEN_4, "amx_bf16": True, "amx_int8": True, "amx_tile": True}
+
+
+@pytest.fixture
+def prebuilt(tmp_path, monkeypatch):
+    """Return the folder of a wheel that has right kernels for AVX2, and an empty cache."""
+    right = library.find_or_make()
+    folder = tmp_path / "prebuilt"
+    folder.mkdir()
+    shutil.copyfile(right, folder / "avx2.so")
+    monkeypatch.setattr(variants, "PREBUILT", folder)
+    monkeypatch.setattr(variants, "cpu_features", lambda: SKYLAKE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("DIAGD_CXXFLAGS", raising=False)
+    monkeypatch.setenv("CXX", "")
+    monkeypatch.setenv("PATH", "")  # no compiler
+    library._library.cache_clear()
+    yield folder
+    library._library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("features", "names"),
+    [
+        ({}, ["neon"]),
+        (HASWELL, ["avx2", "neon"]),
+        (SKYLAKE, ["avx512", "avx2", "neon"]),
+        (ICE_LAKE, ["avx512vnni", "avx512", "avx2", "neon"]),
+        (ZEN_4, ["avx512vnni", "avx512", "avx2", "neon"]),
+        (SAPPHIRE_RAPIDS, ["amx", "avx512vnni", "avx512", "avx2", "neon"]),
+        (SAPPHIRE_RAPIDS | {"amx_int8": False}, ["avx512vnni", "avx512", "avx2", "neon"]),
+    ],
+)
+def test_what_a_processor_has_decides_the_best_first(features, names, tmp_path, monkeypatch):
+    """Were there a file of every variant; a wheel has those of one kind of processor."""
+    monkeypatch.setattr(variants, "PREBUILT", tmp_path)
+    for variant in variants.VARIANTS:
+        (tmp_path / f"{variant.name}.so").touch()
+    assert list(variants.prebuilt_here(features)) == names
+
+
+def test_every_need_is_a_word_of_torch():
+    known = cpu_features()
+    if not known.get("avx2"):
+        pytest.skip("torch tells of other words here")
+    assert {need for variant in variants.VARIANTS for need in variant.needs} <= set(known)
+
+
+def test_prebuilt_kernels_need_no_compiler(prebuilt):
+    model = tiny_model()
+    tokens, steps = random_tokens(2, 30), torch.arange(30) // 5
+    torch.testing.assert_close(feed(NativeModel(model), tokens, steps), feed(model, tokens, steps))
+    assert library.say_origin() == "prebuilt for avx2"
+    (kept,) = library.cache_folder().iterdir()
+    assert "-avx2-" in kept.name
+
+
+@pytest.fixture(scope="module")
+def illegal(tmp_path_factory):
+    """Return kernels of which the first instruction is none of this processor's."""
+    path = tmp_path_factory.mktemp("illegal") / "kernels.so"
+    source = "int size_of_layer(void) { __builtin_trap(); }"
+    command = [compiler.find_compiler() or "c++", "-shared", "-fPIC", "-xc", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    return path
+
+
+def test_a_variant_that_fails_is_said_once_and_the_next_best_is_used(illegal, prebuilt, caplog):
+    shutil.copyfile(illegal, prebuilt / "avx512.so")
+    assert "-avx2-" in library.find_or_make().name
+    (warning,) = caplog.messages
+    complaint = "the prebuilt kernels for avx512 fail their test: ended by SIG(ILL|TRAP)"
+    assert re.fullmatch(f"{complaint}: trying the next best", warning)
+    caplog.clear()
+    assert "-avx2-" in library.find_or_make().name
+    assert not caplog.messages
+
+
+def test_where_no_variant_passes_the_compiler_is_asked(prebuilt, caplog):
+    (prebuilt / "avx2.so").write_text("not a library")
+    with pytest.raises(OSError, match=r"no C\+\+ compiler found"):
+        library.find_or_make()
+    assert "the prebuilt kernels for avx2 fail their test" in caplog.text
+    assert not list(library.cache_folder().iterdir())
+
+
+def test_flags_are_for_a_build(prebuilt, monkeypatch):
+    monkeypatch.setenv("DIAGD_CXXFLAGS", "-march=x86-64-v3")
+    with pytest.raises(OSError, match=r"no C\+\+ compiler found"):
+        library.find_or_make()
