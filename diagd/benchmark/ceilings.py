@@ -21,21 +21,24 @@ class Ceilings:
 
     Attributes:
         bytes_per_second: reading 1 GiB, front to back, with all threads.
-        flops_per_second: a square matrix product in `dtype`.
+        flops_per_second: a square matrix product, of the fastest number type.
     """
 
     bytes_per_second: float
     flops_per_second: float
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
     """Measure both, the best of five runs each."""
     numbers = torch.ones(_STREAM_NUMBERS, device=device)
     size = _MATRIX_SIZE[device.type]
-    matrix = torch.ones(size, size, device=device, dtype=dtype)
+    seconds = list[float]()
+    for dtype in dtypes:
+        matrix = torch.ones(size, size, device=device, dtype=dtype)
+        seconds.append(_fastest(lambda matrix=matrix: matrix @ matrix, device))
     return Ceilings(
         bytes_per_second=numbers.nbytes / _fastest(_reader(numbers), device),
-        flops_per_second=2 * size**3 / _fastest(lambda: matrix @ matrix, device),
+        flops_per_second=2 * size**3 / min(seconds),
     )
 
 

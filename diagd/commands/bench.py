@@ -117,7 +117,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     ceilings = {}
     dtypes: list[DTypeName] = [choose_dtype(name, device) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
-        ceilings[dtype] = measure_ceilings(device, dtype_of(dtype))
+        # activations of int8 weights keep 16 bits, so a product is two of bytes
+        multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
+        ceilings[dtype] = measure_ceilings(device, *multiplied)
         if options.baseline == "hf" and dtype != "int8":
             model = _model(options, config, dtype, device)
             rows += hugging_face_rows(model, dtype, grid, inputs)
