@@ -45,17 +45,18 @@ class Options:
 
     out: Path  # folder for play.json and play.md
     film: Path | None = None  # animated picture (webp or gif) of the page being played
-    frames: int = 500  # measured with each diagonal
-    raster_frames: int = 100  # measured with raster, which is slow
+    frames: int = 300  # measured with each diagonal
+    raster_frames: int = 50  # measured with raster, which is slow
     model: str = "doom"
     device: str = "cpu"
-    dtype: str = "float32"
-    scene: int = 2  # where the film starts
+    dtype: str = "auto"  # as `diagd play` chooses
+    scene: int = 0  # where the film starts
     chromium: Path = Path(shutil.which("chromium") or "chromium")
 
 
 def main(options: Options) -> None:
     """Start the server, drive the browser, write the results."""
+    options.out.mkdir(parents=True, exist_ok=True)
     record = PlayOptions(
         model=options.model,
         device=options.device,
