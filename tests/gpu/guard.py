@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from diagd.backends.native.compiler import cache_folder, find_compiler
+from diagd.backends.native.compiler import find_compiler
+from diagd.backends.native.library import cache_folder
 
 NUM_DEVICES = 2
 SOURCE = """
