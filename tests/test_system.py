@@ -21,6 +21,11 @@ HOLD = (
 # Names of the standard library that Windows lacks. Only imports by diagd fail: other packages, and
 # the standard library itself, choose by the system they run on.
 UNIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt")
+TRITON = (
+    "diagd.backends.triton.attention",
+    "diagd.backends.triton.sampling",
+)  # imported with Triton
+NOT_TO_IMPORT = ("diagd.__main__", *TRITON)
 IMPORT_ALL = f"""
 import builtins, importlib, pkgutil
 plain = builtins.__import__
@@ -32,7 +37,7 @@ builtins.__import__ = without_unix
 import diagd
 names = [module.name for module in pkgutil.walk_packages(diagd.__path__, "diagd.")]
 for name in names:
-    if name != "diagd.__main__":
+    if name not in {NOT_TO_IMPORT}:
         importlib.import_module(name)
 print(len(names))
 """
