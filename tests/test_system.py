@@ -21,11 +21,11 @@ HOLD = (
 # Names of the standard library that Windows lacks. Only imports by diagd fail: other packages, and
 # the standard library itself, choose by the system they run on.
 UNIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "posix", "syslog", "crypt")
-TRITON = (
+NOT_TO_IMPORT = (  # it runs the program; they are imported where Triton is
+    "diagd.__main__",
     "diagd.backends.triton.attention",
     "diagd.backends.triton.sampling",
-)  # imported with Triton
-NOT_TO_IMPORT = ("diagd.__main__", *TRITON)
+)
 IMPORT_ALL = f"""
 import builtins, importlib, pkgutil
 plain = builtins.__import__
