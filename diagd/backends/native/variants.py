@@ -43,16 +43,19 @@ VARIANTS = (  # the best first
 )
 
 
-def prebuilt_here(features: Mapping[str, object] | None = None) -> dict[str, Path]:
+def prebuilt_here(
+    features: Mapping[str, object] | None = None, folder: Path | None = None
+) -> dict[str, Path]:
     """Return the prebuilt kernels that a processor can run, the best first, by variant.
 
     Args:
         features: what the processor has, by torch's names; of this one by default.
+        folder: that holds them; by default that of this package.
     """
     features = cpu_features() if features is None else features
     return {
         variant.name: path
         for variant in VARIANTS
         if all(features.get(need) for need in variant.needs)
-        and (path := PREBUILT / f"{variant.name}.so").is_file()
+        and (path := (folder or PREBUILT) / f"{variant.name}.so").is_file()
     }
