@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.runner import CausalModel, StepFunction
+from diagd.decoding.runner import CausalModel, ModelWrapper, StepFunction
 from diagd.models.config import ModelConfig
 
 
@@ -47,7 +47,7 @@ class StepTimes:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-class Stopwatch(CausalModel):
+class Stopwatch(ModelWrapper[CausalModel]):
     """Stands between an engine and its model, and around its steps, and times them.
 
     It is a model: what the engine asks of the one behind it passes through here. `times` collects
@@ -63,7 +63,8 @@ class Stopwatch(CausalModel):
     """
 
     def __init__(self, model: CausalModel, parts: bool, sample: int | None = None) -> None:
-        self.model, self.parts, self.sample_size = model, parts, sample
+        super().__init__(model)
+        self.parts, self.sample_size = parts, sample
         self.times, self.moments = StepTimes(), Moments(model.device)
         self.timed: list[tuple[Any, Any]] = []  # when steps began and ended
         self.stride, self.num_seen = 1, 0
@@ -74,50 +75,15 @@ class Stopwatch(CausalModel):
                 model.seconds = torch.zeros(3, dtype=torch.float64)
             self.counters = model.seconds
 
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self.model.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        """Input ids are in [0, num_embeddings)."""
-        return self.model.num_embeddings
-
-    @property
-    def max_positions(self) -> int:
-        """The longest sequence."""
-        return self.model.max_positions
-
-    @property
-    def relative_positions(self) -> bool:
-        """As the model has it."""
-        return self.model.relative_positions
-
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """As the model does."""
-        return self.model.see(positions, steps, held, fed_at)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
-
-    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Let the model make its cache."""
-        return self.model.make_cache(batch_size, num_slots, context)
-
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the model, and count the seconds."""
-        return (
-            torch.empty(0)
-            if self.skips
-            else self._timed("forward", self.model.forward, args, kwargs)
-        )
+        if self.skips:
+            return torch.empty(0)
+        return self._timed("forward", super().forward, args, kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draw, and count the seconds."""
-        return self._timed("sampling", self.model.sample, args, kwargs)
+        return self._timed("sampling", super().sample, args, kwargs)
 
     @contextlib.contextmanager
     def prefill(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ Here `decoding` meets `models` and `backends`: CausalModel is all that a stream 
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -123,6 +123,65 @@ class CausalModel(Protocol):
         so that no id is the best, the result is `UNDRAWN`.
         """
         return sample(logits, options, ranges, seeds, frames, rows, columns)
+
+
+Behind = TypeVar("Behind", bound=CausalModel)
+
+
+class ModelWrapper(CausalModel, Generic[Behind]):
+    """A model that stands before another one, and is it in all that a subclass does not say itself.
+
+    Attributes:
+        model: the one behind it.
+    """
+
+    def __init__(self, model: Behind) -> None:
+        self.model = model
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self.model.vocab_size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Ids that may be fed: [0, num_embeddings)."""
+        return self.model.num_embeddings
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence."""
+        return self.model.max_positions
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def relative_positions(self) -> bool:
+        """Whether positions may grow for ever."""
+        return self.model.relative_positions
+
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
+        """Let the model make its cache."""
+        return self.model.make_cache(batch_size, num_slots, context)
+
+    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
+        """Let the model empty its cache."""
+        return self.model.renew_cache(cache, context)
+
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
+        """Say who is seen as the model does."""
+        return self.model.see(positions, steps, held, fed_at)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the model."""
+        return self.model.forward(*args, **kwargs)
+
+    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw as the model does."""
+        return self.model.sample(*args, **kwargs)
 
 
 def make_runner(

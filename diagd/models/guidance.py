@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.runner import CausalModel
+from diagd.decoding.runner import ModelWrapper
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.slot_cache import SlotCache
 
 
-class GuidedModel(CausalModel):
+class GuidedModel(ModelWrapper[HuggingFaceModel]):
     """A model steered away from what it would write after an unconditional prompt.
 
     The two prompts need not be of one length: the unconditional rows have slots ahead of the
@@ -56,25 +56,11 @@ class GuidedModel(CausalModel):
             )
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
-        self.model, self.scale, self.prompt_length = model, scale, prompt_length
+        super().__init__(model)
+        self.scale, self.prompt_length = scale, prompt_length
         self.unconditional = unconditional.to(model.device)
         self.num_ahead = unconditional.shape[1] - 1  # slots before the engine's
         self.shift = unconditional.shape[1] - prompt_length  # of the unconditional positions
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self.model.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        """Ids that may be fed: [0, num_embeddings)."""
-        return self.model.num_embeddings
 
     @property
     def max_positions(self) -> int:
@@ -99,6 +85,10 @@ class GuidedModel(CausalModel):
             slots = torch.arange(ahead, device=self.device)
             self.model.forward(rows, slots, slots, slots <= slots[:, None], cache, 1)
         return cache
+
+    def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
+        """Never: the unconditional prompt is in it."""
+        return False
 
     def forward(
         self,
