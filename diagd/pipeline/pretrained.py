@@ -27,7 +27,7 @@ from diagd.families.tokenizer_loading import load_tokenizer
 from diagd.memory import check_memory
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.vq import VideoTokenizer
+from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def load_parts(
         )
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
+    if isinstance(video_tokenizer, VQTokenizer):
+        video_tokenizer.painting = dtype
     defaults = found.family.defaults(found)
     return Parts(build_model(found, device, dtype), video_tokenizer.to(device), codec, defaults)
 

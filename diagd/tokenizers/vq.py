@@ -86,9 +86,16 @@ class VideoTokenizer(Protocol):
 
 
 class VQTokenizer:
-    """A frame-by-frame tokenizer with a learned codebook."""
+    """A frame-by-frame tokenizer with a learned codebook.
+
+    Attributes:
+        painting: type of the products of `decode`, float32 or bfloat16; models that paint pixels
+            rather than patches keep to float32. bfloat16 moves a level of the bundled world's by 2 of
+            255 at most.
+    """
 
     temporal_compression = 1
+    painting = torch.float32
     fit_frames = staticmethod(resize)
 
     def __init__(
@@ -172,11 +179,13 @@ class VQTokenizer:
             ValueError: another shape or dtype, or ids outside the codebook.
         """
         check_tokens(tokens, self.codebook_size)
-        chunks = []
+        chunks, device = [], self.codebook.device
+        fast = self.painting == torch.bfloat16 and self.model.config.in_channels > 3
         for chunk in tokens.split(self.batch_size):
-            codes = self.codebook[chunk.to(self.codebook.device, torch.int64)]  # (T, h, w, C)
-            levels = (self.pixels(codes.movedim(-1, 1)) + 1) * 127.5
-            chunks.append(paint(levels, self.pixel_rounding))
+            codes = self.codebook[chunk.to(device, torch.int64)]  # (T, h, w, C)
+            with torch.autocast(device.type, torch.bfloat16, enabled=fast):
+                values = self.pixels(codes.movedim(-1, 1)).float()
+            chunks.append(paint((values + 1) * 127.5, self.pixel_rounding))
         return torch.cat(chunks).to(tokens.device)
 
     def latents(self, frames: Tensor) -> Tensor:

@@ -95,6 +95,24 @@ def test_decoding_rounds_and_clamps():
             assert painted.unique().tolist() == [expected]
 
 
+def test_patches_may_be_painted_in_bfloat16():
+    tokenizer = small_tokenizer(codes=20)
+    tokens = tokenizer.encode(rectangles(3))
+    exact = tokenizer.decode(tokens).int()
+    tokenizer.painting = torch.bfloat16
+    off = (tokenizer.decode(tokens).int() - exact).abs()
+    assert 0 < off.max() <= 3
+    assert torch.equal(tokenizer.encode(rectangles(3)), tokens)
+
+
+def test_pixels_are_painted_in_float32():
+    tokenizer = VQTokenizer(convolutional_model())
+    tokens = tokenizer.encode(rectangles(2))
+    exact = tokenizer.decode(tokens)
+    tokenizer.painting = torch.bfloat16
+    assert torch.equal(tokenizer.decode(tokens), exact)
+
+
 def test_decoding_may_round_down():
     tokenizer = VQTokenizer(small_tokenizer().model, pixel_rounding="down")
     with torch.no_grad():

@@ -94,12 +94,6 @@ function figure(id, number, unit) {
   $(id).replaceChildren(number, small);
 }
 
-function tick() {
-  grid.draw();
-  readings.draw();
-  requestAnimationFrame(tick);
-}
-
 function setState(name, message) {
   const words = { live: "live", new: "connecting", lost: "not connected", waiting: "waiting for a place", ended: "ended" };
   $("state").textContent = words[name];
@@ -298,4 +292,3 @@ document.addEventListener("visibilitychange", () => { if (document.hidden && abo
 const spinner = $("spinner");
 for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;
 setState("new", "Connecting");
-tick();

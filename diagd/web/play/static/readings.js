@@ -28,6 +28,7 @@ export class Readings {
     while (this.times[0] < now - WINDOW_MS) this.times.shift();
     this.bars.push({ ms: header.decode_ms + header.picture_ms + header.encode_ms, strategy: header.strategy });
     if (this.bars.length > NUM_BARS) this.bars.shift();
+    this.#draw();
     const used = this.presses.filter((press) => press.id <= header.input);
     if (!used.length) return;
     this.presses = this.presses.filter((press) => press.id > header.input);
@@ -51,7 +52,7 @@ export class Readings {
     return quantile(this.latencies, share);
   }
 
-  draw() {
+  #draw() {
     const { canvas, bars } = this;
     const width = Math.round(canvas.clientWidth * devicePixelRatio);
     const height = Math.round(canvas.clientHeight * devicePixelRatio);

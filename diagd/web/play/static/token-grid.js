@@ -2,6 +2,7 @@
 
 const TRAIL = 3; // steps that glow behind the newest
 const SLOW_MS = 60; // a step takes so long while the session is paused
+const REDRAW_MS = 45; // from one drawing to the next: the model needs the processor more
 
 export class TokenGrid {
   constructor(canvas, caption) {
@@ -30,18 +31,21 @@ export class TokenGrid {
     this.writtenAt = header.written_at ?? []; // the step that wrote each place
     this.since = performance.now();
     if (this.header && !this.paused) this.#say(`${header.steps} steps, ${(header.decode_ms / header.steps).toFixed(2)} ms each, ${(this.rows * this.columns / header.steps).toFixed(1)} tokens a step`);
+    this.#draw();
   }
 
   pause(paused) {
     this.paused = paused;
     this.since = performance.now();
     if (paused && this.header) this.#say("paused: the last frame being written, slowly");
+    this.#draw();
   }
 
-  /** Draw what has been written by now; called once a screen refresh. */
-  draw() {
+  /** Draw what has been written by now, and again until all is. */
+  #draw() {
+    clearTimeout(this.next);
     if (!this.colours.length) return;
-    const { canvas, rows, columns, header } = this;
+    const { canvas, rows, columns } = this;
     const width = Math.round(canvas.clientWidth * devicePixelRatio);
     const height = Math.round(canvas.clientHeight * devicePixelRatio);
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
@@ -69,6 +73,7 @@ export class TokenGrid {
       }
     }
     context.globalAlpha = 1;
+    if (newest < Infinity) this.next = setTimeout(() => this.#draw(), REDRAW_MS);
   }
 
   /** The step that is being shown now. */
