@@ -90,7 +90,7 @@ class VQTokenizer:
 
     Attributes:
         painting: type of the products of `decode`, float32 or bfloat16; models that paint pixels
-            rather than patches keep to float32. bfloat16 moves a level of the bundled world's by 2 of
+            rather than patches keep to float32. bfloat16 moves a level of the bundled world by 2 of
             255 at most.
     """
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.boundary import LayerRecord, ModelRecord
+from diagd.backends.native.memory import HugePages
 from diagd.models.layers import SwiGLU
 from diagd.models.transformer import Transformer
 
@@ -32,6 +33,7 @@ class NativeWeights:
         self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
         self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
+        self._pages = HugePages()
         self.record = self._describe(model)
 
     def _describe(self, model: Transformer) -> ModelRecord:
@@ -125,10 +127,10 @@ class NativeWeights:
         if values is None:
             return None
         values = values.detach().float()
-        return self._keep(_pad(values, 0) if pad else values.clone())
+        return self._keep(_pad(values, 0) if pad else values)
 
     def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor := tensor.contiguous())
+        self._kept.append(tensor := self._pages.put(tensor))
         return tensor.data_ptr()
 
 

@@ -43,6 +43,26 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
     assert (fed - exact).abs().max() < 3e-6 * exact.abs().max()
 
 
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
+    """Keys in two parts, weights in two panels, rows in up to seven groups."""
+    changes = {"hidden_size": 288, "intermediate_size": 544, "max_positions": 700, "num_layers": 1}
+    native, tokens = NativeModel(tiny_model(**changes), weights), random_tokens(1, 640)
+
+    def logits(*chunks: int) -> torch.Tensor:
+        cache, fed, at = native.make_cache(1, 700), [], 0
+        for size in chunks:
+            slots = torch.arange(at, at + size)
+            mask = torch.ones(size, at + size, dtype=torch.bool).tril(at)
+            fed.append(native.forward(tokens[:, slots], slots, slots, mask, cache))
+            at += size
+        return torch.cat(fed, dim=1)
+
+    one_by_one = logits(*[1] * 640)
+    for chunks in ([16] * 40, [33, 65, 17, 48, 130, 33, 64, 250], [640]):
+        assert torch.equal(logits(*chunks), one_by_one), chunks
+
+
 def test_a_lane_that_sees_nothing_poisons_nobody():
     native, tokens = NativeModel(tiny_model()), random_tokens(1, 2)
     cache, slots = native.make_cache(1, 4), torch.arange(2)

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "int8.h"
+#include "attention.h"
 #include "team.h"
 
 extern "C" {
@@ -85,7 +85,7 @@ int apart(int columns) { return ceil_to(columns, BLOCK) + WIDTH; }
 template <class W, class C>
 struct Decoder {
   using Cached = std::conditional_t<std::is_same_v<C, bf16>, Pair, float>;
-  static constexpr int ATTENDING = std::is_same_v<C, bf16> ? 16 : MAX_ROWS;  // lanes at a time
+  using Attending = Attention<Cached>;
   const Model& m;
   const Step& s;
   const int rows = s.batch * s.lanes, head = ceil_to(m.head_dim, BLOCK);
@@ -94,7 +94,7 @@ struct Decoder {
   const int q_width = m.heads * m.head_dim, kv_width = m.kv_heads * m.head_dim;
   const int qkv = ceil_to(q_width + 2 * kv_width, BLOCK), attended = ceil_to(q_width, BLOCK);
   const int x_stride = apart(hidden), qkv_stride = apart(qkv), mixed_stride = apart(attended);
-  const int middle_stride = apart(inner * (m.gated ? 2 : 1)), score_stride = apart(s.visible_slots);
+  const int middle_stride = apart(inner * (m.gated ? 2 : 1));
   const int slots = ceil_to(s.num_slots, BLOCK), seen = ceil_to(s.visible_slots, BLOCK);
   float *x, *projected, *mixed, *middle, *hidden_slots, *turns;  // turns: cosines, sines of a lane
 
@@ -188,67 +188,18 @@ struct Decoder {
             {(const Cached*)((const C*)s.values[layer] + offset), seen, nullptr, nullptr, slots}};
   }
 
-#if defined(MATRIX_UNITS)
-  const bool rounds = std::is_same_v<Cached, Pair> && matrix_units();
-#else
-  static constexpr bool rounds = false;
-#endif
-  // Weights of attention: rounded at once where the matrix units take them, over what was read.
-  void keep_weight(float* row, int j, Floats weight) const {
-#if defined(MATRIX_UNITS)
-    if (rounds) return round_to((bf16*)row + j, weight);
-#endif
-    store(row + j, weight);
-  }
-
-  void mix(const float* weights, int count, const Matrix<Cached>& values, float* result) const {
-#if defined(MATRIX_UNITS)
-    if constexpr (std::is_same_v<Cached, Pair>)
-      if (rounds)
-        return multiply_units((const bf16*)weights, 2 * score_stride, count, values, 0,
-                              head / BLOCK, Output{result, head, nullptr, nullptr, false});
-#endif
-    multiply(Input<Cached>(weights, score_stride, count, values.K), values, 0, head / BLOCK, result,
-             head, false);
-  }
-
-  // Softmax attention of some queries to one head of the cache. Queries of all lanes and heads that
-  // share it count as rows, heads of a lane in a row; scratch is for ATTENDING of them.
-  void attend(int b, int kv, int first, int count, int layer, float* scores) const {
+  // Attention of some queries to one head of the cache. Queries of all lanes and heads that share it
+  // count as rows, heads of a lane in a row.
+  void attend(int b, int kv, int first, int count, int layer, float* memory) const {
     const auto [keys, values] = cached(layer, b * m.kv_heads + kv);
-    const float scale = LOG2_E / std::sqrt((float)m.head_dim);  // softmax to the base 2
-    float* result = scores + (ptrdiff_t)ATTENDING * score_stride;
-    float* queries = result + ATTENDING * head;
-    std::memset(queries, 0, (size_t)count * head * sizeof(float));  // padding has to be finite
+    Attending rows(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
     for (int r = 0; r < count; r++)
-      std::memcpy(queries + r * head, projected + place(b, kv, first + r, qkv_stride),
+      std::memcpy(rows.query(r), projected + place(b, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
-    multiply(Input<Cached>(queries, head, count, head), keys, 0, seen / BLOCK, scores, score_stride,
-             false);
-    float inverse[ATTENDING];
-    for (int r = 0; r < count; r++) {
-      const float* hide = hidden_slots + (ptrdiff_t)((first + r) / group) * seen;
-      float* row = scores + (ptrdiff_t)r * score_stride;
-      Floats highest = splat(-1e30f), total = {};
-      for (int j = 0; j < seen; j += WIDTH) {
-        const Floats score = load(row + j) * scale + load(hide + j);
-        store(row + j, score);
-        highest = score > highest ? score : highest;
-      }
-      const float peak = max(highest);
-      for (int j = 0; j < seen; j += WIDTH) {
-        const Floats weight = exp2(load(row + j) - peak);
-        keep_weight(row, j, weight);
-        total += weight;
-      }
-      const float mass = sum(total);
-      inverse[r] = mass == 0 ? 0 : 1 / mass;  // a lane that sees nothing attends to nothing
-    }
-    mix(scores, count, values, result);
-    for (int r = 0; r < count; r++) {
-      float* to = mixed + place(b, kv, first + r, mixed_stride);
-      for (int d = 0; d < m.head_dim; d++) to[d] = result[r * head + d] * inverse[r];
-    }
+    rows.read(keys, values, seen,
+              [&](int r) { return hidden_slots + (ptrdiff_t)((first + r) / group) * seen; });
+    for (int r = 0; r < count; r++)
+      rows.write(r, mixed + place(b, kv, first + r, mixed_stride), m.head_dim);
   }
 
   // Where row r of the queries of head kv begins, in an array with so many floats a lane.
@@ -257,16 +208,17 @@ struct Decoder {
   }
 
   // This thread's share of all attention: rows of a head stay together, for they read the same.
-  void attend_share(int thread, int threads, int layer, float* scores) const {
+  void attend_share(int thread, int threads, int layer, float* memory) const {
     const int count = s.lanes * group, heads = s.batch * m.kv_heads;
-    const int64_t chunks = std::min(count, std::max(ceil_to(count, ATTENDING) / ATTENDING,
-                                                    ceil_to(threads, heads) / heads));
+    const int parts = std::max((count + Attending::MOST - 1) / Attending::MOST,
+                               (threads + heads - 1) / heads);
+    int each = (count + parts - 1) / parts;
+    if (each > Attending::AT_ONCE) each = ceil_to(each, Attending::AT_ONCE);
+    const int64_t chunks = (count + each - 1) / each;
     for (int64_t task = heads * chunks * thread / threads;
          task < heads * chunks * (thread + 1) / threads; task++) {
-      const int kv = task / chunks;
-      const int64_t chunk = task % chunks, first = count * chunk / chunks;
-      attend(kv / m.kv_heads, kv % m.kv_heads, first, count * (chunk + 1) / chunks - first, layer,
-             scores);
+      const int kv = task / chunks, first = task % chunks * each;
+      attend(kv / m.kv_heads, kv % m.kv_heads, first, std::min(each, count - first), layer, memory);
     }
   }
 
@@ -283,7 +235,7 @@ struct Decoder {
     }
   }
 
-  void run(int thread, int threads, Barrier& barrier, float* normed, float* scores) const {
+  void run(int thread, int threads, Barrier& barrier, float* normed, float* memory) const {
     auto since = Clock::now();
     const auto lap = [&](int part) {
       if (thread || !s.seconds) return;
@@ -316,7 +268,7 @@ struct Decoder {
         write_cache(h, layer);
       barrier.wait(threads);
       lap(REST);
-      attend_share(thread, threads, layer, scores);
+      attend_share(thread, threads, layer, memory);
       barrier.wait(threads);
       lap(ATTENTION);
       multiply_share(thread, threads, mixed, mixed_stride,
@@ -368,7 +320,7 @@ int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory, own;
   Decoder<W, C> d{m, s};
-  const size_t rows = d.rows, mixed = rows * d.mixed_stride, scores = d.ATTENDING * (d.score_stride + 2 * d.head);
+  const size_t rows = d.rows, mixed = rows * d.mixed_stride;
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t turns = (size_t)s.lanes * m.head_dim;
   const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + turns;
@@ -381,7 +333,8 @@ int decode(const Model& m, const Step& s) {
   d.turns = d.hidden_slots + mask;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
-    if (own.size() < normed + scores) own.resize(normed + scores);
+    const size_t here = normed + Decoder<W, C>::Attending::floats(d.head);
+    if (own.size() < here) own.resize(here);
     std::memset(own.data(), 0, normed * sizeof(float));
     d.run(thread, threads, barrier, own.data(), own.data() + normed);
   });

@@ -2,7 +2,7 @@
 // with a scale for each row. Sums of products of parts fit into 32 bits and are exact, so results
 // depend neither on how many lanes share a step nor on which unit multiplies.
 #pragma once
-#include "kernels.h"
+#include "bf16.h"
 
 #if defined(__AVX512VNNI__)  // processors with matrix units have it, too
 constexpr int GROUP = 16, TURN = 64;  // rows and values of k at a time

@@ -1,0 +1,200 @@
+// Products with bfloat16 weights on the matrix units (AMX). A number of the result is one sum over k, in
+// order, however many rows there are.
+#pragma once
+#include "kernels.h"
+
+#if defined(MATRIX_UNITS)
+// Asks Linux for the matrix units of this processor (AMX), once.
+inline bool matrix_units() {
+  static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return granted;
+}
+
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+constexpr int MANY = 32;    // more rows than that take k a panel at a time:
+constexpr int STEP = 32;    // values of k at a time
+constexpr int PANEL = 256, BLOCKS = 16, TOGETHER = 64;  // of many rows: k, columns and rows at a time
+constexpr int AHEAD = 8192;  // bytes of weights that are fetched before they are needed, of few rows
+
+// Rows of bfloat16 where tiles find them: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
+struct Rows16 {
+  const bf16* x;
+  ptrdiff_t pitch, step, group;  // from a row, a step of k, 16 rows to the next
+  const bf16* of(int row, int k) const { return x + row / 16 * group + k / STEP * step; }
+  ptrdiff_t row_bytes() const { return pitch * sizeof(bf16); }
+};
+
+// Fetches so many lines from `p` on into the level-2 cache, and moves on.
+INLINE void fetch(const char*& p, int lines) {
+  for (int line = 0; line < lines; line++, p += 64) __builtin_prefetch(p, 0, 2);
+}
+
+// At most 16 rows of x times blocks b and, if `two`, b + 1. Tiles hold `tile_rows`, of which `rows`
+// count.
+static void multiply_16(const Rows16& x, int rows, int tile_rows, const Matrix<Pair>& w, int b,
+                        bool two, const Output& out) {
+  const ptrdiff_t pitch = w.pitch(), row_bytes = BLOCK * sizeof(Pair);
+  const Pair* p = w.blocks + b * pitch;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < w.K; k += STEP, p += STEP / 2 * BLOCK) {
+    _tile_loadd(4, x.of(0, k), x.row_bytes());
+    _tile_loadd(5, p, row_bytes);
+    _tile_loadd(6, p + WIDTH, row_bytes);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    if (two) {
+      _tile_loadd(5, p + pitch, row_bytes);
+      _tile_loadd(6, p + pitch + WIDTH, row_bytes);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    prefetch_lines(p + STEP * BLOCK, 32);  // of the next step but one
+  }
+  const ptrdiff_t out_bytes = out.stride * sizeof(float);
+  float* to = out.to + b * BLOCK;
+  const bool direct = out.plain() && rows == tile_rows;
+  float sums[4][16][WIDTH];
+  _tile_stored(0, direct ? to : sums[0][0], direct ? out_bytes : 64);
+  _tile_stored(1, direct ? to + WIDTH : sums[1][0], direct ? out_bytes : 64);
+  if (two) {
+    _tile_stored(2, direct ? to + BLOCK : sums[2][0], direct ? out_bytes : 64);
+    _tile_stored(3, direct ? to + BLOCK + WIDTH : sums[3][0], direct ? out_bytes : 64);
+  }
+  if (direct) return;
+  for (int row = 0; row < rows; row++)
+    for (int t = 0; t < (two ? 4 : 2); t++)
+      finish(out, row, b * BLOCK + t * WIDTH, load(sums[t][row]));
+}
+
+// What 32 rows have summed up for a block of columns so far.
+struct alignas(64) Partial {
+  float sums[2 * 16][BLOCK];
+};
+
+// Takes values [from, to) of k into the sums of rows `first` on, at most 32, and a block of columns;
+// for each step, `lines` more of what comes next are fetched.
+template <bool WIDE>  // more than 16 rows
+static void add_panel(const Rows16& x, int first, const Pair* p, int from, int to, Partial& partial,
+                      const char*& next, int lines) {
+  constexpr int ROW = BLOCK * sizeof(float);
+  auto& sums = partial.sums;
+  if (from) {
+    _tile_loadd(0, sums[0], ROW);
+    _tile_loadd(1, sums[0] + WIDTH, ROW);
+    if (WIDE) _tile_loadd(2, sums[16], ROW);
+    if (WIDE) _tile_loadd(3, sums[16] + WIDTH, ROW);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int k = from; k < to; k += STEP) {
+    const Pair* w = p + k / 2 * BLOCK;
+    _tile_loadd(4, x.of(first, k), x.row_bytes());
+    _tile_loadd(5, w, BLOCK * sizeof(Pair));
+    _tile_loadd(6, w + WIDTH, BLOCK * sizeof(Pair));
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 6);
+    if (WIDE) {
+      _tile_loadd(7, x.of(first + 16, k), x.row_bytes());
+      _tile_dpbf16ps(2, 7, 5);
+      _tile_dpbf16ps(3, 7, 6);
+    }
+    fetch(next, lines);
+  }
+  _tile_stored(0, sums[0], ROW);
+  _tile_stored(1, sums[0] + WIDTH, ROW);
+  if (WIDE) _tile_stored(2, sums[16], ROW);
+  if (WIDE) _tile_stored(3, sums[16] + WIDTH, ROW);
+}
+
+// Many rows of x times `count` blocks from b on. Of 64 rows a panel of k stays in the level-1 cache while
+// all blocks are multiplied by it; the weights of a panel are fetched during the one before.
+static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int b, int count,
+                          const Output& out) {
+  static thread_local std::vector<Partial> memory;
+  const int groups = (rows + 31) / 32;
+  if (memory.size() < (size_t)groups * BLOCKS) memory.resize(groups * BLOCKS);
+  const Pair* p = w.blocks + b * w.pitch();
+  for (int k = 0; k < w.K; k += PANEL) {
+    const int end = std::min(k + PANEL, w.K);
+    for (int first = 0; first < groups; first += TOGETHER / 32) {
+      const int last = std::min(first + TOGETHER / 32, groups), lines = first ? 0 : 32 / (last - first);
+      for (int c = 0; c < count; c++) {
+        const bool turns = c + 1 == count;
+        const char* next = (const char*)(p + (turns ? 0 : c + 1) * w.pitch() + (turns ? end : k) / 2 * BLOCK);
+        for (int g = first; g < last; g++)
+          if (rows - 32 * g > 16)
+            add_panel<true>(x, 32 * g, p + c * w.pitch(), k, end, memory[g * BLOCKS + c], next, lines);
+          else
+            add_panel<false>(x, 32 * g, p + c * w.pitch(), k, end, memory[g * BLOCKS + c], next, lines);
+      }
+    }
+  }
+  for (int row = 0; row < rows; row++)
+    for (int c = 0; c < count; c++)
+      for (int at = 0; at < BLOCK; at += WIDTH)
+        finish(out, row, (b + c) * BLOCK + at, load(memory[row / 32 * BLOCKS + c].sums[row % 32] + at));
+}
+
+INLINE void round_to(bf16* to, Floats x) {
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
+
+// There has to be memory to fill the last tile of 16 rows unless it is the only one.
+static void multiply_units(const Rows16& x, int rows, const Matrix<Pair>& w, int from, int to,
+                           const Output& out) {
+  TileShapes shapes;
+  const int tile_rows = std::min(rows, 16);
+  for (int t = 0; t < 8; t++)
+    shapes.row_bytes[t] = 64, shapes.rows[t] = t == 5 || t == 6 ? 16 : tile_rows;
+  _tile_loadconfig(&shapes);
+  if (rows <= 16)
+    for (int b = from; b < to; b += 2) multiply_16(x, rows, tile_rows, w, b, b + 1 < to, out);
+  else
+    for (int b = from; b < to; b += BLOCKS)
+      multiply_many(x, rows, w, b, std::min(BLOCKS, to - b), out);
+  _tile_release();
+}
+
+template <>
+struct Input<Pair> {
+  const float* x;
+  ptrdiff_t stride;
+  int rows;
+  Rows16 rounded{};  // tile by tile
+
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {
+    if (!matrix_units()) return;
+    static thread_local std::vector<bf16> memory;
+    const ptrdiff_t group = 16 * ceil_to(K, STEP);
+    const size_t needed = ceil_to(rows, 16) / 16 * group;
+    if (memory.size() < needed) memory.resize(needed);
+    bf16* to = memory.data();
+    rounded = {to, STEP, 16 * STEP, group};
+    for (int row = 0; row < rows; row++)
+      for (int k = 0; k < K; k += WIDTH)
+        round_to(to + row / 16 * group + k / STEP * 16 * STEP + row % 16 * STEP + k % STEP,
+                 load(x + row * stride + k));
+  }
+};
+
+template <>
+void multiply(const Input<Pair>& in, const Matrix<Pair>& w, int from, int to, float* out,
+              ptrdiff_t out_stride, bool add) {
+  const Output output{out, out_stride, w.bias, w.scale, add};
+  if (in.rounded.x)
+    multiply_units(in.rounded, in.rows, w, from, to, output);
+  else
+    multiply_floats(in, w, from, to, output);
+}
+#endif
