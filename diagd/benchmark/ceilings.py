@@ -55,7 +55,6 @@ def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
         stream = load_library().stream
     except OSError:
         return numbers.sum, numbers.nbytes
-    # the tensor itself in the arguments: its memory has to live as long as the function
     return lambda: stream(
         ctypes.c_void_p(numbers.data_ptr()),
         ctypes.c_int64(numbers.numel()),
