@@ -291,9 +291,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
     """Say what the machine is, and what of diagd runs on it."""
     found, chosen = facts["machine"], facts["choices"]
     texts = {
-        "GPU": doctor.gpu_line(facts["gpu"])
-        if facts["gpu"]
-        else "none: a rehearsal on the processor",
+        "GPU": doctor.gpu_line(facts["gpu"]) if facts["gpu"] else "none: this is a rehearsal",
         "processor": f"{found['processor']}, {found['memory_bytes'] / 2**30:.1f} GiB",
         "versions": f"torch {found['torch']}, Python {found['python']}, {found['system']}",
         "diagd": f"commit {facts['commit'] or 'unknown'}, {facts['day']}",
@@ -325,7 +323,8 @@ def describe_model(documents: list[dict[str, Any]]) -> list[str]:
     lines += wrapped(
         f"{first['parameters'] / 1e6:.0f}M parameters in {rows[0]['dtype']}; grid {grid} after "
         f"{contexts} frames; {runs} run{'s' * (runs > 1)}. A plain copy moved {min(speeds):.0f} to "
-        f"{max(speeds):.0f} GB/s, read and written. Peak memory {peak:.1f} GiB. Attention by {', '.join(attention)}."
+        f"{max(speeds):.0f} GB/s, read and written. Peak memory {peak:.1f} GiB. "
+        f"Attention by {', '.join(attention)}."
     )
     cells, disturbed = [], []
     for row in rows:

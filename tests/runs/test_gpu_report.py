@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -33,37 +35,39 @@ FACTS = {
 
 @pytest.fixture(scope="module")
 def rehearsal(world, tmp_path_factory):
-    """Kill a run after its first piece, and run again; returns folder, lines of both, outcome."""
+    """Kill a run after its first piece, and run again.
+
+    Returns the folder, the lines after both, what the second said, and whether all went well.
+    """
     folder = tmp_path_factory.mktemp("gpu")
     (folder / "test_some.py").write_text(TESTS)
-    out = folder / "out"
+    tests, out = folder / "test_some.py", folder / "out"
+    options = Options(out, "cpu", (str(world),), ("triton", "exact"), str(tests))
     flags = ["--device", "cpu", "--models", world, "--rows", "triton", "exact"]
-    flags += ["--tests", folder / "test_some.py", "--out", out]
-    command = [sys.executable, *map(str, (SCRIPT, *flags))]
-    started = time.monotonic()
-    process = subprocess.Popen(command, text=True)
+    flags += ["--tests", tests, "--out", out]
+    process = subprocess.Popen([sys.executable, *map(str, (SCRIPT, *flags))], text=True)
     lines = []
-    while len(lines) < 2 and time.monotonic() - started < 300:
+    while len(lines) < 2 and process.poll() is None:
         time.sleep(0.05)
-        if (out / "pieces.jsonl").exists():
-            lines = read_json_lines(out / "pieces.jsonl")
+        lines = read_json_lines(out / "pieces.jsonl") if (out / "pieces.jsonl").exists() else []
     kill(process)
     assert "## Benchmark" not in (out / "REPORT.md").read_text()
-    done = subprocess.run(command, capture_output=True, text=True)
-    return out, lines, read_json_lines(out / "pieces.jsonl"), done
+    with redirect_stdout(StringIO()) as said:
+        went_well = gpu_report.main(options)
+    return out, lines, read_json_lines(out / "pieces.jsonl"), said.getvalue(), went_well
 
 
 def test_a_killed_run_goes_on_behind_what_is_done(rehearsal):
-    out, before, after, done = rehearsal
+    out, before, after, said, _ = rehearsal
     assert [line["piece"] for line in before] == ["machine", "tests"]
     assert after[1] == before[1]  # with its seconds: it did not run again
-    assert "2 of 3:" in done.stdout
-    assert "1 of 3:" not in done.stdout
+    assert "2 of 3:" in said
+    assert "1 of 3:" not in said
     assert {path.name for path in out.iterdir()} == {"REPORT.md", "pieces.jsonl"}
 
 
 def test_a_piece_that_fails_stops_no_other_and_is_told_in_a_line(rehearsal, world):
-    out, _, lines, done = rehearsal
+    out, _, lines, _, went_well = rehearsal
     pieces = {line["piece"].removeprefix(f"{world}, "): line for line in lines}
     assert list(pieces) == ["machine", "tests", "triton", "exact"]
     reason = "backend triton: it needs --device cuda, got cpu"
@@ -71,28 +75,25 @@ def test_a_piece_that_fails_stops_no_other_and_is_told_in_a_line(rehearsal, worl
     rows = pieces["exact"]["document"]["rows"]
     assert {row["schedule"] for row in rows} == {"raster", "k=1", "exact"}
     assert f"- {world}, triton: failed: {reason}" in (out / "REPORT.md").read_text().splitlines()
-    assert done.returncode == 1, done.stderr
+    assert not went_well
 
 
 def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal):
-    out, _, lines, _ = rehearsal
+    out, _, lines, *_ = rehearsal
     text = (out / "REPORT.md").read_text()
-    facts = lines[0]["document"]
+    facts, found = lines[0]["document"], lines[1]["document"]
     assert text.startswith(f"# diagd on {facts['machine']['processor']}\n")
     assert f"torch {facts['machine']['torch']}" in text
-    found = lines[1]["document"]
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
-    assert (
-        "| | passed | failed | skipped | seconds |\n| - | - | - | - | - |\n| | 1 | 1 | 1 |" in text
-    )
+    assert "\n| | passed | failed | skipped | seconds |\n| - " in text
+    assert "\n| | 1 | 1 | 1 | " in text
     assert "test_some::test_bad\n" in text
     assert "test_some::test_good" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, tables)) <= 80
-    assert {line.count("|") for line in tables} == {6, 9}
     row = next(row for row in lines[-1]["document"]["rows"] if row["schedule"] == "k=1")
     assert f" | {row['steps']} | {row['ms_per_step']:.2f} | {row['frames_per_second']:.2f}" in text
-    assert "Attention by " in text
+    assert "Attention by " in " ".join(text.split())
     end = " ".join(text.split("## How to send it to us")[1].split())
     assert "Open an issue" in end
     assert "attach this file" in end
@@ -101,14 +102,9 @@ def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal
 def test_the_widest_row_of_a_gpu_fits_a_terminal():
     row = {
         **{"backend": "cuda-graph", "schedule": "k=1,d=40", "context_frames": 2, "disturbed": True},
-        **{
-            "dtype": "bfloat16",
-            "steps": 7680,
-            "ms_per_step": 123.456,
-            "frames_per_second": 123.456,
-        },
-        **{"speedup": 123.4, "efficiency": 0.5, "bandwidth_share": 0.5, "capture_seconds": 123.4},
-        "attention": "efficient_attention",
+        **{"dtype": "bfloat16", "steps": 7680, "ms_per_step": 123.456, "speedup": 123.4},
+        **{"frames_per_second": 123.456, "efficiency": 0.5, "bandwidth_share": 0.5},
+        **{"capture_seconds": 123.4, "attention": "efficient_attention"},
     }
     document = {
         "options": {"model": "cosmos-4b", "repeats": 1},
@@ -118,7 +114,7 @@ def test_the_widest_row_of_a_gpu_fits_a_terminal():
     lines = gpu_report.describe_model([document])
     assert max(map(len, lines)) <= 80
     assert "efficient_attention (cuda-graph)" in " ".join(lines)
-    assert "| cuda-graph k=1,d=40 ! | 7680 | 123.46 |" in lines[-3]
+    assert any(line.startswith("| cuda-graph k=1,d=40 ! | 7680 | 123.46 |") for line in lines)
 
 
 def test_without_a_gpu_it_is_one_line_and_nothing_is_written(tmp_path):
@@ -130,7 +126,7 @@ def test_without_a_gpu_it_is_one_line_and_nothing_is_written(tmp_path):
 
 
 def test_an_unknown_model_is_refused_before_any_work(tmp_path):
-    with pytest.raises(ValueError, match="no model at 'nowhere'"):
+    with pytest.raises(OSError, match="no model at 'nowhere'"):
         gpu_report.main(Options(tmp_path / "out", "cpu", ("nowhere",)))
     assert not (tmp_path / "out").exists()
 
@@ -150,7 +146,7 @@ def test_pieces_of_another_machine_or_commit_are_refused(tmp_path):
 def test_what_cannot_fit_is_skipped_with_the_reason():
     assert why_too_large(PRESETS["cosmos-4b"], FACTS) is None
     reason = why_too_large(PRESETS["cosmos-12b"], FACTS)
-    assert reason == "it needs 26.9 GiB, 24.0 GiB are free"
+    assert reason == "it needs 24.5 GiB, 24.0 GiB are free"
     never = gpu_report.Piece(lambda: pytest.fail("it was tried"), reason)
     assert never.outcome() == {"skipped": reason}
 
