@@ -305,8 +305,8 @@ def describe(facts: dict[str, Any]) -> list[str]:
 
 def describe_tests(tests: dict[str, Any]) -> list[str]:
     """Return the table of the tests marked gpu, and the names of failures."""
-    names = ("passed", "failed", "skipped", "seconds")
-    lines = ["## Tests marked gpu", "", *table(["", *names], [["", *(tests[n] for n in names)]])]
+    names = ["passed", "failed", "skipped", "seconds"]
+    lines = ["## Tests marked gpu", "", *table(names, [[tests[name] for name in names]])]
     return lines + [""] * bool(tests["failures"]) + [f"- {name}" for name in tests["failures"]]
 
 
@@ -339,7 +339,7 @@ def describe_model(documents: list[dict[str, Any]]) -> list[str]:
 def table(header: list[str], rows: list[list[Any]]) -> list[str]:
     """Return the lines of a table in Markdown."""
     lines = [header, ["-"] * len(header), *rows]
-    return [f"| {' | '.join(str(value) for value in line)} |" for line in lines]
+    return [f"| {' | '.join(map(str, line)).lstrip()} |" for line in lines]
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
