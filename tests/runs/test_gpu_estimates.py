@@ -33,9 +33,13 @@ def measured(name, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("bench_cpu.jsonl", "mc-ar-300m"), ("true_size_cpu.jsonl", "cosmos-4b")]
+    ("name", "model", "apart"),
+    [
+        ("bench_cpu.jsonl", "mc-ar-300m", 1e-9),
+        ("true_size_cpu.jsonl", "cosmos-4b", 0.05),  # eight steps stood for all
+    ],
 )
-def test_the_ranges_hold_what_was_measured_on_a_cpu(name, model):
+def test_the_ranges_hold_what_was_measured_on_a_cpu(name, model, apart):
     """There, a step is one call of the native kernels: no launches."""
     (document,) = measured(name, model)
     config, (frames, *_) = PRESETS[model], document["grid"]
@@ -51,7 +55,7 @@ def test_the_ranges_hold_what_was_measured_on_a_cpu(name, model):
         assert len(steps) == row["steps"]
         for field, part in (("megabytes_per_step", "num_bytes"), ("megaflops_per_step", "flops")):
             mean = sum(getattr(step, part) for step in steps) / len(steps) / 1e6
-            assert mean == pytest.approx(row[field], rel=0.02)  # of Cosmos, eight steps were run
+            assert mean == pytest.approx(row[field], rel=apart)
         ceilings = Ceilings(**document["ceilings"][row["dtype"]])
         key = model, row["dtype"], word
         took[key] = [seconds(steps, ceilings, one) for one in ASSUMPTIONS]
