@@ -87,8 +87,8 @@ def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal
     assert f"torch {facts['machine']['torch']}" in text
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
     assert "\n| passed | failed | skipped | seconds |\n| - | - | - | - |\n| 1 | 1 | 1 | " in text
-    assert "test_some::test_bad\n" in text
-    assert "test_some::test_good" not in text
+    assert "\n- test_bad\n" in text
+    assert "test_good" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, tables)) <= 80
     row = next(row for row in lines[-1]["document"]["rows"] if row["schedule"] == "k=1")
