@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu test-triton test-slow asan wheels bench demo
+.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-slow asan wheels bench demo
 
 check:
 	ruff format --check .
@@ -21,6 +21,10 @@ test-pythons:
 
 test-gpu:
 	pytest -m gpu
+
+# on a machine with an NVIDIA GPU, once: its facts, these tests, a benchmark; says how to send it
+gpu-report:
+	python runs/gpu_report.py
 
 # our Triton kernels without a GPU: values on Triton's interpreter, machine code for three kinds of
 # GPU. Takes long, and an environment with Triton: `pip install triton` into one of your own

@@ -1,4 +1,4 @@
-"""What this machine can do at best: reading memory, and multiplying matrices."""
+"""What this machine can do at best: reading or copying memory, and multiplying matrices."""
 
 import ctypes
 import statistics
@@ -20,7 +20,8 @@ class Ceilings:
     """Measured limits.
 
     Attributes:
-        bytes_per_second: reading 1 GiB, front to back, with all threads.
+        bytes_per_second: on the CPU, reading 1 GiB, front to back, with all threads; on a GPU, a
+            plain copy of 1 GiB, which counts twice: read and written.
         flops_per_second: a square matrix product, of the fastest number type.
     """
 
@@ -30,28 +31,35 @@ class Ceilings:
 
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
     """Measure both, the best of five runs each."""
-    numbers = torch.ones(_STREAM_NUMBERS, device=device)
+    stream, moved = _stream(torch.ones(_STREAM_NUMBERS, device=device))
     size = _MATRIX_SIZE[device.type]
     seconds = list[float]()
     for dtype in dtypes:
         matrix = torch.ones(size, size, device=device, dtype=dtype)
         seconds.append(_fastest(lambda matrix=matrix: matrix @ matrix, device))
     return Ceilings(
-        bytes_per_second=numbers.nbytes / _fastest(_reader(numbers), device),
+        bytes_per_second=moved / _fastest(stream, device),
         flops_per_second=2 * size**3 / min(seconds),
     )
 
 
-def _reader(numbers: torch.Tensor) -> Callable[[], object]:
-    """Return a function that reads the numbers once, with our own loop where it can be built."""
-    if numbers.device.type == "cpu":
-        try:
-            stream = load_library().stream
-        except OSError:
-            return numbers.sum
-        arguments = ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(numbers.numel())
-        return lambda: stream(*arguments, torch.get_num_threads())
-    return numbers.sum
+def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
+    """Return a function that goes through the numbers once, and how many bytes it moves.
+
+    On the CPU it reads them, with our own loop where it can be built.
+    """
+    if numbers.device.type != "cpu":
+        goal = torch.empty_like(numbers)
+        return lambda: goal.copy_(numbers), 2 * numbers.nbytes
+    try:
+        stream = load_library().stream
+    except OSError:
+        return numbers.sum, numbers.nbytes
+    return lambda: stream(
+        ctypes.c_void_p(numbers.data_ptr()),
+        ctypes.c_int64(numbers.numel()),
+        torch.get_num_threads(),
+    ), numbers.nbytes
 
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:

@@ -2,7 +2,9 @@
 
 import itertools
 import platform
+import subprocess
 import time
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
@@ -49,6 +51,36 @@ def machine_facts() -> dict[str, Any]:
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
     }
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """Return what a GPU is, what of its memory is free, and the versions that drive it."""
+    free, whole = torch.cuda.mem_get_info(device)
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "memory_bytes": whole,
+        "memory_free_bytes": free,
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "triton": _version("triton"),
+    }
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    except FileNotFoundError:
+        return None
+    return lines[0] if lines else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def instructions() -> list[str]:

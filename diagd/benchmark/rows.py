@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from transformers import DynamicCache
 
 from diagd.backends.native.model import NativeModel
@@ -41,12 +42,16 @@ class Inputs:
 
 
 class Run(NamedTuple):
-    """One run: seconds of decoding, tokens (1, T, H, W), steps, and tokens fed in them."""
+    """One run: seconds of decoding, tokens (1, T, H, W), steps, and tokens fed in them.
+
+    Captures of CUDA graphs are apart, in seconds of their own.
+    """
 
     seconds: float
     tokens: Tensor
     num_steps: int
     num_fed: int | None = None
+    capture_seconds: float = 0.0
 
 
 @dataclass
@@ -140,7 +145,8 @@ def _engine_run(
         seconds = synchronized_time(inputs.prompt.device) - started - engine.capture_seconds
         if stopwatch.sample_size:
             seconds = stopwatch.mean_seconds() * engine.num_steps
-        return Run(seconds, torch.stack(frames, 1), engine.num_steps, engine.num_fed)
+        counts = engine.num_steps, engine.num_fed
+        return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds)
 
     return run
 
@@ -227,10 +233,12 @@ def report_rows(
             "step_ratio": step_ratio,
             "efficiency": raster / seconds / step_ratio,
             "warm_up_seconds": run.seconds,
+            "capture_seconds": run.capture_seconds,
             "tokens_equal_to_raster": (run.tokens == first.tokens).float().mean().item(),
         }
         if row.stopwatch:
             line |= _limits(row, config, ceilings[row.dtype])
+            line["attention"] = _attention(row, config, run.tokens.device)
         report.append(line | {"disturbed": is_disturbed(line)})
     return report
 
@@ -255,3 +263,18 @@ def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]
         "flops_share": done / total / ceilings.flops_per_second,
         "parts_ms": {part: seconds / count * 1000 for part, seconds in parts.items()},
     }
+
+
+def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
+    """Name what attends in the widest step: our kernels, or the one that PyTorch chooses."""
+    if row.backend in ("native", "triton"):
+        return row.backend
+    lanes, slots = max(pair for run in row.steps for pair in zip(run.lanes, run.slots, strict=True))
+    lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds
+    make: dict[str, Any] = {"dtype": getattr(torch, row.dtype), "device": device}
+    queries, keys = (
+        torch.empty(1, config.num_kv_heads, count, config.head_dim, **make)
+        for count in (lanes, slots)
+    )
+    mask = torch.ones(lanes, slots, dtype=torch.bool, device=device)
+    return SDPBackend(torch._fused_sdp_choice(queries, keys, keys, mask)).name.lower()

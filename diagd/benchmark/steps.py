@@ -156,13 +156,17 @@ def linear_parameters(config: ModelConfig) -> int:
     return layers + config.hidden_size * config.vocab_size
 
 
+def slot_bytes(config: ModelConfig, cache_bytes: float) -> float:
+    """Bytes of keys and values of a cache slot, at so many bytes a number."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_bytes
+
+
 def bytes_read(
     config: ModelConfig, times: StepTimes, weight_bytes: float, cache_bytes: float
 ) -> float:
     """Bytes of weights and cache that the steps had to read, at so many bytes a number."""
-    slot = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_bytes
     weights = linear_parameters(config) * weight_bytes
-    return weights * len(times.seconds) + slot * sum(times.slots)
+    return weights * len(times.slots) + slot_bytes(config, cache_bytes) * sum(times.slots)
 
 
 def flops(config: ModelConfig, times: StepTimes) -> float:

@@ -105,7 +105,7 @@ class BenchOptions:
 def main(options: BenchOptions) -> dict[str, Any]:
     """Time every row and print the tables."""
     device = device_of(options.device)
-    config = _config(options.model)
+    config = config_of(options.model)
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
@@ -174,7 +174,8 @@ def num_parameters(config: ModelConfig) -> int:
         return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
-def _config(name: str) -> ModelConfig:
+def config_of(name: str) -> ModelConfig:
+    """Return the shape of a preset, of the bundled model or of a folder."""
     if name in PRESETS:
         return PRESETS[name]
     return read_config(model_path(name) / "config.json")

@@ -13,6 +13,7 @@ from diagd.benchmark.machine import (
     WORLD,
     choices,
     extras_here,
+    gpu_facts,
     kernel_facts,
     machine_facts,
     probe_speed,
@@ -27,9 +28,9 @@ STRATEGIES = ("raster", "k=1")
 class DoctorOptions:
     """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
 
-    With --json the document has `machine`, `kernels`, `choices` (what auto becomes, and why),
-    `extras` (the modules that each lacks), `frames_per_second` of the bundled model by strategy,
-    and `warnings`.
+    With --json the document has `machine`, `gpu` (null on the CPU), `kernels`, `choices` (what auto
+    becomes, and why), `extras` (the modules that each lacks), `frames_per_second` of the bundled
+    model by strategy, and `warnings`.
     """
 
     device: str = "cpu"  # cpu, cuda, cuda:1
@@ -48,6 +49,7 @@ def main(options: DoctorOptions) -> dict[str, Any]:
     report: dict[str, Any] = {
         "device": str(device),
         "machine": machine,
+        "gpu": gpu_facts(device) if device.type == "cuda" else None,
         "kernels": kernels,
         "choices": choices(device, kernels),
         "extras": extras_here(),
@@ -93,6 +95,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     kept = f"{kernels['cached_builds']} kept, {kernels['cached_bytes'] / 2**20:.1f} MiB"
     there = [name for name, missing in report["extras"].items() if not missing]
     lacking = [f"{name} ({', '.join(m)})" for name, m in report["extras"].items() if m]
+    gpu = {"gpu": gpu_line(report["gpu"])} if report["gpu"] else {}
     return {
         "python": f"{machine['python']}, torch {machine['torch']}, {machine['system']}",
         "processor": f"{machine['processor']}: {', '.join(machine['instructions']) or 'no SIMD'}",
@@ -100,6 +103,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         f"others use {machine['used_by_others']:.0%}, "
         f"load {' '.join(map(str, machine['load_average']))}",
         "memory": f"{gigabytes[0]:.1f} GiB, {gigabytes[1]:.1f} GiB free",
+        **gpu,
         "compiler": kernels["compiler"] or "none",
         "kernels": f"{kernels['origin'] or 'none'}; {kept} in {kernels['cache']}",
         "backend": "{name}: {why}".format(**chosen["backend"]),
@@ -107,6 +111,16 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         "extras": ", ".join(there) or "none",
         "missing": ", ".join(lacking) or "nothing",
     }
+
+
+def gpu_line(gpu: dict[str, Any]) -> str:
+    """Say what a GPU is (see `gpu_facts`)."""
+    gigabytes = [gpu[f"memory_{part}bytes"] / 2**30 for part in ("", "free_")]
+    return (
+        f"{gpu['name']}, {gigabytes[0]:.1f} GiB, {gigabytes[1]:.1f} GiB free; capability "
+        f"{gpu['capability']}, driver {gpu['driver'] or 'unknown'}, CUDA {gpu['cuda']}, "
+        f"Triton {gpu['triton'] or 'none'}"
+    )
 
 
 def _verdict(speed: float) -> str:

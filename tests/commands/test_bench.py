@@ -19,11 +19,11 @@ KEYS = {
     ),
     *("ms_per_step", "tokens_per_second", "frames_per_second", "over_hugging_face", "speedup"),
     *("fed_per_token", "step_ratio", "efficiency", "warm_up_seconds", "tokens_equal_to_raster"),
-    "disturbed",
+    *("capture_seconds", "disturbed"),
 }
 LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
-    "parts_ms",
+    *("parts_ms", "attention"),
 }
 TINY_1D = {
     "hidden_size": 32,
@@ -186,6 +186,8 @@ def test_the_parts_of_a_step_make_up_the_step(bench):
         whole = parts["forward"] + parts["sampling"] + parts["bookkeeping"]
         assert whole <= row["ms_per_step"]
         assert ("linears" in parts) == (backend == "native")
+        assert row["attention"] == (backend if backend == "native" else "flash_attention")
+        assert row["capture_seconds"] == 0
         if backend == "native":
             assert 0 < parts["linears"] + parts["attention"] < parts["forward"]
 

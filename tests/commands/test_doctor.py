@@ -27,7 +27,7 @@ def test_the_document_holds_what_is_said(command):
     assert chosen["dtype"]["name"] == choose_dtype("auto", CPU)
     assert chosen["backend"]["name"] in ("native", "eager")
     assert set(document["extras"]) == set(EXTRAS)
-    assert document["frames_per_second"] == {}
+    assert (document["frames_per_second"], document["gpu"]) == ({}, None)
     for text in (machine["python"], chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 

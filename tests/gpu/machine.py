@@ -265,6 +265,7 @@ def pretended_gpus() -> Iterator[Machine]:
         "current_device": lambda: exchange_device()(-1),
         "get_device_name": lambda *_: "a pretended GPU",
         "get_device_capability": lambda *_: (9, 0),
+        "mem_get_info": lambda *_: (2**33, 2**34),
         "is_bf16_supported": lambda *_: True,
         "synchronize": machine.synchronize,
         "empty_cache": lambda: None,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import diagd
+from diagd.benchmark import ceilings
 from diagd.benchmark.ceilings import Ceilings
 from diagd.benchmark.rows import Inputs, engine_rows, report_rows, time_rows
 from diagd.data.video import read_video
@@ -118,13 +119,31 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, name, gpus):
         model.to(device), "float32", "auto", strategies, grid, [inputs], options, sample
     )
     time_rows(rows, 1)
+    assert rows[0].first is not None
+    assert rows[0].first.capture_seconds > 0
     before, replays = gpus.waits.total(), gpus.num_replays
     time_rows(rows[:1], 1)  # two runs
     steps = gpus.num_replays - replays
     assert steps == 60 if sample is None else 8 <= steps < 20
     assert gpus.waits.total() - before < 30
     assert gpus.timed == {torch.cuda.current_stream(device)}
-    ceilings = {"float32": Ceilings(1e9, 1e9)}
-    first, second = report_rows(rows, model.config, grid, ceilings)
+    limits = {"float32": Ceilings(1e9, 1e9)}
+    first, second = report_rows(rows, model.config, grid, limits)
     assert (first["steps"], first["fed_per_token"]) == (30, (30 + 1 + 3) / 30)
     assert second["step_ms"]["min"] >= 0
+    assert {first["attention"], second["attention"]} <= {"flash_attention", "math"}
+
+
+def test_what_a_gpu_moves_at_best_is_a_copy_counted_both_ways(gpus, monkeypatch):
+    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 6)
+    monkeypatch.setitem(ceilings._MATRIX_SIZE, "cuda", 4)
+    monkeypatch.setattr(ceilings, "_fastest", lambda run, _: run() is None or 0.5)
+    found = ceilings.measure_ceilings(torch.device("cuda:1"), torch.float32)
+    assert found == Ceilings(2 * 6 * 4 / 0.5, 2 * 4**3 / 0.5)
+
+
+def test_the_doctor_says_what_the_gpu_is(command, gpus):
+    outcome = command("doctor", "--device", "cuda", "--seconds", 0, "--json")
+    gpu = outcome.document["gpu"]
+    assert (gpu["name"], gpu["capability"]) == ("a pretended GPU", "9.0")
+    assert "gpu        a pretended GPU, 16.0 GiB, 8.0 GiB free; capability 9.0" in outcome.err
