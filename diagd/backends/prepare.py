@@ -15,7 +15,7 @@ from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton"]
+Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph"]
 
 
 def prepare(
@@ -95,7 +95,7 @@ def _captured(model: Transformer, int8: bool) -> CausalModel:
 def _triton(model: Transformer, int8: bool) -> CausalModel:
     reason = _why_no_triton(model)
     if reason is not None:
-        raise ValueError(f"backend triton: {reason}")
+        raise OSError(reason)
     with_kernels = TritonModel(model)  # first, for it may fail
     merge_linears(model, pack=False)
     return with_kernels
@@ -113,4 +113,5 @@ BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]
     "compile": ("compile", _compiled),
     "cuda-graph": ("cuda-graph", _captured),
     "triton": ("cuda-graph", _triton),
+    "compiled-graph": ("compiled-graph", _triton),
 }

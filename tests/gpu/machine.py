@@ -249,7 +249,7 @@ def _place() -> str:
 @contextlib.contextmanager
 def pretended_gpus() -> Iterator[Machine]:
     """Switch the machine on."""
-    machine = Machine()
+    machine, exchange = Machine(), exchange_device()
 
     def current_stream(device: Any = None) -> Stream:
         resolved = _resolved("cuda" if device is None else device)
@@ -258,8 +258,8 @@ def pretended_gpus() -> Iterator[Machine]:
 
     patches = {
         "_lazy_init": lambda: None,
-        "_exchange_device": exchange_device(),
-        "_maybe_exchange_device": exchange_device(),
+        "_exchange_device": lambda index: exchange(index),  # ctypes' own has no hash
+        "_maybe_exchange_device": lambda index: exchange(index),
         "is_available": lambda: True,
         "device_count": lambda: NUM_DEVICES,
         "current_device": lambda: exchange_device()(-1),
