@@ -91,6 +91,11 @@ class Machine(TorchDispatchMode):
         self.holders: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Look away while torch.compile traces, and see the kernels of what it made."""
+        return True
+
     @property
     def live_bytes(self) -> int:
         """Memory that some tensor holds."""
@@ -266,6 +271,8 @@ def pretended_gpus() -> Iterator[Machine]:
         "get_device_name": lambda *_: "a pretended GPU",
         "get_device_capability": lambda *_: (9, 0),
         "is_bf16_supported": lambda *_: True,
+        "get_rng_state": lambda *_: torch.zeros(1),  # torch.compile keeps it
+        "set_rng_state": lambda *_: None,
         "synchronize": machine.synchronize,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: None,
