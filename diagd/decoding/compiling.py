@@ -36,7 +36,8 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
         try:
             compiled(*arguments)
         except TorchDynamoException as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            cause = getattr(error, "inner_exception", error)  # of whatever compiles
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
             raise ValueError(
                 f"torch.compile cannot compile a step here ({reason}): "
                 "choose a backend that does not compile, such as cuda-graph"
