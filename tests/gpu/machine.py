@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -270,6 +271,7 @@ def pretended_gpus() -> Iterator[Machine]:
         "current_device": lambda: exchange_device()(-1),
         "get_device_name": lambda *_: "a pretended GPU",
         "get_device_capability": lambda *_: (9, 0),
+        "get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0),
         "is_bf16_supported": lambda *_: True,
         "get_rng_state": lambda *_: torch.zeros(1),  # torch.compile keeps it
         "set_rng_state": lambda *_: None,
