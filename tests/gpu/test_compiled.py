@@ -7,7 +7,9 @@ CPU).
 """
 
 import gc
+import importlib
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import diagd
 from diagd.backends.prepare import prepare
 from diagd.decoding.compiling import compile_for_one_shape
+from diagd.decoding.runner import RunnerName
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured
 from tests.gpu.test_tokens import CASE, SAMPLINGS, by_place, decode, prepare_for, tiny
 
-CAPTURED = "compiled-graph"
+CAPTURED: RunnerName = "compiled-graph"
 
 
 class Compiler:
@@ -54,8 +57,7 @@ def compiler(gpus, monkeypatch):
     """A compiler that traces the tensors of the pretended GPU as if they were plain ones."""
     if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
         pytest.skip("this torch compiles nothing under a dispatch mode")
-    import torch._dynamo.variables.builder as builder
-
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
     is_traceable = builder.is_traceable_wrapper_subclass
 
     def is_taken(tensor):
@@ -108,7 +110,8 @@ def test_every_position_and_norm_compiles(kind, compiler):
 def test_a_stream_goes_on_under_its_window(compiler):
     case = Case(num_frames=5, num_action_tokens=2)
     decoded = []
-    for device, runner in (("cpu", "eager"), ("cuda", CAPTURED)):
+    runners: dict[str, RunnerName] = {"cpu": "eager", "cuda": CAPTURED}
+    for device, runner in runners.items():
         engine = diagd.DecodingEngine(
             prepare_for(small(max_positions=64), device),
             *(case.height, case.width),
@@ -131,12 +134,13 @@ def test_a_stream_goes_on_under_its_window(compiler):
 
 def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
     model = prepare_for(small(), "cuda")
-    for runner, num_captures, num_compiled in (
+    expected: list[tuple[RunnerName, int, int]] = [
         ("cuda-graph", 1, 0),
         (CAPTURED, 1, 1),
         ("cuda-graph", 0, 1),
         (CAPTURED, 0, 1),
-    ):
+    ]
+    for runner, num_captures, num_compiled in expected:
         before = compiler.machine.num_captures
         stats = decode(model, CASE, "k=1", SAMPLINGS["sampled"], runner, "cuda").stats
         assert compiler.machine.num_captures - before == num_captures
