@@ -15,6 +15,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.backends.int8_linears import round_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.families.checkpoints import load_model
@@ -45,15 +46,19 @@ def main(options: Options) -> None:
     visual = targets < codes
     natives = {weights: NativeModel(model, weights) for weights in get_args(NativeDType)}
     plain = copy.deepcopy(model)
-    exact = model.double()
+    dense = {
+        "float64": model.double(),  # the truth: it comes first
+        "pytorch float32": plain,
+        "pytorch bfloat16": copy.deepcopy(plain).bfloat16(),
+        "pytorch int8": round_linears(copy.deepcopy(plain), torch.bfloat16),  # as on CUDA
+    }
     report: dict[str, dict[str, float]] = {}
     truth: Tensor | None = None
-    for name in track(("float64", "pytorch float32", *natives), description="loss"):
+    for name in track((*dense, *natives), description="loss"):
         if name in natives:
             parts = [causal(natives[name], window[None]) for window in tokens]
         else:
-            dense = exact if name == "float64" else plain
-            parts = [dense.logits(window[None])[:, :-1] for window in tokens]
+            parts = [dense[name].logits(window[None])[:, :-1] for window in tokens]
         logits = torch.cat(parts)[visual][..., :codes].double()
         truth = logits if truth is None else truth
         report[name] = {

@@ -7,15 +7,16 @@ from typing import Literal, get_args
 
 import torch
 
+from diagd.backends.int8_linears import int8_companion, round_linears
 from diagd.backends.merged_linears import merge_linears
 from diagd.backends.native.model import NativeModel
-from diagd.backends.triton.kernels import why_not
+from diagd.backends.triton.kernels import load_kernels, why_not
 from diagd.backends.triton.model import TritonModel
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton"]
+Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph"]
 
 
 def prepare(
@@ -28,7 +29,7 @@ def prepare(
             (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is
             `native` (our kernels, prebuilt or built on first use by the C++ compiler at hand).
             Where our kernels are found not to work, it is PyTorch's, with a warning.
-        int8: Round the weights to 8 bits, which only `native` can run.
+        int8: Round the weights to 8 bits, which on the CPU only `native` can run.
 
     Returns:
         The model, the runner for `DecodingEngine`, and the backend that `auto` became.
@@ -40,16 +41,17 @@ def prepare(
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     name = _best(model) if backend == "auto" else backend
     runner, make = BACKENDS[name]
-    if int8 and make is not _native:
-        raise ValueError(f"int8 needs backend native, got {name}")
+    on_cpu = model.device.type == "cpu"
+    if int8 and on_cpu and make is not _native:
+        raise ValueError(f"int8 needs backend native on the cpu, got {name}")
     try:
         return make(model, int8), runner, name
     except OSError as error:
-        if backend != "auto" or int8:
+        if backend != "auto" or (int8 and on_cpu):
             raise ValueError(f"backend {name}: {error}") from None
-        instead: Backend = "eager" if model.device.type == "cpu" else "cuda-graph"
+        instead: Backend = "eager" if on_cpu else "cuda-graph"
         _say_once(f"{error}: decoding with PyTorch's kernels (backend {instead})")
-        return prepare(model, instead)
+        return prepare(model, instead, int8)
 
 
 @cache
@@ -79,26 +81,29 @@ def _native(model: Transformer, int8: bool) -> CausalModel:
 
 
 def _eager(model: Transformer, int8: bool) -> CausalModel:
-    return merge_linears(model, _has_cpu_kernels(model) and torch.backends.mkldnn.is_available())
+    pack = _has_cpu_kernels(model) and torch.backends.mkldnn.is_available()
+    return merge_linears(model, pack=True) if pack else _merged(model, int8)
 
 
-def _compiled(model: Transformer, int8: bool) -> CausalModel:
-    return merge_linears(model, pack=False)  # torch.compile packs by itself
+def _merged(model: Transformer, int8: bool) -> Transformer:
+    """Leave weights as PyTorch takes them; torch.compile packs by itself."""
+    merge_linears(model, pack=False)
+    return round_linears(model, int8_companion(model.device)) if int8 else model
 
 
 def _captured(model: Transformer, int8: bool) -> CausalModel:
     if model.device.type == "cpu":
         raise ValueError("backend cuda-graph needs --device cuda")
-    return merge_linears(model, pack=False)
+    return _merged(model, int8)
 
 
 def _triton(model: Transformer, int8: bool) -> CausalModel:
     reason = _why_no_triton(model)
     if reason is not None:
-        raise ValueError(f"backend triton: {reason}")
-    with_kernels = TritonModel(model)  # first, for it may fail
-    merge_linears(model, pack=False)
-    return with_kernels
+        raise OSError(reason)
+    dtype = int8_companion(model.device) if int8 else model.dtype
+    load_kernels(model.config, dtype, model.device)  # it may fail, and then the model is whole
+    return TritonModel(_merged(model, int8))
 
 
 def _why_no_triton(model: Transformer) -> str | None:
@@ -110,7 +115,8 @@ def _why_no_triton(model: Transformer) -> str | None:
 BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]]] = {
     "native": ("eager", _native),
     "eager": ("eager", _eager),
-    "compile": ("compile", _compiled),
+    "compile": ("compile", _merged),
     "cuda-graph": ("cuda-graph", _captured),
     "triton": ("cuda-graph", _triton),
+    "compiled-graph": ("compiled-graph", _triton),
 }

@@ -24,7 +24,7 @@ class DecodingEngine(Stream):
         keep_frames: frames that are read again when the context is full; default as in `Stream`.
         sampling: how tokens are drawn; greedy by default.
         seed: of the draws, 64 bits: one number (batch row b uses seed + b) or one for each row.
-        runner: how steps are executed: `eager`, `compile` or `cuda-graph`.
+        runner: how steps are executed: `eager`, `compile`, `cuda-graph` or `compiled-graph`.
         context: (1 or B, M, size) cross-attention input for models that have one.
         around_step: wraps the function that runs a step, for those who time or count steps.
 

@@ -26,7 +26,8 @@ class GenerationStats:
         num_steps: forward passes of decoding (prefills not counted).
         num_fed: tokens fed in them, for each batch row.
         seconds: wall-clock of decoding, prefills after a full context included.
-        capture_seconds: wall-clock of capturing CUDA graphs, which `seconds` leaves out.
+        capture_seconds: wall-clock of capturing CUDA graphs, and of compiling what they hold,
+            which `seconds` leaves out.
         prefill_seconds: wall-clock of the prompt's prefill.
         tokens_per_second: visual tokens of all batch rows by `seconds`.
         frames_per_second: frames of all batch rows by `seconds`.
@@ -93,7 +94,7 @@ def generate_tokens(
         grid: the frames to generate, where `schedule` is a strategy.
         context: (1 or B, M, size) cross-attention input for models that have one.
         keep_frames: frames that are read again when the context is full; default as in `Stream`.
-        runner: how steps are executed: `eager`, `compile` or `cuda-graph`.
+        runner: how steps are executed: `eager`, `compile`, `cuda-graph` or `compiled-graph`.
         exact: short for the strategy `exact`; of a schedule only the grid matters then.
 
     Raises:

@@ -7,15 +7,26 @@ of megabytes for each stream that it has seen, and share one pool for what lies 
 
 import time
 from collections.abc import Callable, Hashable
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from diagd.decoding.compiling import compile_for_one_shape
 from diagd.decoding.plan import Lanes
 
 BLOCK = 512  # cache slots are read in whole blocks: a graph for each number of them
 MOST_GRAPHS = 256  # kept over one memory; then those captured first leave
 _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class Captured(NamedTuple):
+    """A graph, the lanes that it reads, and the compiled code whose kernels it launches."""
+
+    graph: torch.cuda.CUDAGraph
+    lanes: Tensor
+    code: Any
 
 
 class Graphs:
@@ -26,12 +37,12 @@ class Graphs:
         scratch: the slot that nobody sees.
 
     Attributes:
-        seconds: how long captures took, warming up included.
+        seconds: how long captures took, compiling and warming up included.
     """
 
     def __init__(self, device: torch.device, scratch: int) -> None:
         self.device, self.scratch, self.seconds = device, scratch, 0.0
-        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._captured: dict[Hashable, Captured] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -43,6 +54,7 @@ class Graphs:
         step: Callable[[Tensor, int], None],
         lanes: Tensor,
         num_slots: int,
+        compiled: bool = False,
     ) -> None:
         """Replay a step, captured when a step of its kind and shape is run for the first time.
 
@@ -51,6 +63,10 @@ class Graphs:
             step: everything it touches besides the lanes stays where it is as long as this lives.
             lanes: (8, L) int64 (see `Lanes`).
             num_slots: cache slots to read; rounded up to whole blocks.
+            compiled: let torch.compile fuse the step, a method, before it is captured.
+
+        Raises:
+            ValueError: the step cannot be compiled.
         """
         num_slots = -(-num_slots // BLOCK) * BLOCK
         key = kind, lanes.shape[1], num_slots
@@ -58,17 +74,25 @@ class Graphs:
             while len(self._captured) >= MOST_GRAPHS:
                 del self._captured[next(iter(self._captured))]
             with torch.cuda.device(self.device):
-                self._captured[key] = self._capture(step, lanes, num_slots)
-        graph, static_lanes = self._captured[key]
-        static_lanes.copy_(lanes)
-        graph.replay()
+                self._captured[key] = self._capture(step, lanes, num_slots, compiled)
+        captured = self._captured[key]
+        captured.lanes.copy_(lanes)
+        captured.graph.replay()
 
     def _capture(
-        self, step: Callable[[Tensor, int], None], lanes: Tensor, num_slots: int
-    ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """Warm up, with lanes that write to scratch only, and capture, which runs nothing."""
+        self, step: Callable[[Tensor, int], None], lanes: Tensor, num_slots: int, compiled: bool
+    ) -> Captured:
+        """Warm up, with lanes that write to scratch only, and capture, which runs nothing.
+
+        Warming up compiles. Only the code is kept, not the method: that holds what holds this.
+        """
         torch.cuda.synchronize()
         started = time.perf_counter()
+        code = None
+        if compiled:
+            assert isinstance(step, MethodType)
+            code = compile_for_one_shape(step.__func__)
+            step = MethodType(code, step.__self__)
         static_lanes, warming = lanes.clone(), lanes.clone()
         Lanes.of(warming).slots.fill_(self.scratch)
         Lanes.of(warming).outputs.fill_(self.scratch)
@@ -80,9 +104,9 @@ class Graphs:
             step(warming, num_slots)
         torch.cuda.current_stream().wait_stream(side)
         # a pool is no more when the last graph in it is gone
-        pool = next((graph.pool() for graph, _ in self._captured.values()), None)
+        pool = next((captured.graph.pool() for captured in self._captured.values()), None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
             step(static_lanes, num_slots)
         self.seconds += time.perf_counter() - started
-        return graph, static_lanes
+        return Captured(graph, static_lanes, code)

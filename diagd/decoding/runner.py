@@ -1,4 +1,4 @@
-"""What runs a step, and how: `CausalModel`, and eager, compiled or captured. The same tokens.
+"""What runs a step, and how: `CausalModel`, and eager, compiled, captured. The same tokens.
 
 Here `decoding` meets `models` and `backends`: CausalModel is all that a stream knows of a model.
 `tests/backends/conformance.py` checks that a class keeps to it.
@@ -15,7 +15,8 @@ from diagd.decoding.graphs import Graphs
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
 from diagd.decoding.visibility import visible_slots
 
-RunnerName = Literal["eager", "compile", "cuda-graph"]
+RunnerName = Literal["eager", "compile", "cuda-graph", "compiled-graph"]
+CAPTURING: tuple[RunnerName, ...] = ("cuda-graph", "compiled-graph")
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
 
 
@@ -198,10 +199,10 @@ def make_runner(
     """
     if name not in get_args(RunnerName):
         raise ValueError(f"runner must be one of {', '.join(get_args(RunnerName))}, got {name!r}")
-    if name == "cuda-graph":
+    if name in CAPTURING:
         if graphs.device.type != "cuda":
-            raise ValueError(f"runner cuda-graph needs a CUDA device, got {graphs.device}")
-        return partial(graphs.run, kind, step)
+            raise ValueError(f"runner {name} needs a CUDA device, got {graphs.device}")
+        return partial(graphs.run, (name, kind), step, compiled=name == "compiled-graph")
     return EagerRunner(step) if name == "eager" else CompiledRunner(step)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagd.decoding.graphs import BLOCK, Graphs
 from diagd.decoding.plan import Lanes
-from diagd.decoding.runner import CausalModel, RunnerName, StepFunction, make_runner
+from diagd.decoding.runner import CAPTURING, CausalModel, RunnerName, StepFunction, make_runner
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import NEVER
 
@@ -79,7 +79,7 @@ def workspace_for(
         stream: when it is gone, its workspace with graphs waits for the next one.
         num_slots: at least, with scratch.
     """
-    if runner != "cuda-graph":
+    if runner not in CAPTURING:
         return Workspace(model, batch_size, num_slots, context)
     space = _WAITING.pop(model, None)
     if space is None or not space.renew(model, batch_size, num_slots, context):

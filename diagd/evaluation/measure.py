@@ -13,6 +13,7 @@ from torch import Tensor
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.backends.prepare import Backend
 from diagd.data.actions import idle_action, split_actions
+from diagd.decoding.runner import CAPTURING
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
@@ -180,7 +181,7 @@ class ClipMeter:
                 world = self.world(task.model)
                 shortest = world.tokenizer.temporal_compression
                 # it compiles and allocates; a graph is captured for each number of slots in use
-                warm_up = length if world.runner == "cuda-graph" else shortest
+                warm_up = length if world.runner in CAPTURING else shortest
                 self._generate(task.model, clip, strategy, warm_up, seed)
                 self._warm.add((task.model, task.method))
                 started = time.perf_counter()

@@ -53,6 +53,10 @@ CUDA = {
     "compile": UnderTest(prepared("compile"), device="cuda"),
     "cuda-graph": UnderTest(prepared("cuda-graph"), device="cuda"),
     "triton": UnderTest(prepared("triton"), device="cuda"),
+    "compiled-graph": UnderTest(prepared("compiled-graph"), device="cuda"),
+    "triton, int8": UnderTest(
+        prepared("triton", int8=True), device="cuda", tolerance=0.3, rounds=True
+    ),
 }
 
 

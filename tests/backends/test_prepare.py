@@ -57,11 +57,13 @@ def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
         (
             "fast",
             False,
-            "backend must be one of auto, native, eager, compile, cuda-graph, triton, got",
+            "backend must be one of auto, native, eager, compile, cuda-graph, triton, "
+            "compiled-graph, got",
         ),
         ("cuda-graph", False, "backend cuda-graph needs --device cuda"),
         ("triton", False, "backend triton: it needs --device cuda, got cpu"),
-        ("eager", True, "int8 needs backend native, got eager"),
+        ("compiled-graph", False, "backend compiled-graph: it needs --device cuda, got cpu"),
+        ("eager", True, "int8 needs backend native on the cpu, got eager"),
     ],
 )
 def test_backends_that_cannot_run_are_refused(backend, int8, message):

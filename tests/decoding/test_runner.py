@@ -8,21 +8,22 @@ import torch
 
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.graphs import Graphs
-from diagd.decoding.runner import make_runner
+from diagd.decoding.runner import CAPTURING, make_runner
 from tests.decoding.cases import Case, model_of
 
 GRAPHS = Graphs(torch.device("cpu"), scratch=9)
 
 
 def test_unknown_runner_is_an_error_that_names_the_choices():
-    message = r"^runner must be one of eager, compile, cuda-graph, got 'fast'$"
+    message = r"^runner must be one of eager, compile, cuda-graph, compiled-graph, got 'fast'$"
     with pytest.raises(ValueError, match=message):
         make_runner("fast", lambda lanes, num_slots: None, GRAPHS, None)  # pyright: ignore[reportArgumentType]
 
 
-def test_cuda_graphs_need_cuda():
-    with pytest.raises(ValueError, match=r"^runner cuda-graph needs a CUDA device, got cpu$"):
-        make_runner("cuda-graph", lambda lanes, num_slots: None, GRAPHS, None)
+@pytest.mark.parametrize("name", CAPTURING)
+def test_cuda_graphs_need_cuda(name):
+    with pytest.raises(ValueError, match=f"^runner {name} needs a CUDA device, got cpu$"):
+        make_runner(name, lambda lanes, num_slots: None, GRAPHS, None)
 
 
 @pytest.mark.parametrize("num_slots", [1, 64, 65, 200])

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,6 +91,11 @@ class Machine(TorchDispatchMode):
         self.pools: dict[int, weakref.WeakSet[Graph]] = {}
         self.holders: Counter[int] = Counter()
         self.sizes: dict[int, int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Look away while torch.compile traces, and see the kernels of what it made."""
+        return True
 
     @property
     def live_bytes(self) -> int:
@@ -249,7 +255,7 @@ def _place() -> str:
 @contextlib.contextmanager
 def pretended_gpus() -> Iterator[Machine]:
     """Switch the machine on."""
-    machine = Machine()
+    machine, exchange = Machine(), exchange_device()
 
     def current_stream(device: Any = None) -> Stream:
         resolved = _resolved("cuda" if device is None else device)
@@ -258,15 +264,18 @@ def pretended_gpus() -> Iterator[Machine]:
 
     patches = {
         "_lazy_init": lambda: None,
-        "_exchange_device": exchange_device(),
-        "_maybe_exchange_device": exchange_device(),
+        "_exchange_device": lambda index: exchange(index),  # ctypes' own has no hash
+        "_maybe_exchange_device": lambda index: exchange(index),
         "is_available": lambda: True,
         "device_count": lambda: NUM_DEVICES,
         "current_device": lambda: exchange_device()(-1),
         "get_device_name": lambda *_: "a pretended GPU",
         "get_device_capability": lambda *_: (9, 0),
         "mem_get_info": lambda *_: (2**33, 2**34),
+        "get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0),
         "is_bf16_supported": lambda *_: True,
+        "get_rng_state": lambda *_: torch.zeros(1),  # torch.compile keeps it
+        "set_rng_state": lambda *_: None,
         "synchronize": machine.synchronize,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: None,

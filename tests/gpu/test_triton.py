@@ -16,6 +16,7 @@ from diagd.backends.triton import kernels
 from diagd.backends.triton.model import TritonModel
 from tests.backends.triton.interpreter import INTERPRETS
 from tests.decoding.cases import Case
+from tests.gpu.test_compiled import compiler  # noqa: F401  (a fixture)
 from tests.gpu.test_tokens import SAMPLINGS, by_place, decode, tiny
 
 from diagd.backends.triton import attention  # isort: skip
@@ -36,6 +37,17 @@ def test_captured_steps_write_the_tokens_of_the_cpu(strategy, sampling, gpus):
     expected = decode(tiny(), CASE, strategy, options)
     assert torch.equal(found.tokens.cpu(), expected.tokens)
     assert gpus.num_replays > 0
+
+
+def test_the_backend_that_compiles_captures_compiled_steps(compiler):  # noqa: F811
+    """With our kernels in them."""
+    options = dataclasses.replace(SAMPLINGS["top-p"], valid_range=by_place(CASE))
+    model, runner, _ = prepare(tiny(num_layers=1).to("cuda"), "compiled-graph")
+    assert (type(model), runner) == (TritonModel, "compiled-graph")
+    found = decode(model, CASE, "k=1", options, runner, "cuda")
+    expected = decode(tiny(num_layers=1), CASE, "k=1", options)
+    assert torch.equal(found.tokens.cpu(), expected.tokens)
+    assert compiler.num_compiled == compiler.machine.num_captures > 0
 
 
 def test_a_stream_goes_on_under_its_window(gpus):

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diagd.backends.int8_linears import round_to_int8
 from diagd.backends.native.boundary import LayerRecord, ModelRecord
 from diagd.backends.native.memory import HugePages
 from diagd.models.layers import SwiGLU
@@ -116,8 +117,8 @@ class NativeWeights:
         weight = _pad(_pad(weight.detach().float(), 0), 1, max(BLOCK, 16 * packed))
         scale = None
         if self.weights == "int8":
-            steps = weight.abs().amax(1).clamp(min=1e-12) / 127
-            weight, scale = (weight / steps[:, None]).round(), self._keep(steps)
+            weight, scales = round_to_int8(weight)
+            scale = self._keep(scales)
         dtype = torch.int8 if self.weights == "int8" else self.cache_dtype
         blocks = weight.to(dtype).unflatten(0, (-1, BLOCK)).unflatten(2, (-1, packed))
         return self._keep(blocks.transpose(1, 2)), scale

@@ -24,6 +24,7 @@ import torch
 import torch._inductor.config as inductor
 import torch._inductor.runtime.triton_helpers as helpers
 import triton
+from torch import Tensor
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,6 +35,7 @@ from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots
 from diagd.backends.triton.kernels import Kernels
 from diagd.backends.triton.sampling import draw
+from diagd.decoding.compiling import compile_for_one_shape
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.workspace import Step, Workspace
@@ -120,11 +122,10 @@ class Inductor:
         lowering: Any = GraphLowering
         lowering.compile_to_module = stop
 
-    def launches(self, step: Any, *arguments: Any) -> dict[str, int]:
-        """Compile a step; return its launches by who wrote the kernel."""
-        torch._dynamo.reset()
+    def launches(self, step: Step, lanes: Tensor, num_slots: int) -> dict[str, int]:
+        """Compile a step as the runner `compiled-graph`; return launches by who wrote them."""
         with contextlib.suppress(Stopped):
-            torch.compile(step, dynamic=False, fullgraph=True)(*arguments)
+            compile_for_one_shape(Step.take)(step, lanes, num_slots)
         body = self.code[self.code.index("def call(") :]
         own = re.findall(r"= torch\.ops\.diagd\.(\w+)\.default\(", body)
         return {
@@ -181,7 +182,7 @@ def main(preset: str, lanes: int, slots: int, capability: int) -> None:
             ranges = ValidRanges(0, config.image_vocab_size, None)
             step = Step(model, space, SamplingOptions(1.0, top_p=0.8), ranges)
             packed = torch.zeros(8, lanes, dtype=torch.int64, device="cuda")
-            counts.append(compiler.launches(step.take, packed, slots))
+            counts.append(compiler.launches(step, packed, slots))
     whole = {
         who: counts[0][who] + (config.num_layers - 2) * (counts[1][who] - counts[0][who])
         for who in counts[0]

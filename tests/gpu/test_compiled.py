@@ -1,0 +1,188 @@
+"""Steps compiled whole and then captured, on the pretended GPU: the tokens of the CPU.
+
+Dynamo traces the steps and AOTAutograd makes graphs of single operations of them, as on CUDA.
+Those operations run on the pretended GPU; what Inductor would fuse them to needs a real one
+(`tests/backends/triton/test_fused.py` compiles it, `tests/decoding/test_compiling.py` runs it on a
+CPU).
+"""
+
+import gc
+import importlib
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import diagd
+from diagd.backends.prepare import prepare
+from diagd.decoding.compiling import compile_for_one_shape
+from diagd.decoding.runner import RunnerName
+from tests.decoding.cases import Case
+from tests.gpu.machine import GpuTensor
+from tests.gpu.test_rules import captured
+from tests.gpu.test_tokens import CASE, SAMPLINGS, by_place, decode, prepare_for, tiny
+
+CAPTURED: RunnerName = "compiled-graph"
+
+
+class Compiler:
+    """Stands in for `torch.compile` with Inductor.
+
+    Attributes:
+        num_compiled: graphs that it was given.
+        flags: those of each call.
+    """
+
+    def __init__(self, machine):
+        self.machine, self.num_compiled, self.flags = machine, 0, []
+        self.compile = torch.compile
+
+    def __call__(self, function, options, **flags):
+        self.flags.append({**flags, **options})
+        return self.compile(function, backend=self.make, **flags)
+
+    def make(self, traced, inputs):
+        from torch._dynamo.backends.debugging import aot_eager
+
+        if self.machine.capture is not None:
+            raise RuntimeError("compiled while a graph is captured")
+        self.num_compiled += 1
+        return aot_eager(traced, inputs)
+
+
+@pytest.fixture
+def compiler(gpus, monkeypatch):
+    """A compiler that traces the tensors of the pretended GPU as if they were plain ones."""
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        pytest.skip("this torch compiles nothing under a dispatch mode")
+    builder: Any = importlib.import_module("torch._dynamo.variables.builder")
+    is_traceable = builder.is_traceable_wrapper_subclass
+
+    def is_taken(tensor):
+        asking = sys._getframe(1).f_code.co_name
+        plain = type(tensor) is GpuTensor and asking in ("_wrap", "infer_subclass_type")
+        return plain or is_traceable(tensor)
+
+    monkeypatch.setattr(builder, "is_traceable_wrapper_subclass", is_taken)
+    compiler = Compiler(gpus)
+    monkeypatch.setattr(torch, "compile", compiler)
+    return compiler
+
+
+def small(kind="llama", **changes):
+    """A model of one layer: compiling takes its time."""
+    return tiny(kind, num_layers=1, **changes)
+
+
+def writes_the_tokens_of_the_cpu(compiler, kind, strategy, sampling, device="cuda"):
+    model = prepare_for(small(kind), device)
+    found = decode(model, CASE, strategy, sampling, CAPTURED, device)
+    expected = decode(small(kind), CASE, strategy, sampling)
+    assert torch.equal(found.tokens.cpu(), expected.tokens)
+    assert found.stats.num_steps == expected.stats.num_steps
+    assert compiler.num_compiled == compiler.machine.num_captures > 0
+    assert compiler.machine.num_replays == found.stats.num_steps
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampling"),
+    [
+        ("k=1", "top-p"),
+        ("exact,lanes=8", "sampled"),
+        ("tolerance=1.5,lanes=9", "top-k"),
+        ("zipar=2", "exclusive"),
+    ],
+)
+def test_captured_compiled_steps_write_the_tokens_of_the_cpu(strategy, sampling, compiler):
+    writes_the_tokens_of_the_cpu(compiler, "llama", strategy, SAMPLINGS[sampling])
+    asked = {"fullgraph": True, "dynamic": False, "triton.cudagraphs": False}
+    assert compiler.flags == [asked] * compiler.num_compiled
+
+
+@pytest.mark.parametrize("kind", ["multi-query", "cosmos", "wham"])
+def test_every_position_and_norm_compiles(kind, compiler):
+    places = diagd.SamplingOptions(1.0, valid_range=by_place(CASE))
+    writes_the_tokens_of_the_cpu(compiler, kind, "k=1", places, "cuda:1")
+
+
+def test_a_stream_goes_on_under_its_window(compiler):
+    case = Case(num_frames=5, num_action_tokens=2)
+    decoded = []
+    runners: dict[str, RunnerName] = {"cpu": "eager", "cuda": CAPTURED}
+    for device, runner in runners.items():
+        engine = diagd.DecodingEngine(
+            prepare_for(small(max_positions=64), device),
+            *(case.height, case.width),
+            num_action_tokens=2,
+            batch_size=2,
+            sampling=SAMPLINGS["sampled"],
+            runner=runner,
+        )
+        engine.prefill(case.prompt.to(device))
+        actions = case.actions()
+        assert actions is not None
+        frames = []
+        for t, strategy in enumerate(("k=1", "raster", "k=1", "exact,lanes=8", "k=1")):
+            frames += list(engine.decode(strategy, actions[:, t : t + 1].to(device)))
+        assert engine.num_dropped_frames >= 2
+        decoded.append(torch.stack(frames, 1).cpu())
+    assert torch.equal(*decoded)
+    assert compiler.num_compiled == compiler.machine.num_captures
+
+
+def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
+    model = prepare_for(small(), "cuda")
+    expected: list[tuple[RunnerName, int, int]] = [
+        ("cuda-graph", 1, 0),
+        (CAPTURED, 1, 1),
+        ("cuda-graph", 0, 1),
+        (CAPTURED, 0, 1),
+    ]
+    for runner, num_captures, num_compiled in expected:
+        before = compiler.machine.num_captures
+        stats = decode(model, CASE, "k=1", SAMPLINGS["sampled"], runner, "cuda").stats
+        assert compiler.machine.num_captures - before == num_captures
+        assert compiler.num_compiled == num_compiled
+        assert (stats.capture_seconds > 0) == num_captures
+
+
+def test_a_dropped_model_drops_its_memory_at_once(compiler):
+    """What was compiled holds neither the step nor its memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        model = prepare_for(small(), "cuda")
+        decode(model, CASE, "k=1", SAMPLINGS["sampled"], CAPTURED, "cuda")
+        del model
+        assert compiler.machine.live_bytes == 0
+    finally:
+        gc.enable()
+
+
+def test_compiling_during_a_capture_is_caught(compiler):
+    x = torch.ones(3, device="cuda")
+    code = compile_for_one_shape(lambda x: x.add_(1))
+    with pytest.raises(ValueError, match="compiled while a graph is captured"):
+        captured(lambda: code(x))
+    assert compiler.num_compiled == 0
+
+
+def test_a_step_that_cannot_be_compiled_is_one_line(compiler, monkeypatch):
+    def waiting(self, positions, *rule):
+        assert int(positions.max()) >= 0
+        return visible_slots(positions, *rule)
+
+    from diagd.decoding.visibility import visible_slots
+    from diagd.models.transformer import Transformer
+
+    monkeypatch.setattr(Transformer, "see", waiting)
+    with pytest.raises(ValueError, match=r"^torch\.compile cannot compile a step here \(.*cuda-gr"):
+        writes_the_tokens_of_the_cpu(compiler, "llama", "k=1", SAMPLINGS["greedy"])
+
+
+def test_the_backend_needs_what_our_kernels_need(gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    with pytest.raises(ValueError, match=r"^backend compiled-graph: .*(not installed|8\.0)"):
+        prepare(tiny().to("cuda"), "compiled-graph")
