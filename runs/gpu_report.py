@@ -42,11 +42,11 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 80
 LEAST_BESIDE = 2**30  # bytes that a model needs beside weights and cache, at the very least
 
-Rows = Literal["triton", "cuda-graph", "compile", "exact"]
+Rows = Literal["triton", "cuda-graph", "compiled-graph", "exact"]
 ROWS: dict[Rows, str] = {  # of `diagd bench`, beside raster
     "triton": "--backend triton --row-lag 1 2 --strategy k=1,d={height}",
     "cuda-graph": "--backend cuda-graph --row-lag 1 2 --strategy k=1,d={height}",
-    "compile": "--backend compile --row-lag 1",
+    "compiled-graph": "--backend compiled-graph --row-lag 1 --strategy k=1,d={height}",
     "exact": "--row-lag 1 --strategy exact",
 }
 VIDEOS = {  # frames to generate and frames to go on from; other models: bench's defaults

@@ -277,4 +277,5 @@ def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
         for count in (lanes, slots)
     )
     mask = torch.ones(lanes, slots, dtype=torch.bool, device=device)
-    return SDPBackend(torch._fused_sdp_choice(queries, keys, keys, mask)).name.lower()
+    choice: int = torch._fused_sdp_choice(queries, keys, keys, mask)  # pyright: ignore[reportPrivateImportUsage]
+    return SDPBackend(choice).name.lower()
