@@ -185,7 +185,7 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
     lines = ["# Estimates for GPUs, nothing here is measured", ""]
     lines += wrapped(
         "Made by `runs/gpu_estimates.py`: frames a second of a captured step that is fused by "
-        "`torch.compile` and has our Triton kernels in it, as `compiled-graph` runs it. Weights and "
+        "`torch.compile` and has our Triton kernels in it (`compiled-graph`). Weights and "
         "cache in bfloat16, one video at a time. Pixels and prompts are left out."
     )
     lines += ["", *table_of(rows, "frames_per_second_estimate", "frames/s, estimate")]
