@@ -28,6 +28,7 @@ LIMITS = {
     "attention": "{parts_ms[attention]:.2f}",
     "sampling": "{parts_ms[sampling]:.2f}",
     "other": "{parts_ms[bookkeeping]:.2f}",
+    "barriers": "{barriers_ms:.3f}",
 }
 
 

@@ -65,6 +65,7 @@ class Row:
     run: Callable[[], Run]
     stopwatch: Stopwatch | None = None
     weight_bytes: int = 0  # of each weight, as the backend keeps it
+    barrier_seconds: float | None = None  # of a step, where threads of ours wait for each other
     first: Run | None = None  # to warm up
     seconds: list[float] = field(default_factory=list)
     steps: list[StepTimes] = field(default_factory=list)
@@ -106,15 +107,15 @@ def engine_rows(
         around_step=stopwatch.around_step,
     )
     if isinstance(prepared, NativeModel):
-        weight_bytes = prepared.weight_bytes
+        costs = prepared.weight_bytes, prepared.barrier_seconds()
     else:
-        weight_bytes = getattr(torch, dtype).itemsize
+        costs = getattr(torch, dtype).itemsize, None
     rows = list[Row]()
     for given in inputs:
         for one in strategies:
             run = _engine_run(engine, one, grid, given, stopwatch)
             what = dtype, backend, one.name, given.context_frames
-            rows.append(Row(*what, run, stopwatch, weight_bytes))
+            rows.append(Row(*what, run, stopwatch, *costs))
     return rows
 
 
@@ -262,6 +263,7 @@ def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]
         "bandwidth_share": read / total / ceilings.bytes_per_second,
         "flops_share": done / total / ceilings.flops_per_second,
         "parts_ms": {part: seconds / count * 1000 for part, seconds in parts.items()},
+        "barriers_ms": None if row.barrier_seconds is None else row.barrier_seconds * 1000,
     }
 
 

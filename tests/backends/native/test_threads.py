@@ -53,6 +53,14 @@ def test_the_number_of_threads_changes_no_bit(threads):
             assert torch.equal(fed(model), alone)
 
 
+def test_waiting_for_each_other_takes_time_where_there_are_others():
+    model = NativeModel(tiny_model(num_layers=3))
+    with some_threads(model, 1):
+        alone = model.barrier_seconds()
+    with some_threads(model, 2):
+        assert 0 <= alone < model.barrier_seconds() < 1
+
+
 def test_callers_on_many_threads_have_a_team_each():
     model = NativeModel(tiny_model())
     with some_threads(model, 3), ThreadPoolExecutor(5) as callers:

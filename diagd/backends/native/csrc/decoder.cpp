@@ -359,6 +359,16 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
   return total;
 }
 
+// Seconds that the threads of a step take to wait for each other as often as it has them wait, while
+// there is nothing to do.
+extern "C" double meet(const Model* m) {
+  const auto started = Clock::now();
+  team.run(m->threads, [&](int, int threads, Barrier& barrier) {
+    for (int i = 0; i < 1 + 6 * m->layers; i++) barrier.wait(threads);
+  });
+  return std::chrono::duration<double>(Clock::now() - started).count();
+}
+
 // Each returns 0, or 1 without having done anything where an index is out of range.
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
 extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
