@@ -266,8 +266,8 @@ def test_a_buffer_that_moves_is_caught(monkeypatch, gpus):
 def test_ranges_that_nobody_keeps_are_caught(monkeypatch, gpus):
     run = graphs.Graphs.run
 
-    def planted(self, kind, *arguments):
-        run(self, str(kind), *arguments)
+    def planted(self, kind, *arguments, **settings):
+        run(self, str(kind), *arguments, **settings)
 
     monkeypatch.setattr(graphs.Graphs, "run", planted)
     places = diagd.SamplingOptions(1.0, valid_range=by_place(CASE))
@@ -278,9 +278,9 @@ def test_ranges_that_nobody_keeps_are_caught(monkeypatch, gpus):
 def test_a_warm_up_on_real_lanes_is_caught(monkeypatch, gpus):
     capture = graphs.Graphs._capture
 
-    def planted(self, step, *arguments):
-        step(*arguments)
-        return capture(self, step, *arguments)
+    def planted(self, step, lanes, num_slots, compiled):
+        step(lanes, num_slots)
+        return capture(self, step, lanes, num_slots, compiled)
 
     monkeypatch.setattr(graphs.Graphs, "_capture", planted)
     assert equals_the_cpu()

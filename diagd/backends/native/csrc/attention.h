@@ -8,8 +8,8 @@ template <class Cached>
 class Attention {
  public:
   static constexpr int PART = 512;  // slots; they and their values stay in the level-2 cache
-  static constexpr int MOST = 256;  // queries
-  static constexpr int AT_ONCE = std::is_same_v<Cached, Pair> ? 16 : MAX_ROWS;  // of them
+  static constexpr int AT_ONCE = std::is_same_v<Cached, Pair> ? 16 : MAX_ROWS;  // queries
+  static constexpr int MOST = 16 * AT_ONCE;
 
   // How many floats the constructor needs.
   static size_t floats(int head) { return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head); }
@@ -105,7 +105,7 @@ class Attention {
   const bool rounds = std::is_same_v<Cached, Pair> && matrix_units();
 #endif
   // A weight is rounded at once where the matrix units take it, over what was read.
-  void keep(float* row, int j, Floats weight) const {
+  INLINE void keep(float* row, int j, Floats weight) const {
 #if defined(MATRIX_UNITS)
     if (rounds) return round_to((bf16*)row + j, weight);
 #endif
