@@ -62,6 +62,11 @@ def main() -> None:
         _run(name, flags)
     except (ValueError, OSError) as error:
         _fail(str(error))
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported
+            raise
+        said = str(error).split(". Including")[0].split(". Of the")[0].rstrip(".")
+        _fail(f"{said}: fewer frames, a smaller batch, --dtype bfloat16 or --dtype int8 take less")
     except KeyboardInterrupt:
         sys.exit(130)
 

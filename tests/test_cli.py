@@ -12,6 +12,7 @@ import torch
 import diagd
 from diagd.cli import COMMANDS
 from diagd.commands import plan
+from diagd.decoding.engine import DecodingEngine
 from diagd.extras import EXTRAS
 
 COSMOS = "3x40x64"
@@ -35,6 +36,25 @@ def lanes_by_counting(num_frames, height, width, row_lag, frame_lag):
         for j in range(width)
     ]
     return max(map(steps.count, set(steps)))
+
+
+def test_a_device_out_of_memory_says_in_a_line_what_takes_less(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def planted(*_, **__):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 "
+            "GiB of which 5.00 GiB is free. Including non-PyTorch memory, this process has ..."
+        )
+
+    monkeypatch.setattr(DecodingEngine, "__init__", planted)
+    outcome = command("generate", "--frames", 1)
+    assert (outcome.code, outcome.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert outcome.err.splitlines()[-1] == (
+        "error: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of "
+        "79.10 GiB of which 5.00 GiB is free: fewer frames, a smaller batch, --dtype bfloat16 or "
+        "--dtype int8 take less"
+    )
 
 
 def test_plan_prints_one_json_document_and_its_table_elsewhere(command):
