@@ -66,7 +66,10 @@ def main() -> None:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which need not be imported
             raise
         said = str(error).split(". Including")[0].split(". Of the")[0].rstrip(".")
-        _fail(f"{said}: fewer frames, a smaller batch, --dtype bfloat16 or --dtype int8 take less")
+        _fail(
+            f"{said}: fewer frames or a smaller batch take less; where there is --dtype, so do "
+            "bfloat16 and int8"
+        )
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -52,8 +52,8 @@ def test_a_device_out_of_memory_says_in_a_line_what_takes_less(command, monkeypa
     assert (outcome.code, outcome.out, list(tmp_path.iterdir())) == (2, "", [])
     assert outcome.err.splitlines()[-1] == (
         "error: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of "
-        "79.10 GiB of which 5.00 GiB is free: fewer frames, a smaller batch, --dtype bfloat16 or "
-        "--dtype int8 take less"
+        "79.10 GiB of which 5.00 GiB is free: fewer frames or a smaller batch take less; where "
+        "there is --dtype, so do bfloat16 and int8"
     )
 
 

@@ -1,8 +1,8 @@
 """Weights of 8 bits for linear layers that PyTorch multiplies: on CUDA, whichever backend runs.
 
-A weight is an integer of 8 bits times the scale of its output. PyTorch widens the
-integers where it multiplies them, so they take half of bfloat16's memory; whether a step is faster
-is another matter (docs/gpu.md). docs/log.md says why no library and no kernel of PyTorch's does it.
+A weight is an integer of 8 bits times the scale of its output. PyTorch widens the integers where it
+multiplies them, so they take half of bfloat16's memory; whether a step is faster is another matter
+(docs/gpu.md). docs/log.md says why no library and no kernel of PyTorch's does it.
 """
 
 import torch

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from transformers import DynamicCache
 
+from diagd.backends.int8_linears import int8_companion
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
@@ -269,11 +270,14 @@ def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]
 
 def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
     """Name what attends in the widest step: our kernels, or the one that PyTorch chooses."""
-    if row.backend in ("native", "triton"):
-        return row.backend
+    if row.backend == "native":
+        return "native"
+    if row.backend in ("triton", "compiled-graph"):
+        return "triton"
     lanes, slots = max(pair for run in row.steps for pair in zip(run.lanes, run.slots, strict=True))
     lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds
-    make: dict[str, Any] = {"dtype": getattr(torch, row.dtype), "device": device}
+    dtype = int8_companion(device) if row.dtype == "int8" else getattr(torch, row.dtype)
+    make: dict[str, Any] = {"dtype": dtype, "device": device}
     queries, keys = (
         torch.empty(1, config.num_kv_heads, count, config.head_dim, **make)
         for count in (lanes, slots)

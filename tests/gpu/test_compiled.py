@@ -22,7 +22,7 @@ from diagd.decoding.runner import RunnerName
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured
-from tests.gpu.test_tokens import CASE, SAMPLINGS, by_place, decode, prepare_for, tiny
+from tests.gpu.test_tokens import CASE, SAMPLINGS, by_place, decode, prepare_for, stream, tiny
 
 CAPTURED: RunnerName = "compiled-graph"
 
@@ -112,22 +112,11 @@ def test_a_stream_goes_on_under_its_window(compiler):
     decoded = []
     runners: dict[str, RunnerName] = {"cpu": "eager", "cuda": CAPTURED}
     for device, runner in runners.items():
-        engine = diagd.DecodingEngine(
-            prepare_for(small(max_positions=64), device),
-            *(case.height, case.width),
-            num_action_tokens=2,
-            batch_size=2,
-            sampling=SAMPLINGS["sampled"],
-            runner=runner,
-        )
-        engine.prefill(case.prompt.to(device))
-        actions = case.actions()
-        assert actions is not None
-        frames = []
-        for t, strategy in enumerate(("k=1", "raster", "k=1", "exact,lanes=8", "k=1")):
-            frames += list(engine.decode(strategy, actions[:, t : t + 1].to(device)))
-        assert engine.num_dropped_frames >= 2
-        decoded.append(torch.stack(frames, 1).cpu())
+        model = prepare_for(small(max_positions=64), device)
+        words = ("k=1", "raster", "k=1", "exact,lanes=8", "k=1")
+        found = stream(case, words, model, runner, device)
+        assert found.num_dropped_frames >= 2
+        decoded.append(found.tokens)
     assert torch.equal(*decoded)
     assert compiler.num_compiled == compiler.machine.num_captures
 

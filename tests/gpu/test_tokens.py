@@ -6,6 +6,7 @@ them; nothing waits for the device within a step.
 
 import dataclasses
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -151,29 +152,42 @@ def test_the_second_gpu_is_as_good_as_the_first(gpus):
     assert torch.cuda.current_device() == 0
 
 
+class Streamed(NamedTuple):
+    """Tokens (B, T, H, W) on the CPU, and how many frames were forgotten on the way."""
+
+    tokens: torch.Tensor
+    num_dropped_frames: int
+
+
+def stream(case, words, model, runner: RunnerName, device, **settings) -> Streamed:
+    """Decode a frame with each strategy, one after the other."""
+    engine = diagd.DecodingEngine(
+        model,
+        *(case.height, case.width),
+        num_action_tokens=case.num_action_tokens,
+        batch_size=case.batch_size,
+        sampling=SAMPLINGS["sampled"],
+        runner=runner,
+        **settings,
+    )
+    engine.prefill(case.prompt.to(device))
+    actions = case.actions()
+    assert actions is not None
+    frames = []
+    for t, word in enumerate(words):
+        frames += list(engine.decode(word, actions[:, t : t + 1].to(device)))
+    return Streamed(torch.stack(frames, 1).cpu(), engine.num_dropped_frames)
+
+
 @pytest.mark.parametrize("keep_frames", [None, 1])
 def test_a_stream_goes_on_after_a_full_context(keep_frames, gpus):
     case, decoded = Case(num_frames=6, num_action_tokens=2), []
     for device in ("cpu", "cuda"):
         model, runner, _ = prepare(tiny_model().to(device), "auto" if device == "cuda" else "eager")
-        engine = diagd.DecodingEngine(
-            model,
-            3,
-            5,
-            num_action_tokens=2,
-            batch_size=2,
-            keep_frames=keep_frames,
-            sampling=SAMPLINGS["sampled"],
-            runner=runner,
-        )
-        engine.prefill(case.prompt.to(device))
-        actions = case.actions()
-        assert actions is not None
-        frames = []
-        for t, strategy in enumerate(("k=1", "raster", "exact,lanes=8", "k=2", "k=1", "k=1")):
-            frames += list(engine.decode(strategy, actions[:, t : t + 1].to(device)))
-        assert engine.num_dropped_frames >= 4
-        decoded.append(torch.stack(frames, 1).cpu())
+        words = ("k=1", "raster", "exact,lanes=8", "k=2", "k=1", "k=1")
+        found = stream(case, words, model, runner, device, keep_frames=keep_frames)
+        assert found.num_dropped_frames >= 4
+        decoded.append(found.tokens)
     assert torch.equal(*decoded)
 
 

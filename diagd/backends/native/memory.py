@@ -1,7 +1,7 @@
 """Memory in huge pages, where Linux gives them.
 
 Whoever reads all weights at every step goes through thousands of small pages, and looks up most of
-them anew: that alone took a third of the bandwidth of a step of many lanes.
+them anew; in huge ones a step of one lane takes a few percent less (docs/log.md).
 """
 
 import ctypes
@@ -19,12 +19,10 @@ MADV_HUGEPAGE = 14  # of Linux
 class HugePages:
     """Where tensors that live and die together are put one after the other.
 
-    Args:
-        chunk: bytes asked of the system at a time; what is never written takes no memory.
+    Memory is asked of the system in chunks; what is never written takes none.
     """
 
-    def __init__(self, chunk: int = CHUNK) -> None:
-        self._chunk = chunk
+    def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def put(self, tensor: Tensor) -> Tensor:
@@ -35,7 +33,7 @@ class HugePages:
     def _take(self, count: int) -> Tensor:
         size = -(-count // ALIGNED) * ALIGNED
         if size > len(self._free):
-            self._free = _chunk(max(size, self._chunk))
+            self._free = _chunk(max(size, CHUNK))
         taken, self._free = self._free[:count], self._free[size:]
         return taken
 

@@ -135,14 +135,17 @@ class NativeModel(CausalModel):
     def _num_threads(self) -> int:
         return min(torch.get_num_threads(), self.max_threads)
 
-    def barrier_seconds(self) -> float:
+    def barrier_seconds(self) -> float | None:
         """Measure what it takes all threads to wait for each other as often as in a step.
 
-        It is the least of many tries: of threads that are all running, and have nothing to do.
+        Returns:
+            the least of many tries: of threads that are all running, and have nothing to do; None
+            where they never were, on a busy machine.
         """
         record, meet = self._laid_out.record, self._library.meet
         record.threads, meet.restype = self._num_threads, ctypes.c_double
-        return min(meet(ctypes.byref(record)) for _ in range(200))
+        tries = (meet(ctypes.byref(record)) for _ in range(200))
+        return min((seconds for seconds in tries if seconds >= 0), default=None)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

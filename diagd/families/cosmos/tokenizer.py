@@ -193,6 +193,7 @@ def _filled(sequence: Tensor, length: int) -> Tensor:
 
 
 def _load_script(path: Path) -> Any:
+    """Load a program, as the released tokenizers are. It can run code: load what you trust."""
     require_file(path)
     try:
         with warnings.catch_warnings():  # the released files are TorchScript, deprecated or not

@@ -45,7 +45,7 @@ def test_float32_stays_exact_where_the_largest_activation_matters_least():
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 def test_the_bits_of_a_lane_are_its_own_past_every_tile(weights):
-    """Keys in two parts, weights in two panels, rows in up to seven groups."""
+    """Keys in two parts, weights in two panels, rows in many groups."""
     changes = {"hidden_size": 288, "intermediate_size": 544, "max_positions": 700, "num_layers": 1}
     native, tokens = NativeModel(tiny_model(**changes), weights), random_tokens(1, 640)
 

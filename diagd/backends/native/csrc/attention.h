@@ -14,7 +14,8 @@ class Attention {
   // How many floats the constructor needs.
   static size_t floats(int head) { return 2 * MOST * (head + 1) + AT_ONCE * (STRIDE + head); }
 
-  // Args: zeroed queries of `head` numbers each, a multiple of BLOCK; scores are scaled by `scale`.
+  // For `count` queries, at most MOST, of `head` numbers, a multiple of BLOCK, which are zero until they
+  // are written to query(i). Scores are scaled by `scale`.
   Attention(float* memory, int count, int head, float scale)
       : count(count),
         head(head),
@@ -49,7 +50,7 @@ class Attention {
     }
   }
 
-  // Writes what query i has attended to; nothing, where it sees no slot.
+  // Writes what query i has attended to; zeros, where it sees no slot.
   void write(int i, float* to, int head_dim) const {
     const float inverse = masses[i] == 0 ? 0 : 1 / masses[i];
     for (int d = 0; d < head_dim; d++) to[d] = sums[i * head + d] * inverse;

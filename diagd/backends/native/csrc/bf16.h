@@ -16,10 +16,9 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-constexpr int MANY = 32;    // more rows than that take k a panel at a time:
-constexpr int STEP = 32;    // values of k at a time
-constexpr int PANEL = 256, BLOCKS = 16, TOGETHER = 64;  // of many rows: k, columns and rows at a time
-constexpr int AHEAD = 8192;  // bytes of weights that are fetched before they are needed, of few rows
+constexpr int STEP = 32;  // values of k at a time
+// What more than 16 rows take together: values of k, blocks of columns, groups of 32 rows.
+constexpr int PANEL = 256, BLOCKS = 16, GROUPS = 2;
 
 // Rows of bfloat16 where tiles find them: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
 struct Rows16 {
@@ -117,8 +116,8 @@ static void add_panel(const Rows16& x, int first, const Pair* p, int from, int t
   if (WIDE) _tile_stored(3, sums[16] + WIDTH, ROW);
 }
 
-// Many rows of x times `count` blocks from b on. Of 64 rows a panel of k stays in the level-1 cache while
-// all blocks are multiplied by it; the weights of a panel are fetched during the one before.
+// More than 16 rows of x times `count` blocks from b on. Two groups of rows stay in the level-1 cache for
+// a panel of k while all blocks are multiplied; meanwhile the weights of the next block are fetched.
 static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int b, int count,
                           const Output& out) {
   static thread_local std::vector<Partial> memory;
@@ -127,23 +126,28 @@ static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int 
   const Pair* p = w.blocks + b * w.pitch();
   for (int k = 0; k < w.K; k += PANEL) {
     const int end = std::min(k + PANEL, w.K);
-    for (int first = 0; first < groups; first += TOGETHER / 32) {
-      const int last = std::min(first + TOGETHER / 32, groups), lines = first ? 0 : 32 / (last - first);
+    for (int first = 0; first < groups; first += GROUPS) {
+      const int last = std::min(first + GROUPS, groups), lines = first ? 0 : 32 / (last - first);
       for (int c = 0; c < count; c++) {
-        const bool turns = c + 1 == count;
-        const char* next = (const char*)(p + (turns ? 0 : c + 1) * w.pitch() + (turns ? end : k) / 2 * BLOCK);
-        for (int g = first; g < last; g++)
+        const Pair *here = p + c * w.pitch(), *after = here + w.pitch() + k / 2 * BLOCK;
+        if (c + 1 == count) after = p + end / 2 * BLOCK;
+        const char* next = (const char*)after;
+        for (int g = first; g < last; g++) {
+          Partial& partial = memory[g * BLOCKS + c];
           if (rows - 32 * g > 16)
-            add_panel<true>(x, 32 * g, p + c * w.pitch(), k, end, memory[g * BLOCKS + c], next, lines);
+            add_panel<true>(x, 32 * g, here, k, end, partial, next, lines);
           else
-            add_panel<false>(x, 32 * g, p + c * w.pitch(), k, end, memory[g * BLOCKS + c], next, lines);
+            add_panel<false>(x, 32 * g, here, k, end, partial, next, lines);
+        }
       }
     }
   }
   for (int row = 0; row < rows; row++)
-    for (int c = 0; c < count; c++)
+    for (int c = 0; c < count; c++) {
+      const float* sums = memory[row / 32 * BLOCKS + c].sums[row % 32];
       for (int at = 0; at < BLOCK; at += WIDTH)
-        finish(out, row, (b + c) * BLOCK + at, load(memory[row / 32 * BLOCKS + c].sums[row % 32] + at));
+        finish(out, row, (b + c) * BLOCK + at, load(sums + at));
+    }
 }
 
 INLINE void round_to(bf16* to, Floats x) {

@@ -359,14 +359,17 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
   return total;
 }
 
-// Seconds that the threads of a step take to wait for each other as often as it has them wait, while
-// there is nothing to do.
+// Seconds that threads take to wait for each other as often as Decoder::run has them wait, while there
+// is nothing to do; less than 0 where the caller had to work alone.
 extern "C" double meet(const Model* m) {
+  std::atomic<int> came{0};
   const auto started = Clock::now();
   team.run(m->threads, [&](int, int threads, Barrier& barrier) {
     for (int i = 0; i < 1 + 6 * m->layers; i++) barrier.wait(threads);
+    came++;
   });
-  return std::chrono::duration<double>(Clock::now() - started).count();
+  const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
+  return came == m->threads ? seconds : -1;
 }
 
 // Each returns 0, or 1 without having done anything where an index is out of range.
