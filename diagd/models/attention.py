@@ -38,8 +38,20 @@ class RuleKernel(NamedTuple):
         return self.rule.shape
 
 
-# (L, M) bool; or what FlexAttention makes of it; or what needs none; None: causal
-Visible = Tensor | BlockMask | RuleKernel | None
+class MaskKernel(NamedTuple):
+    """A mask as a backend's kernel takes it, and that kernel; without a cache.
+
+    Attributes:
+        kernel: (queries, keys, values, mask) -> (B, heads, L, D), as `attend` with the mask (L, L).
+        mask: what it made of the mask, tensors.
+    """
+
+    kernel: Callable[..., Tensor]
+    mask: tuple[Tensor, ...]
+
+
+# (L, M) bool; or what FlexAttention or a kernel makes of it; or what needs none; None: causal
+Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
 
 
 class Attention(nn.Module):
@@ -75,8 +87,8 @@ class Attention(nn.Module):
             rotary: Cosines and sines, each (L, head_dim / 2); None rotates nothing.
             slots: (L,) int64, where the cache takes this call's keys and values.
             visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache.
-                None means causal. Without a cache also a BlockMask, to be compiled; with one also a
-                RuleKernel.
+                None means causal. Without a cache also a MaskKernel or (to be compiled) a
+                BlockMask; with one also a RuleKernel.
             cache: Buffers to write and then read; None attends to this call's own tokens.
 
         Returns:
@@ -146,13 +158,15 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
         values: (B, kv_heads, M, D).
         visible: (L, M) bool, or (B, 1, L, M), True = may attend; None means causal, and then L = M.
             A BlockMask is for FlexAttention, which skips what nobody sees but has to be compiled
-            to be quick. A RuleKernel attends by itself.
+            to be quick. A MaskKernel and a RuleKernel attend by themselves.
 
     Returns:
         (B, heads, L, D).
     """
     if isinstance(visible, RuleKernel):
         return visible.kernel(queries, keys, values, visible.positions, *visible.rule)
+    if isinstance(visible, MaskKernel):
+        return visible.kernel(queries, keys, values, visible.mask)
     num_heads, num_lanes = queries.shape[1:3]
     group = num_heads // keys.shape[1]
     if isinstance(visible, BlockMask):

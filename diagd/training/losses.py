@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask
 
+from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.teacher_forcing import TeacherView
 from diagd.models.attention import Visible
 
@@ -19,12 +20,16 @@ class ViewLoss:
     Args:
         compiled: torch.compile it; on CUDA the mask is FlexAttention's then, which skips the
             blocks that nobody sees, and else the dense one of scaled_dot_product_attention.
+
+    On CPUs with matrix units our own kernels attend where autocast rounds to bfloat16.
     """
 
     def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
         self.view, lanes = view.to(device), len(view.positions)
-        self.visible: Visible = self.view.visible()
-        if compiled and device.type == "cuda" and self.visible is not None:
+        mask = self.view.visible()
+        self.visible: Visible = mask
+        self.visible_rounded: Visible = None if device.type == "cuda" else mask_kernel(mask, lanes)
+        if compiled and device.type == "cuda" and mask is not None:
             self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
         self._loss = torch.compile(view_loss) if compiled else view_loss
         self._logits = torch.compile(view_logits) if compiled else view_logits
@@ -41,8 +46,10 @@ class ViewLoss:
         return self._logits(model, *self._lanes(tokens))
 
     def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Visible, Tensor]:
-        view = self.view
-        return fed[:, view.sources], view.positions, self.visible, view.readers
+        view, visible = self.view, self.visible
+        if self.visible_rounded is not None and torch.is_autocast_enabled("cpu"):
+            visible = self.visible_rounded
+        return fed[:, view.sources], view.positions, visible, view.readers
 
 
 def view_logits(

@@ -68,7 +68,27 @@ class DrawRecord(ctypes.Structure):
     ]
 
 
-_RECORDS = {"layer": LayerRecord, "model": ModelRecord, "step": StepRecord, "draw": DrawRecord}
+class AttendedRecord(ctypes.Structure):
+    """Attended in csrc/trained_attention.cpp."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int32, "batch heads kv_heads lanes head_dim threads"),
+        ("scale", ctypes.c_float),
+        *_fields(
+            ctypes.c_void_p,
+            "visible seen_by blocks queries keys values out out_grad "
+            "to queries_grad keys_grad values_grad masses",
+        ),
+    ]
+
+
+_RECORDS = {
+    "layer": LayerRecord,
+    "model": ModelRecord,
+    "step": StepRecord,
+    "draw": DrawRecord,
+    "attended": AttendedRecord,
+}
 
 
 def check_records(library: ctypes.CDLL) -> None:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
+from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
@@ -51,6 +53,8 @@ def check_kernels(library: ctypes.CDLL) -> None:
             native = NativeModel(model, weights, library=library)
             _compare_steps(model, native, TOLERANCE[weights])
             _compare_draws(native)
+    if library.attention_trains():
+        _compare_gradients(library)
 
 
 @torch.inference_mode()
@@ -78,6 +82,25 @@ def _compare_draws(native: NativeModel) -> None:
         differing = int((drawn != expected).sum())
         if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may turn a draw
             raise ValueError(f"{differing} of {drawn.numel()} draws differ under {options}")
+
+
+def _compare_gradients(library: ctypes.CDLL) -> None:
+    generator, lanes = torch.Generator().manual_seed(0), 70
+    visible = torch.rand(lanes, lanes, generator=generator) < 0.5
+    visible[40:, :40] = False
+    visible |= torch.eye(lanes, dtype=torch.bool)
+    given = [torch.randn(2, lanes, heads, 64, generator=generator) for heads in (4, 2, 2, 4)]
+    *inputs, out_grad = (one.bfloat16() for one in given)
+    mask = trained_mask(visible)
+    out, masses = run_forward(library, *inputs, *mask)
+    found = out, *run_backward(library, out_grad, out, masses, *inputs, *mask)
+    exact = [one.float().requires_grad_() for one in inputs]
+    expected = attend(*(one.transpose(1, 2) for one in exact), visible).transpose(1, 2)
+    expected = expected, *torch.autograd.grad(expected, exact, out_grad.float())
+    for ours, theirs in zip(found, expected, strict=True):
+        error = (ours - theirs).norm() / theirs.norm()
+        if not error <= TOLERANCE["bfloat16"]:
+            raise ValueError(f"attention or its gradients are {error:.2g} away in training")
 
 
 if __name__ == "__main__":

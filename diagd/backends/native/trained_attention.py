@@ -1,0 +1,162 @@
+"""Attention under a mask, and its gradients, by kernels for the matrix units: for training on CPUs.
+
+PyTorch's multiplies what a mask forbids, too, and far below what the processor can: with it two
+thirds of a step of finetuning by diagonals was attention (docs/log.md).
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagd.backends.native.boundary import AttendedRecord
+from diagd.backends.native.library import load_library
+from diagd.models.attention import MaskKernel, attend
+
+SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody
+
+
+class TrainedMask(NamedTuple):
+    """A mask as the kernels take it.
+
+    Attributes:
+        visible: (L, L) bool, True = lane q (row) may attend to lane r.
+        seen_by: (L, L) bool, its transpose, contiguous.
+        blocks: (L / 32, L / 32) uint8, rounded up: of a block's 32 x 32 pairs 0 none may attend, 1
+            some, 2 all.
+    """
+
+    visible: Tensor
+    seen_by: Tensor
+    blocks: Tensor
+
+
+def trained_mask(visible: Tensor) -> TrainedMask:
+    """Prepare a mask (L, L) bool."""
+    spare = -len(visible) % SIDE
+    padded = F.pad(visible, (0, spare, 0, spare)).unflatten(1, (-1, SIDE)).unflatten(0, (-1, SIDE))
+    some, whole = padded.any(3).any(1), padded.all(3).all(1)
+    blocks = some.to(torch.uint8) + whole.to(torch.uint8)
+    return TrainedMask(visible.contiguous(), visible.T.contiguous(), blocks)
+
+
+def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
+    """Return what attends under a mask (L, L), or under the causal one, in training with bfloat16.
+
+    None where this machine has no kernels for it.
+    """
+    if not kernels_train():
+        return None
+    if visible is None:
+        visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
+    return MaskKernel(masked_attention, trained_mask(visible))
+
+
+@cache
+def kernels_train() -> bool:
+    """Say whether this machine's kernels can be used for training."""
+    try:
+        return bool(load_library().attention_trains())
+    except OSError:
+        return False
+
+
+def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: TrainedMask) -> Tensor:
+    """Attend under a mask; differentiable. What the kernels do not take is PyTorch's.
+
+    Args:
+        queries: (B, heads, L, D); the kernels take bfloat16 and a D that is a multiple of 32.
+        keys: (B, kv_heads, L, D); kv_heads divides heads.
+        values: (B, kv_heads, L, D).
+        mask: as `trained_mask` prepares it; a lane that sees none gets zeros.
+
+    Returns:
+        (B, heads, L, D).
+    """
+    if queries.dtype != torch.bfloat16 or queries.shape[-1] % SIDE:
+        return attend(queries, keys, values, mask.visible)
+    given = (one.transpose(1, 2).contiguous() for one in (queries, keys, values))
+    return _forward(*given, *mask)[0].transpose(1, 2)
+
+
+def run_forward(library: ctypes.CDLL, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what queries attend to, (B, L, heads, D), and the masses (B, heads, L) of it.
+
+    Args:
+        given: queries (B, L, heads, D), keys and values (B, L, kv_heads, D), contiguous bfloat16,
+            and the three parts of the mask.
+    """
+    batch, lanes, heads, _ = given[0].shape
+    out, masses = torch.empty_like(given[0]), torch.empty(batch, heads, lanes)
+    _call(library.attend_forward, given, to=out, masses=masses)
+    return out, masses
+
+
+def run_backward(
+    library: ctypes.CDLL, out_grad: Tensor, out: Tensor, masses: Tensor, *given: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values, given what `run_forward` was and gave."""
+    found = torch.empty_like(given[0]), torch.empty_like(given[1]), torch.empty_like(given[2])
+    grads = dict(zip(("queries_grad", "keys_grad", "values_grad"), found, strict=True))
+    _call(library.attend_backward, given, out_grad=out_grad, out=out, masses=masses, **grads)
+    return found
+
+
+def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:
+    batch, lanes, heads, head_dim = given[0].shape
+    shape = batch, heads, given[1].shape[2], lanes, head_dim
+    record = AttendedRecord(*shape, torch.get_num_threads(), head_dim**-0.5)
+    names = ("queries", "keys", "values", *TrainedMask._fields)
+    for name, tensor in {**dict(zip(names, given, strict=True)), **others}.items():
+        setattr(record, name, tensor.data_ptr())
+    function(ctypes.byref(record))
+
+
+# What torch.compile takes as one piece each, with the shapes of its results and its gradients.
+@torch.library.custom_op("diagd::masked_attention", mutates_args=())
+def _forward(
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, seen_by: Tensor, blocks: Tensor
+) -> tuple[Tensor, Tensor]:
+    return run_forward(load_library(), queries, keys, values, visible, seen_by, blocks)
+
+
+@torch.library.custom_op("diagd::masked_attention_gradients", mutates_args=())
+def _backward(
+    out_grad: Tensor,
+    out: Tensor,
+    masses: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor,
+    seen_by: Tensor,
+    blocks: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mask = visible, seen_by, blocks
+    return run_backward(load_library(), out_grad, out, masses, queries, keys, values, *mask)
+
+
+@_forward.register_fake
+def _(queries: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    masses = queries[..., 0].transpose(1, 2)  # of that shape
+    return torch.empty_like(queries), torch.empty_like(masses, dtype=torch.float32).contiguous()
+
+
+@_backward.register_fake
+def _(*given: Tensor) -> tuple[Tensor, ...]:
+    return tuple(map(torch.empty_like, given[3:6]))
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output, *inputs)
+
+
+def _gradients(ctx: Any, out_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(out_grad.contiguous(), *ctx.saved_tensors), None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
