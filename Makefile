@@ -40,7 +40,7 @@ asan:
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 \
 	pytest -p no:cacheprovider -k "native or kernels" tests/backends/native/test_model.py \
-	tests/backends/test_conformance.py tests/attack/test_kernels.py
+	tests/backends/native/test_trained_attention.py tests/backends/test_conformance.py tests/attack/test_kernels.py
 
 # a wheel for each platform, kernels inside, into dist/; needs the packages of [dev], no compiler
 wheels:

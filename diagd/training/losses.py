@@ -28,7 +28,7 @@ class ViewLoss:
         self.view, lanes = view.to(device), len(view.positions)
         mask = self.view.visible()
         self.visible: Visible = mask
-        self.visible_rounded: Visible = None if device.type == "cuda" else mask_kernel(mask, lanes)
+        self.visible_rounded: Visible = mask_kernel(mask, lanes) if device.type == "cpu" else None
         if compiled and device.type == "cuda" and mask is not None:
             self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
         self._loss = torch.compile(view_loss) if compiled else view_loss

@@ -76,7 +76,23 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
 
     Returns:
         (B, heads, L, D).
+
+    Raises:
+        ValueError: other shapes, or several types.
     """
+    shapes = [tuple(one.shape) for one in (queries, keys, values)]
+    batch, heads, lanes, head_dim = shapes[0]
+    kv_heads = shapes[1][1]
+    if (
+        shapes[1:] != [(batch, kv_heads, lanes, head_dim)] * 2
+        or heads % kv_heads
+        or mask.visible.shape != (lanes, lanes)
+        or not queries.dtype == keys.dtype == values.dtype
+    ):
+        raise ValueError(
+            "queries must be (B, heads, L, D), keys and values (B, kv_heads, L, D) of the same "
+            f"type, the mask (L, L), got {shapes} and {tuple(mask.visible.shape)}"
+        )
     if queries.dtype != torch.bfloat16 or queries.shape[-1] % SIDE:
         return attend(queries, keys, values, mask.visible)
     given = (one.transpose(1, 2).contiguous() for one in (queries, keys, values))

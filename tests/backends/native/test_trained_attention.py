@@ -114,6 +114,17 @@ def test_what_the_kernels_do_not_take_is_pytorchs():
         assert torch.equal(masked_attention(*given, trained_mask(mask)), attend(*given, mask))
 
 
+@pytest.mark.parametrize("lanes", [49, 51])
+def test_another_mask_is_refused_before_memory_is_read(lanes):
+    queries, keys, values = draw(1, 4, 2, 50, 32)
+    with pytest.raises(ValueError, match=r"the mask \(L, L\)"):
+        masked_attention(queries, keys, values, trained_mask(some_mask(lanes)))
+    with pytest.raises(ValueError, match=r"keys and values \(B, kv_heads, L, D\)"):
+        masked_attention(queries, keys[:, :, 1:], values, trained_mask(some_mask(50)))
+    with pytest.raises(ValueError, match="of the same type"):
+        masked_attention(queries, keys.float(), values, trained_mask(some_mask(50)))
+
+
 def test_torch_compile_knows_the_shapes_and_the_gradients():
     given = [one.transpose(1, 2).contiguous().requires_grad_() for one in draw(2, 2, 1, 40, 32)]
     torch.library.opcheck(torch.ops.diagd.masked_attention, (*given, *trained_mask(some_mask(40))))
