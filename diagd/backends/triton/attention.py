@@ -50,8 +50,9 @@ def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
         num_tiles: programs for each part of the slots.
         keys: slots that a program reads at a time.
     """
-    longest = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles, num_slots // MIN_PART))
-    return triton.cdiv(triton.cdiv(num_slots, longest), keys) * keys
+    most = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
+    size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, most)))
+    return triton.cdiv(size, keys) * keys
 
 
 @triton.jit(
