@@ -26,13 +26,21 @@ namespace {
 constexpr int SIDE = 32, AT_ONCE = 8;  // lanes of a block; key blocks that a forward pass takes in
 constexpr float NEVER = -INFINITY;
 
+// Where the numbers of a head begin, of so many, for a lane.
+INLINE ptrdiff_t place(const Attended& a, int heads, int batch, int lane, int head) {
+  return (((ptrdiff_t)batch * a.lanes + lane) * heads + head) * a.head_dim;
+}
+INLINE float* masses_of(const Attended& a, int batch, int head) {
+  return a.masses + ((ptrdiff_t)batch * a.heads + head) * a.lanes;
+}
+
 // Rows of one head, padded with zeros to whole blocks.
 struct Rows {
   const bf16* first;
   ptrdiff_t stride;
   int lanes, size;
   Rows(const bf16* x, const Attended& a, int heads, int batch, int head)
-      : first(x + ((ptrdiff_t)batch * a.lanes * heads + head) * a.head_dim),
+      : first(x + place(a, heads, batch, 0, head)),
         stride((ptrdiff_t)heads * a.head_dim),
         lanes(a.lanes),
         size(a.head_dim) {}
@@ -45,9 +53,7 @@ struct Rows {
 template <class T>
 class Lines {
  public:
-  void clear(size_t count) {
-    lines.assign((count * sizeof(T) + 63) / 64, Line{});
-  }
+  void clear(size_t count) { lines.assign((count * sizeof(T) + 63) / 64, Line{}); }
   T& operator[](size_t i) { return *((T*)lines.data() + i); }
   const T& operator[](size_t i) const { return *((const T*)lines.data() + i); }
 
@@ -82,7 +88,8 @@ void pack_pairs(const Rows& x, Packed& to) {
   for (int i = 0; i < x.lanes; i += 2)
     for (int d = 0; d < x.size; d += WIDTH) {
       __m512i both = widen(x.row(i) + d);
-      if (i + 1 < x.lanes) both = _mm512_or_si512(both, _mm512_slli_epi32(widen(x.row(i + 1) + d), 16));
+      if (i + 1 < x.lanes)
+        both = _mm512_or_si512(both, _mm512_slli_epi32(widen(x.row(i + 1) + d), 16));
       _mm512_store_si512(&to[((size_t)i / 2 * x.size + d) * 2], both);
     }
 }
@@ -214,12 +221,12 @@ struct Forward {
       }
       const int here = std::min(SIDE, a.lanes - q * SIDE);
       for (int r = 0; r < here; r++) {
-        const ptrdiff_t lane = q * SIDE + r;
-        bf16* to = a.to + ((batch * (ptrdiff_t)a.lanes + lane) * a.heads + head) * a.head_dim;
+        const int lane = q * SIDE + r;
+        bf16* to = a.to + place(a, a.heads, batch, lane, head);
         const float inverse = masses[r] == 0 ? 0 : 1 / masses[r];
         for (int d = 0; d < a.head_dim; d += WIDTH)
           round_to(to + d, load(&sums[r * a.head_dim + d]) * inverse);
-        a.masses[(batch * (ptrdiff_t)a.heads + head) * a.lanes + lane] =
+        masses_of(a, batch, head)[lane] =
             masses[r] == 0 ? INFINITY : peaks[r] * a.scale * LOG2_E + std::log2(masses[r]);
       }
     }
@@ -262,8 +269,7 @@ struct Forward {
       }
       masses[r] = masses[r] * fades[r] + sum_of(total);
       if (fades[r] != 1)
-        for (int d = 0; d < size; d += WIDTH)
-          store(&sums[r * size + d], load(&sums[r * size + d]) * fades[r]);
+        for (int d = r * size; d < (r + 1) * size; d += WIDTH) store(&sums[d], load(&sums[d]) * fades[r]);
     }
     for (int d = 0; d < size; d += SIDE)
       multiply_block(
@@ -274,8 +280,8 @@ struct Forward {
 };
 
 struct Backward {
-  Packed keys, values, keys_turned;                              // rows, rows, columns
-  Packed queries, grads, query_pairs, grad_pairs;                // turned, turned, pairs, pairs
+  Packed keys, values, key_columns;                // rows, rows, columns
+  Packed queries, grads, query_pairs, grad_pairs;  // turned, turned, pairs, pairs
   Sums query_sums, key_sums, value_sums, dots;
   alignas(64) float scores[SIDE][SIDE], slopes[SIDE][SIDE];
   alignas(64) bf16 weights[SIDE][AT_ONCE * SIDE], changes[SIDE][AT_ONCE * SIDE];
@@ -283,7 +289,7 @@ struct Backward {
 
   void read(const Attended& a, int batch, int kv_head) {
     pack_rows({a.keys, a, a.kv_heads, batch, kv_head}, keys);
-    pack_columns({a.keys, a, a.kv_heads, batch, kv_head}, keys_turned);
+    pack_columns({a.keys, a, a.kv_heads, batch, kv_head}, key_columns);
     pack_rows({a.values, a, a.kv_heads, batch, kv_head}, values);
     const size_t count = (size_t)ceil_to(a.lanes, SIDE) * a.head_dim;
     key_sums.clear(count);
@@ -307,7 +313,7 @@ struct Backward {
       for (int d = 0; d < size; d += WIDTH)
         total += load(outs.row(i) + d) * load(out_grads.row(i) + d);
       dots[i] = sum_of(total);
-      masses[i] = a.masses[(batch * (ptrdiff_t)a.heads + head) * a.lanes + i];
+      masses[i] = masses_of(a, batch, head)[i];
     }
     for (int k = 0; k < count; k++) {
       int some[AT_ONCE], taken = 0;
@@ -324,7 +330,7 @@ struct Backward {
     }
     const __m512i rows_apart = apart(SIDE);
     for (int i = 0; i < a.lanes; i++) {
-      bf16* to = a.queries_grad + ((batch * (ptrdiff_t)a.lanes + i) * a.heads + head) * size;
+      bf16* to = a.queries_grad + place(a, a.heads, batch, i, head);
       for (int d = 0; d < size; d += WIDTH) {
         const float* from = &query_sums[((size_t)(i / SIDE) * size + d) * SIDE + i % SIDE];
         round_to(to + d, (Floats)_mm512_i32gather_ps(rows_apart, from, 4) * a.scale);
@@ -364,7 +370,7 @@ struct Backward {
     }
     const ptrdiff_t padded = ceil_to(a.lanes, SIDE);
     for (int d = 0; d < size; d += SIDE)
-      multiply_block(&keys_turned[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; },
+      multiply_block(&key_columns[d * padded + k * SIDE], padded, [&](int) { return paired[0][0]; },
                      128, 32, 1, &query_sums[at_queries + (size_t)d * SIDE], SIDE, true);
   }
 
@@ -383,9 +389,7 @@ struct Backward {
 
   void write(const Attended& a, int batch, int kv_head) const {
     for (int i = 0; i < a.lanes; i++) {
-      const size_t at =
-          ((batch * (size_t)a.lanes + i) * a.kv_heads + kv_head) * a.head_dim;
-      const size_t from = (size_t)i * a.head_dim;
+      const ptrdiff_t at = place(a, a.kv_heads, batch, i, kv_head), from = (ptrdiff_t)i * a.head_dim;
       for (int d = 0; d < a.head_dim; d += WIDTH) {
         round_to(a.keys_grad + at + d, load(&key_sums[from + d]) * a.scale);
         round_to(a.values_grad + at + d, load(&value_sums[from + d]));
