@@ -78,9 +78,7 @@ STUDIES = {
         {
             "raster": {"strategies": "raster"},
             "k1": {"strategies": "k=1"},
-            "k1-fed": {"strategies": "k=1", "visible": "fed"},
             "mixture": {"strategies": ALL},
-            "mixture-fed": {"strategies": ALL, "visible": "fed"},
             "k2": {"strategies": "k=2"},
             "k1-overlap": {"strategies": "k=1,d=14"},
         },
@@ -203,7 +201,7 @@ def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -
 def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
     """Return a row for each strategy: what held-out clips cost under it, in nats a token.
 
-    Every clip is read under the arm's own rule of who sees whom; the first frame is given.
+    The first frame of a clip is given.
     """
     flags = options.flags(arm)
     model = load_model(str(flags["init"]) if arm == UNTOUCHED else folder)
@@ -217,7 +215,7 @@ def judge(options: Options, arm: str, folder: Path) -> list[dict[str, Any]]:
     rows = []
     for strategy in Mixture.parse(options.judged or STUDIES[options.study].judged).weights:
         parts = [
-            strategy_nll(model, one, names, strategy, visible=flags.get("visible", "causal"))
+            strategy_nll(model, one, names, strategy)
             for one, names in zip(tokens.split(4), actions.split(4), strict=True)
         ]
         nll = torch.cat(parts).double()  # (clips, T, height, width)

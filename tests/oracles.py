@@ -152,7 +152,6 @@ class ReferenceStream:
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
     window: int | None = None  # frames that may be seen, the one under way included
-    visible: str = "causal"  # or fed: what was fed is seen, later in raster order, too
     late: int = 0  # steps that column 0 of a row waits for more of the row above
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
@@ -310,9 +309,8 @@ class ReferenceStream:
         for q, (slot_q, fed_q, _, _) in enumerate(lanes):
             row = []
             for r, (slot_r, fed_r, _, is_stand_in) in enumerate(lanes):
-                may_stand_there = slot_r <= slot_q or self.visible == "fed"
                 known = fed_r <= fed_q < self.left_at.get(slot_r, math.inf)
-                row.append(q == r if is_stand_in else may_stand_there and known)
+                row.append(q == r if is_stand_in else slot_r <= slot_q and known)
             visible.append(row)
         tokens = torch.stack([ids for _, _, ids, _ in lanes], dim=1)
         positions = torch.tensor([slot for slot, _, _, _ in lanes])

@@ -17,7 +17,6 @@ from diagd.decoding.runner import CausalModel
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.decoding.visibility import VisibilityRule
 
 LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
 Sees = Callable[[Tensor, Tensor], Tensor]  # lanes q, r -> whether q sees r
@@ -32,7 +31,6 @@ def strategy_nll(
     *,
     prefix: Tensor | None = None,
     context: Tensor | None = None,
-    visible: VisibilityRule = "causal",
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
@@ -43,7 +41,6 @@ def strategy_nll(
         context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
-        visible: the rule of who may see whom, which should be the one the model was trained for.
 
     Returns:
         (B, T, height, width) float32, nats.
@@ -71,9 +68,7 @@ def strategy_nll(
     prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
-    view = teacher_view(
-        strategy.schedule(grid), layout, strategy.row_start, prefix.shape[1], visible
-    )
+    view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, prefix.shape[1])
     nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
     return nll.view(batch_size, grid.num_frames, height, width)
 
@@ -103,8 +98,7 @@ def view_nll(
     """Return what each target of a view costs.
 
     The lanes are fed in raster order into a cache with a slot for each, so many at a time; what a
-    lane sees stands before it, so the split changes nothing. Under the rule "fed" it need not, so
-    all are fed at once.
+    lane sees stands before it, so the split changes nothing.
 
     Args:
         sequence: (B, N) int64, the tokens of the slots that the view speaks of.
@@ -127,9 +121,8 @@ def view_nll(
     cache = model.make_cache(sequence.shape[0], num_lanes + 1, context)
     lanes = torch.arange(num_lanes, device=model.device)
     costs: list[Tensor] = []
-    size = LANES if view.rule == "causal" else num_lanes
-    for start in range(0, num_lanes, size):
-        part = lanes[start : start + size]
+    for start in range(0, num_lanes, LANES):
+        part = lanes[start : start + LANES]
         visible = sees(part[:, None], lanes[None, : start + len(part)])
         logits = model.forward(
             sequence[:, view.sources[part]], view.positions[part], part, visible, cache

@@ -18,7 +18,7 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start, feeds
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.visibility import NEVER, VisibilityRule, check_rule, sees, visibility_mask
+from diagd.decoding.visibility import NEVER, sees, visibility_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,6 @@ class TeacherView:
         targets: the slot of the token that is read from the lane, or -1.
         leaves_at: the first step whose lanes do not see the lane any more, since its frame has left
             a full context, or NEVER.
-        rule: who may see whom.
     """
 
     sources: Tensor
@@ -44,7 +43,6 @@ class TeacherView:
     steps: Tensor
     targets: Tensor
     leaves_at: Tensor
-    rule: VisibilityRule = "causal"
 
     @cached_property
     def stand_in(self) -> Tensor:
@@ -59,8 +57,7 @@ class TeacherView:
     @cached_property
     def is_causal(self) -> bool:
         """Whether the mask is the causal one, as in raster order."""
-        waits = self.steps.diff()
-        in_order = bool((waits >= 0 if self.rule == "causal" else waits > 0).all())
+        in_order = bool((self.steps.diff() >= 0).all())
         all_stay = bool((self.leaves_at > self.steps.max()).all())
         return in_order and all_stay and not bool(self.stand_in.any())
 
@@ -70,27 +67,24 @@ class TeacherView:
         return self.positions, self.steps, self.stand_in, self.leaves_at
 
     def sees(self, q: Tensor, r: Tensor) -> Tensor:
-        """Say whether lane q sees lane r, both int64 that broadcast.
-
-        Under the rule "causal" r > q is never seen.
-        """
-        return sees(*self.columns, q, r, self.rule)
+        """Say whether lane q sees lane r, both int64 that broadcast; r > q is never seen."""
+        return sees(*self.columns, q, r)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        columns, rule = self.columns, self.rule
-        return lambda batch, head, q, r: sees(*columns, q, r, rule)
+        columns = self.columns
+        return lambda batch, head, q, r: sees(*columns, q, r)
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
         if self.is_causal:
             return None
-        return visibility_mask(*self.columns, self.rule)
+        return visibility_mask(*self.columns)
 
     def to(self, device: torch.device | str) -> "TeacherView":
         """Return the view on a device."""
         columns = self.sources, self.positions, self.steps, self.targets, self.leaves_at
-        return TeacherView(*(column.to(device) for column in columns), rule=self.rule)
+        return TeacherView(*(column.to(device) for column in columns))
 
 
 @lru_cache(maxsize=32)
@@ -99,7 +93,6 @@ def teacher_view(
     layout: SequenceLayout,
     row_start: RowStart = "temporal",
     prefix_length: int = 0,
-    visible: VisibilityRule = "causal",
     learn_context: bool = False,
     window: int | None = None,
 ) -> TeacherView:
@@ -108,7 +101,6 @@ def teacher_view(
     Args:
         layout: the frames to predict, and the context frames before them.
         prefix_length: tokens before the first context frame.
-        visible: the rule of who may see whom.
         learn_context: the tokens of the context frames are targets, too, in raster order, but for
             the very first token of a sequence.
         window: frames that the stream's context holds, the one under way included; None: all. The
@@ -120,11 +112,10 @@ def teacher_view(
         layout.num_slots` tokens.
 
     Raises:
-        ValueError: an unknown row start or rule, a prompt where the layout has none or the reverse,
+        ValueError: an unknown row start, a prompt where the layout has none or the reverse,
             or a window of one frame or less than the context frames.
     """
     check_row_start(row_start)
-    check_rule(visible)
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     if layout.has_prompt != (length > 0):
         raise ValueError(f"has_prompt is {layout.has_prompt}, and the prompt has {length} tokens")
@@ -164,7 +155,7 @@ def teacher_view(
         for newest in range(window - layout.context_frames, num_frames):
             oldest = layout.context_frames + newest - window
             leaves_at[(frames == oldest) & (positions >= prefix_length)] = begins[newest]
-    return TeacherView(sources, positions, steps, targets, leaves_at, visible)
+    return TeacherView(sources, positions, steps, targets, leaves_at)
 
 
 def _stretches(layout: SequenceLayout, window: int | None) -> list[int]:

@@ -6,26 +6,15 @@ seen: their `fed_at` is NEVER. In a full context a frame leaves when a new one b
 fed from that step on does not see it: in a stream, another frame holds its slots by then; in a
 whole sequence, `leaves_at` says so.
 
-That is the rule "causal". Under "fed", which models can be trained for but not decoded with yet,
-the place in raster order does not matter: what was fed is seen. No lane sees its own target under
-either, since a token is fed in a step after the one that writes it.
+No lane sees its own target, since a token is fed in a step after the one that writes it.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-VisibilityRule = Literal["causal", "fed"]
 NEVER = 2**31 - 1
-
-
-def check_rule(visible: str) -> None:
-    """Raise ValueError unless the name is a `VisibilityRule`."""
-    if visible not in get_args(VisibilityRule):
-        raise ValueError(
-            f"visible must be one of {', '.join(get_args(VisibilityRule))}, got {visible!r}"
-        )
 
 
 class SlotRule(NamedTuple):
@@ -74,9 +63,8 @@ def sees(
     leaves_at: Tensor,
     q: Tensor,
     r: Tensor,
-    rule: VisibilityRule = "causal",
 ) -> Tensor:
-    """Apply a rule to pairs of lanes of a whole sequence, stand-ins included.
+    """Apply the rule to pairs of lanes of a whole sequence, stand-ins included.
 
     Args:
         positions: (N,) int64 raster positions of the lanes; a stand-in shares its position with the
@@ -90,9 +78,7 @@ def sees(
         bool of the shape that q and r broadcast to.
     """
     known = (steps[r] <= steps[q]) & (steps[q] < leaves_at[r]) & ~stand_in[r]
-    if rule == "causal":
-        known = known & (positions[r] <= positions[q])
-    return (q == r) | known
+    return (q == r) | (known & (positions[r] <= positions[q]))
 
 
 def visibility_mask(
@@ -100,8 +86,7 @@ def visibility_mask(
     fed_at: Tensor,
     stand_in: Tensor,
     leaves_at: Tensor,
-    rule: VisibilityRule = "causal",
 ) -> Tensor:
     """Return what `sees` says of all pairs, (N, N) bool: row = who looks, column = at whom."""
     lanes = torch.arange(len(positions), device=positions.device)
-    return sees(positions, fed_at, stand_in, leaves_at, lanes[:, None], lanes[None, :], rule)
+    return sees(positions, fed_at, stand_in, leaves_at, lanes[:, None], lanes[None, :])

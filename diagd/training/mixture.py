@@ -21,7 +21,6 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Raster, Scheduled
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.decoding.visibility import VisibilityRule, check_rule
 from diagd.tokenizers.shards import TokenClips
 from diagd.training.corruption import Corruption, CorruptWith, check_corruption
 from diagd.training.loop import TrainingRun
@@ -96,7 +95,6 @@ class MixtureOptions(LoopOptions):
     """What a training run is told of schedules."""
 
     strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
-    visible: VisibilityRule = "causal"  # fed: lanes see what was fed, later in raster order, too
     context_frames: int  # frames at the start that are given, in raster order, and not learnt
     # frames that may be seen, the one under way included, as in a stream that has outgrown its
     # context; longer sequences are read in one go all the same. Default: all of a sequence
@@ -108,7 +106,6 @@ class MixtureOptions(LoopOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.mixture()
-        check_rule(self.visible)
         check_corruption(self.corrupt, self.corrupt_with)
         if not 0 <= self.context_frames < self.frames:
             raise ValueError(
@@ -147,7 +144,6 @@ class MixtureOptions(LoopOptions):
         wrong = {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with} if self.corrupt else {}
         return {
             "strategies": str(self.mixture()),
-            "visible": self.visible,
             "context_frames": self.context_frames,
             "frames": self.frames,
             **({"window": self.window} if self.window else {}),
@@ -171,7 +167,6 @@ class MixtureOptions(LoopOptions):
                 strategy.schedule(grid),
                 layout,
                 strategy.row_start,
-                visible=self.visible,
                 learn_context=self.context_frames == 0,
                 window=self.window,
             )

@@ -14,7 +14,6 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import gumbel_noise
-from diagd.decoding.visibility import VisibilityRule
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -81,7 +80,6 @@ class Case:
     batch_size: int = 2
     row_start: RowStart = "temporal"
     seed: int = 0
-    visible: VisibilityRule = "causal"
     late: int = 0
 
     @property
@@ -130,7 +128,6 @@ class Case:
             self.context_frames,
             self.row_start,
             sample_fn,
-            visible=self.visible,
             late=self.late,
         )
 

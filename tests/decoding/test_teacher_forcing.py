@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ import diagd
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.decoding.visibility import VisibilityRule
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import (
     NUM_VISUAL,
@@ -35,15 +34,12 @@ SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
     "k=5 and frames overlap": (5, 13),
     "raster": (5, 15),
 }
-RULES = get_args(VisibilityRule)
 
 
 def view_of(case: Case, learn_context: bool = False) -> TeacherView:
     has_prompt = case.prompt.shape[1] > 0
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
-    return teacher_view(
-        case.schedule, layout, case.row_start, case.prefix_length, case.visible, learn_context
-    )
+    return teacher_view(case.schedule, layout, case.row_start, case.prefix_length, learn_context)
 
 
 def truth_of(case: Case) -> tuple[Tensor, Tensor]:
@@ -111,11 +107,9 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
 
 
-@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_one_forward_gives_the_logits_of_the_cache_free_reference(visible, case):
-    case = dataclasses.replace(case, visible=visible)
+def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames)
     assert_close(logits_of_view(model_of("own"), view_of(case), sequence), expected)
@@ -173,12 +167,10 @@ def test_raster_is_the_plain_causal_forward(case):
     assert torch.equal(view.mask_mod()(lanes, lanes, lanes[:, None], lanes), causal)
 
 
-@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_no_lane_knows_what_is_fed_after_its_step(visible, case):
+def test_no_lane_knows_what_is_fed_after_its_step(case):
     """Other tokens in the places of those not yet fed change no logits, not even through others."""
-    case = dataclasses.replace(case, visible=visible)
     model, view = model_of("own"), view_of(case)
     _, sequence = truth_of(case)
     written_at = torch.tensor([case.schedule.step_of(*place) for place in places(case)])
@@ -192,10 +184,9 @@ def test_no_lane_knows_what_is_fed_after_its_step(visible, case):
         assert_close(logits_of_view(model, view, other)[:, now], logits[:, now])
 
 
-@pytest.mark.parametrize("visible", RULES)
-def test_the_fed_rule_shows_what_stands_later_and_was_fed(visible):
+def test_what_stands_later_in_raster_order_is_not_seen():
     """Row 2's first token, written at step 4, is known when row 1's last one is written."""
-    case = Case(num_frames=1, row_lag=2, frame_lag=9, prefix_length=0, visible=visible)
+    case = Case(num_frames=1, row_lag=2, frame_lag=9, prefix_length=0)
     model, view = model_of("own"), view_of(case)
     _, sequence = truth_of(case)
     at = {tuple(place): number for number, place in enumerate(places(case))}
@@ -206,16 +197,12 @@ def test_the_fed_rule_shows_what_stands_later_and_was_fed(visible):
     changes = change.amax((0, 2)) > 1e-4
     seen_by = {place for place, number in at.items() if changes[number]}
     assert case.schedule.step_of(0, 2, 0) == 4
-    in_raster_order = {(0, 2, j) for j in range(1, 5)}
-    later_steps = {place for place in at if case.schedule.step_of(*place) > 4}
-    assert seen_by == (later_steps if visible == "fed" else in_raster_order)
+    assert seen_by == {(0, 2, j) for j in range(1, 5)}
 
 
-@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=30, deadline=None, derandomize=True)
-def test_a_context_that_is_learnt_is_read_in_raster_order(visible, case):
-    case = dataclasses.replace(case, visible=visible)
+def test_a_context_that_is_learnt_is_read_in_raster_order(case):
     model, view, plain = model_of("own"), view_of(case, learn_context=True), view_of(case)
     _, sequence = truth_of(case)
     length, num_actions = case.prompt.shape[1], case.num_action_tokens
@@ -236,11 +223,9 @@ def test_a_context_that_is_learnt_is_read_in_raster_order(visible, case):
         assert_close(logits_of_view(model, view, sequence)[:, number], causal[:, slot - 1])
 
 
-@pytest.mark.parametrize("visible", RULES)
 @given(case=cases())
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_the_mask_of_flex_attention_is_the_dense_one(visible, case):
-    case = dataclasses.replace(case, visible=visible)
+def test_the_mask_of_flex_attention_is_the_dense_one(case):
     view = view_of(case)
     lanes = torch.arange(len(view.positions))
     entries = view.mask_mod()(lanes[:1], lanes[:1], lanes[:, None], lanes[None, :])
@@ -283,8 +268,6 @@ def test_what_cannot_be_laid_out_is_refused():
     layout = SequenceLayout(case.grid, 0, 1)
     with pytest.raises(ValueError, match=r"row_start must be one of .*got 'raster'"):
         teacher_view(case.schedule, layout, "raster")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="visible must be one of causal, fed, got 'all'"):
-        teacher_view(case.schedule, layout, visible="all")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="has_prompt is True, and the prompt has 0 tokens"):
         teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0))
     with pytest.raises(ValueError, match="has_prompt is False, and the prompt has 3 tokens"):

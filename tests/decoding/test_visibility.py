@@ -1,11 +1,10 @@
 """`diagd/decoding/visibility.py`: one rule, for a step with a cache and for a whole sequence."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagd.decoding.visibility import NEVER, VisibilityRule, visibility_mask, visible_slots
+from diagd.decoding.visibility import NEVER, visibility_mask, visible_slots
 
 STAYS = torch.tensor(NEVER)
 
@@ -22,23 +21,21 @@ def feeds(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
     return fed_at, stand_ins
 
 
-@pytest.mark.parametrize("rule", ["causal", "fed"])
 @given(feed=feeds(), data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_mask_of_a_sequence_is_the_rule_in_words(rule: VisibilityRule, feed, data):
+def test_mask_of_a_sequence_is_the_rule_in_words(feed, data):
     fed_at, stand_ins = feed
     lanes = [(slot, fed, False) for slot, fed in enumerate(fed_at)]
     lanes += [(slot, step, True) for slot, step in stand_ins]
     positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
     leave = st.integers(1, 6) | st.just(NEVER + 1)
     leaves_at = data.draw(st.lists(leave, min_size=len(lanes), max_size=len(lanes)))
-    mask = visibility_mask(positions, fed, stands_in, torch.tensor(leaves_at), rule)
+    mask = visibility_mask(positions, fed, stands_in, torch.tensor(leaves_at))
     assert mask.dtype == torch.bool
     for q, (slot_q, fed_q, _) in enumerate(lanes):
         for r, (slot_r, fed_r, is_stand_in) in enumerate(lanes):
-            may_stand_there = slot_r <= slot_q or rule == "fed"
             is_there = fed_r <= fed_q < leaves_at[r]
-            expected = not is_stand_in and may_stand_there and is_there
+            expected = not is_stand_in and slot_r <= slot_q and is_there
             assert bool(mask[q, r]) == (q == r or expected)
 
 

@@ -22,7 +22,8 @@ from runs.gpu_estimates import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-# The only rows that are faster than estimated: the machine read more than it had measured it can
+# The only rows that are faster than estimated: the machine read at more than the best share of the
+# bandwidth that it had measured
 FASTER = {("mc-ar-300m", "float32", "raster"), ("cosmos-4b", "bfloat16", "raster")}
 
 
@@ -63,7 +64,7 @@ def test_the_ranges_hold_what_was_measured_on_a_cpu(name, model, apart):
         assert times[key] <= max(took[key])
         if times[key] < min(took[key]):
             faster.add(key)
-            assert row["bandwidth_share"] > 1
+            assert row["bandwidth_share"] > BEST.bandwidth_share
     assert faster == {key for key in FASTER if key[0] == model}
     for model, dtype, word in took:
         raster = model, dtype, "raster"

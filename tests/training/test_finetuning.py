@@ -73,20 +73,16 @@ def nll_of(options, tokens, strategy):
         actions,
         scheduled,
         options.context_frames,
-        visible=options.visible,
     )
     return costs.mean().item()
 
 
-@pytest.mark.parametrize("visible", ["causal", "fed"])
 @pytest.mark.parametrize(
     ("strategy", "context_frames"),
     [("k=1", 1), ("k=2,d=1/spatial", 1), ("k=1,d=2/predecessor", 2), ("k=3", 1), ("raster", 1)],
 )
-def test_the_first_loss_is_what_decoding_by_the_strategy_costs(
-    strategy, context_frames, visible, options
-):
-    chosen = {"strategies": (strategy,), "context_frames": context_frames, "visible": visible}
+def test_the_first_loss_is_what_decoding_by_the_strategy_costs(strategy, context_frames, options):
+    chosen = {"strategies": (strategy,), "context_frames": context_frames}
     run = options(steps=1, warmup_steps=0, **chosen)
     finetune(run)
     tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
@@ -174,8 +170,6 @@ def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
     message = "run holds a run of another model, tokenizer or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
         finetune(options(strategies=("k=2",)))
-    with pytest.raises(ValueError, match=message):
-        finetune(options(visible="fed"))
     assert (options().out / "finetune.json").read_text() == written
 
 
@@ -207,7 +201,7 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     outcome = command("finetune", *flags, "--json")
     assert (outcome.code, outcome.document) == (0, {"steps": 2}), outcome.err
     told = json.loads((out / "finetune.json").read_text())
-    assert (told["strategies"], told["visible"]) == ("raster k=2/spatial", "causal")
+    assert told["strategies"] == "raster k=2/spatial"
     assert (told["init"], told["options"]["steps"]) == (str(world), 2)
     dreamt = command("generate", "--model", out, "--frames", 2, "--output", tmp_path / "dream.mp4")
     assert dreamt.code == 0, dreamt.err
@@ -254,7 +248,6 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
         ({"strategies": ("k=1 exact",)}, r"strategies must have a schedule .*, got 'exact'"),
         ({"strategies": ("diagonal",)}, r"a strategy looks like raster, .* got 'diagonal'"),
         ({"strategies": ()}, r"strategies must name at least one, such as k=1"),
-        ({"visible": "all"}, r"visible must be one of causal, fed, got 'all'"),
         ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
         ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),
     ],

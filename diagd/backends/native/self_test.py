@@ -95,7 +95,8 @@ def _compare_gradients(library: ctypes.CDLL) -> None:
     out, masses = run_forward(library, *inputs, *mask)
     found = out, *run_backward(library, out_grad, out, masses, *inputs, *mask)
     exact = [one.float().requires_grad_() for one in inputs]
-    expected = attend(*(one.transpose(1, 2) for one in exact), visible).transpose(1, 2)
+    queries, keys, values = (one.transpose(1, 2) for one in exact)
+    expected = attend(queries, keys, values, visible).transpose(1, 2)
     expected = expected, *torch.autograd.grad(expected, exact, out_grad.float())
     for ours, theirs in zip(found, expected, strict=True):
         error = (ours - theirs).norm() / theirs.norm()
