@@ -69,7 +69,7 @@ class DrawRecord(ctypes.Structure):
 
 
 class AttendedRecord(ctypes.Structure):
-    """Attended in csrc/trained_attention.cpp."""
+    """Attended in csrc/packing.h."""
 
     _fields_ = [
         *_fields(ctypes.c_int32, "batch heads kv_heads lanes head_dim threads"),
