@@ -5,6 +5,7 @@ thirds of a step of finetuning by diagonals was attention (docs/log.md).
 """
 
 import ctypes
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from diagd.backends.native.boundary import AttendedRecord
 from diagd.backends.native.library import load_library
 from diagd.models.attention import MaskKernel, attend
 
+logger = logging.getLogger("diagd")
 SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody
 
 
@@ -58,10 +60,11 @@ def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
 
 @cache
 def kernels_train() -> bool:
-    """Say whether this machine's kernels can be used for training."""
+    """Say whether this machine's kernels can be used for training; where there are none, why."""
     try:
         return bool(load_library().attention_trains())
-    except OSError:
+    except OSError as error:
+        logger.warning("%s: training with PyTorch's attention", error)
         return False
 
 

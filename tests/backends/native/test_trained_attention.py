@@ -114,6 +114,17 @@ def test_what_the_kernels_do_not_take_is_pytorchs():
         assert torch.equal(masked_attention(*given, trained_mask(mask)), attend(*given, mask))
 
 
+def test_without_kernels_it_says_why_once_and_pytorch_attends(monkeypatch, caplog):
+    def fail():
+        raise OSError("no C++ compiler found")
+
+    monkeypatch.setattr("diagd.backends.native.trained_attention.load_library", fail)
+    kernels_train.cache_clear()
+    assert mask_kernel(None, 5) is mask_kernel(some_mask(5), 5) is None
+    kernels_train.cache_clear()
+    assert caplog.messages == ["no C++ compiler found: training with PyTorch's attention"]
+
+
 @pytest.mark.parametrize("lanes", [49, 51])
 def test_another_mask_is_refused_before_memory_is_read(lanes):
     queries, keys, values = draw(1, 4, 2, 50, 32)
