@@ -197,7 +197,7 @@ class TokenizerTrainer:
         metadata = {
             "step": str(self.step),
             "seconds": str(self.seconds),
-            "options": self._fingerprint(),
+            "options": _fingerprint(self.options),
         }
         write_bytes(path, save(tensors, metadata))
 
@@ -207,18 +207,9 @@ class TokenizerTrainer:
         Raises:
             ValueError: a corrupt file, or the state of a run with other options.
         """
-        try:
-            with safe_open(path, "pt", device=self.options.device) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is corrupt, delete it to start again: {error}") from None
-        if metadata.get("options") != self._fingerprint():
-            raise ValueError(
-                f"{path} is of a run with other options, use another folder: expected "
-                f"{self._fingerprint()}, got {metadata.get('options')}"
-            )
-        self.step, self.seconds = int(metadata["step"]), float(metadata["seconds"])
+        self.step, self.seconds = progress_of(path, self.options)
+        with safe_open(path, "pt", device=self.options.device) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         self.tokenizer.model.load_state_dict(_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
@@ -227,12 +218,38 @@ class TokenizerTrainer:
             }
         self.counts, self.sums = tensors["counts"], tensors["sums"]
 
-    def _fingerprint(self) -> str:
-        """Name the options on which the result depends."""
-        names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
-        names |= {"clips", "heldout", "heldout_share", "size"}
-        names |= {"patch", "init", "frame_stride", "codes"}
-        return json.dumps({k: str(v) for k, v in asdict(self.options).items() if k in names})
+
+def progress_of(state: Path, options: OptimisationOptions) -> tuple[int, float]:
+    """Return the steps and seconds that a saved state has behind it.
+
+    Raises:
+        ValueError: a corrupt file, or the state of a run with other options.
+    """
+    try:
+        with safe_open(state, "pt") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{state} is corrupt, delete it to start again: {error}") from None
+    if metadata.get("options") != _fingerprint(options):
+        raise ValueError(
+            f"{state} is of a run with other options, use another folder: expected "
+            f"{_fingerprint(options)}, got {metadata.get('options')}"
+        )
+    return int(metadata["step"]), float(metadata["seconds"])
+
+
+def _fingerprint(options: OptimisationOptions) -> str:
+    """Name the options on which the result depends; files by their whole path."""
+    names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
+    names |= {"clips", "heldout", "heldout_share", "size"}
+    names |= {"patch", "init", "frame_stride", "codes"}
+    values = {name: value for name, value in asdict(options).items() if name in names}
+    return json.dumps(
+        {
+            name: str(value.resolve() if isinstance(value, Path) else value)
+            for name, value in values.items()
+        }
+    )
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from diagd.data.video import read_video
 from diagd.files import append_line, rewind_log
 from diagd.tokenizers.frames import check_frames
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer
+from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer, progress_of
 from diagd.tokenizers.vq import VQTokenizer
 
 LOG_NAME = "log.jsonl"
@@ -94,6 +94,18 @@ def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
     return torch.cat(chunks)
 
 
+def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer | None:
+    """Return the tokenizer of a run in a folder that has reached its end, if there is one.
+
+    Raises:
+        ValueError: the folder holds a run with other options, or a corrupt one.
+    """
+    state = folder / STATE_NAME
+    if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
+        return None
+    return VQTokenizer.from_pretrained(folder)
+
+
 def train_tokenizer(
     options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
@@ -137,8 +149,8 @@ def train_tokenizer(
             if time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)
                 saved = time.monotonic()
-    trainer.save(state)
     tokenizer.save_pretrained(folder)
+    trainer.save(state)  # last: a state at its end means that the tokenizer is whole
     return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
 
 

@@ -21,6 +21,7 @@ from diagd.tokenizers.shards import STILL, actions_of, write_shards
 from diagd.tokenizers.training import (
     TokenizerOptions,
     find_clips,
+    finished_tokenizer,
     load_frames,
     measure_tokenizer,
     train_tokenizer,
@@ -139,11 +140,14 @@ def piece_length(lengths: Sequence[int]) -> int:
 def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) -> VQTokenizer:
     """Train a tokenizer, or take the one named; it is in the folder then."""
     folder = options.out / TOKENIZER_FOLDER
-    frames = load_frames(clips if options.tokenizer is None else clips[:1], options)
     if options.tokenizer is None:
-        tokenizer = train_tokenizer(options, frames, folder)
+        tokenizer = finished_tokenizer(options, folder)
     else:
         tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
+    frames = load_frames(clips if tokenizer is None else clips[:1], options)
+    if tokenizer is None:
+        tokenizer = train_tokenizer(options, frames, folder)
+    elif options.tokenizer is not None:
         tokenizer.encode(frames[:1])  # or it says which sizes would fit
         copy_whole(options.tokenizer, folder)
     size, patch = frames.shape[1:3], tokenizer.compression

@@ -6,7 +6,7 @@ import torch
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
 from diagd.tokenizers.shards import read_shards
-from diagd.tokenizers.training import find_clips
+from diagd.tokenizers.training import find_clips, load_frames
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
 from tests.tokenizers.rectangles import rectangles, write_clips
 
@@ -134,3 +134,20 @@ def test_a_finished_folder_is_left_as_it_is(options, tmp_path):
 
 def _vocabulary(folder):
     return ActionVocabulary.load(folder / "actions.json")
+
+
+def test_a_second_call_learns_from_no_clip_again(options, tmp_path, monkeypatch):
+    write_clips(tmp_path / "clips", num_clips=12, num_frames=4)
+    first = tokenize(options())
+    read = []
+    monkeypatch.setattr(
+        "diagd.training.corpus.load_frames",
+        lambda paths, options: read.extend(paths) or load_frames(paths, options),
+    )
+    monkeypatch.chdir(tmp_path)  # clips may be named from anywhere
+    second = tokenize(options(clips=Path("clips")))
+    assert second["psnr"] == first["psnr"]
+    assert len(read) == 2  # one for the size, one held out
+    monkeypatch.setattr("diagd.training.corpus.load_frames", None)
+    with pytest.raises(ValueError, match="of a run with other options"):
+        tokenize(options(codes=8))
