@@ -3,6 +3,7 @@
 No other module but the decoder of uploads, which runs alone, imports what only Unix has.
 """
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
+
+_TRIM_THRESHOLD, _MOST_MAPPED = -1, -4  # glibc's M_TRIM_THRESHOLD and M_MMAP_MAX
 
 
 @contextmanager
@@ -66,3 +69,16 @@ def process_peak_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed, for a loop whose rounds need the same again.
+
+    glibc gives large blocks back at once, so every training step would have its pages mapped and
+    cleared anew. Elsewhere nothing is done.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_MOST_MAPPED, 0)
+            mallopt(_TRIM_THRESHOLD, -1)

@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-work/doom}
+export GLIBC_TUNABLES=glibc.malloc.hugetlb=1  # huge pages
 diagd record --out "$work/train" --clips 1024
 diagd record --out "$work/heldout" --clips 64 --first-seed 1000000
 diagd tokenize --clips "$work/train" --heldout "$work/heldout" --out "$work/tokens" \

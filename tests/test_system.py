@@ -146,3 +146,27 @@ def test_a_second_command_with_the_same_out_is_one_line(name, holder, command, w
     }
     command(name, *flags[name]).assert_refused(f"{out} is being written by another process.*")
     assert [path.name for path in out.iterdir()] == [".diagd.lock"]
+
+
+_FAULTS = """
+import resource, sys
+import torch
+from diagd.system import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def faults():
+    for _ in range(20):
+        torch.ones(16_000_000)  # 64 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+faults()
+print(-faults() + faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
+def test_memory_that_is_kept_is_not_mapped_anew():
+    def faults(which):
+        command = [sys.executable, "-c", _FAULTS, which]
+        return int(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    assert faults("keep") * 10 < faults("default")

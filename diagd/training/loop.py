@@ -23,6 +23,7 @@ from diagd.data.actions import ActionVocabulary
 from diagd.families.own_format import save_model
 from diagd.files import append_line, recover_folder, replacing_folder, rewind_log, write_json
 from diagd.models.transformer import Transformer
+from diagd.system import keep_freed_memory
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.curves import plot_loss
 from diagd.training.options import LoopOptions
@@ -74,6 +75,7 @@ class TrainingRun:
         model: Transformer,
         purpose: dict[str, object] | None = None,
     ) -> None:
+        keep_freed_memory()
         self.options, self.clips = options, clips
         self.identity = {
             "config": model.config.to_dict(),

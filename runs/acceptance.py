@@ -1,0 +1,326 @@
+"""Is a world worth walking in? What it dreams of held-out clips by scenario, in one table.
+
+    python runs/acceptance.py --data work/doom_data --models new=work/doom_data/world old=doom
+
+For every scenario (a folder `heldout_SCENARIO` of clips with actions) and every model: how much
+closer to the truth dreams are than a copy of the last given frame, whether left and right turn the
+view, what `k=1` costs, how much of a context pays, whether dreams drift, and whether a place is the
+same after a turn away and back. A model that lacks an action takes the nearest one that it knows.
+Each call goes on with what is missing and ends with the table; `doom.json` holds it all by clip.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from rich.progress import track
+from torch import Tensor
+
+from diagd.data.actions import ActionCodec, ActionVocabulary, read_actions
+from diagd.data.video import contact_sheet, read_video, write_image
+from diagd.decoding.generate_tokens import generate_tokens
+from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.schedule import TokenGrid
+from diagd.evaluation.revisit import walk
+from diagd.evaluation.summary import bootstrap_interval
+from diagd.files import append_line, read_json_lines, write_text
+from diagd.metrics.frechet import frechet_distance
+from diagd.metrics.latents import frame_features
+from diagd.metrics.quality import psnr
+from diagd.pipeline.generator import VideoGenerator
+from diagd.provenance import provenance
+from diagd.training.mixture import Mixture
+
+STRATEGIES = ("raster", "k=1")
+EIGHT = 8  # frames a drift is read from; frames that one turns away
+TURN_FRAMES = 4
+SHOWN = 3  # clips of a picture
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare world models on recorded clips that none was trained on."""
+
+    data: Path  # folder with heldout_SCENARIO, as runs/doom_data.sh records it
+    models: tuple[str, ...] = ("new=doom",)  # LABEL=FOLDER
+    scenarios: tuple[str, ...] = ()  # none: all that are there
+    out: Path = Path("docs/results/world")  # folder for doom.jsonl, doom.md and pictures
+    num_clips: int = 64
+    context_frames: int = 4
+    frames: int = 64  # of a clip, the given ones included
+    batch_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if wrong := [model for model in self.models if "=" not in model.strip("=")]:
+            raise ValueError(f"models must look like LABEL=FOLDER, got {wrong[0]!r}")
+
+
+@dataclass(frozen=True)
+class Clips:
+    """The clips of a scenario as a model sees them.
+
+    Attributes:
+        videos: (N, T, H_px, W_px, 3) uint8.
+        tokens: (N, T, height, width) int64.
+        actions: (N, T) int64, ids of the model.
+    """
+
+    world: VideoGenerator
+    options: Options
+    videos: Tensor
+    tokens: Tensor
+    actions: Tensor
+
+    def dream(self, strategy: str, future: Tensor) -> Tensor:
+        """Continue every clip by actions (N, F) int64: tokens (N, F, height, width)."""
+        world, options, count = self.world, self.options, self.options.context_frames
+        given = torch.cat([self.actions[..., None], self.tokens.flatten(2)], dim=2)
+        prompts = given[:, :count].flatten(1)[:, 1:]
+        sampling = world.sampling()
+        grid = TokenGrid(future.shape[1], world.height, world.width)
+        parts = []
+        for start in track(range(0, len(prompts), options.batch_size), description=strategy):
+            rows = slice(start, start + options.batch_size)
+            out = generate_tokens(
+                world.model,
+                prompts[rows],
+                strategy,
+                future[rows, :, None],
+                count,
+                sampling=sampling,
+                seed=options.seed + start,
+                grid=grid,
+            )
+            parts.append(out.tokens)
+        return torch.cat(parts)
+
+    def paint(self, tokens: Tensor) -> Tensor:
+        """Return (N, F, H_px, W_px, 3) uint8."""
+        return torch.stack([self.world.tokenizer.decode(clip) for clip in tokens])
+
+    def always(self, names: list[str]) -> Tensor:
+        """Return the same actions for every clip, (N, F) int64."""
+        return ids_of(self.world, [names]).expand(len(self.tokens), -1)
+
+
+def main(options: Options) -> None:
+    """Measure what is missing, model by model, and write the table."""
+    torch.set_grad_enabled(False)
+    path = options.out / "doom.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = read_json_lines(path) if path.is_file() else []
+    done = {(row["model"], row["scenario"]) for row in found}
+    here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))
+    for model in options.models:
+        label, _, folder = model.partition("=")
+        for scenario in options.scenarios or here:
+            if (label, scenario) not in done:
+                world = VideoGenerator.from_pretrained(folder)
+                clips = read(world, options, scenario)
+                row = {"model": label, "scenario": scenario, **measure(clips, scenario, label)}
+                found.append(row | provenance(torch.device("cpu")))
+                append_line(path, json.dumps(found[-1]))
+    text = table(found)
+    write_text(options.out / "doom.md", text)
+    print(text)
+
+
+def read(world: VideoGenerator, options: Options, scenario: str) -> Clips:
+    """Read the clips of a scenario."""
+    folder = options.data / f"heldout_{scenario}"
+    recorded = ActionVocabulary.load(folder / "actions.json")
+    paths = sorted(folder.glob("clip_*.mp4"))[: options.num_clips]
+    videos = torch.stack([read_video(path, options.frames).frames for path in paths])
+    taken = [read_actions(p.with_suffix(".jsonl"), recorded)[: options.frames] for p in paths]
+    tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
+    return Clips(world, options, videos, tokens, ids_of(world, taken))
+
+
+def ids_of(world: VideoGenerator, taken: list[list[str]]) -> Tensor:
+    """Return what a model reads for the actions of each clip, (N, T) int64."""
+    known = world.vocabulary
+    assert known is not None
+    ids = [[known.tokens_of(nearest(name, known))[0] for name in names] for names in taken]
+    return torch.tensor(ids) + world.tokenizer.codebook_size
+
+
+def nearest(name: str, known: ActionCodec) -> str:
+    """Return the action itself, what is known of its parts, or `none`."""
+    if name in known.names:
+        return name
+    return next((part for part in name.split("+") if part in known.names), "none")
+
+
+def measure(clips: Clips, scenario: str, label: str) -> dict[str, Any]:
+    """Return all numbers of a model on the clips of a scenario, by clip; write its pictures."""
+    options, given = clips.options, clips.options.context_frames
+    last, truth = clips.videos[:, given - 1], clips.videos[:, given:]
+    dreams = {one: clips.dream(one, clips.actions[:, given:]) for one in STRATEGIES}
+    painted = {one: clips.paint(tokens) for one, tokens in dreams.items()}
+    copies = last[:, None].expand_as(truth)
+    rows = [truth, clips.paint(clips.tokens[:SHOWN, given:]), *painted.values()]
+    shown = torch.cat([row[:SHOWN, :EIGHT] for row in rows], dim=1)
+    draw(options.out / f"{scenario}-{label}.png", shown.flatten(0, 1), EIGHT)
+    return {
+        "tokenizer_psnr": psnr(clips.paint(clips.tokens[:, given : given + EIGHT]),
+                               truth[:, :EIGHT]).mean(1).tolist(),
+        "copy_psnr": psnr(copies, truth).tolist(),
+        "psnr": {one: psnr(video, truth).tolist() for one, video in painted.items()},
+        "tfd": {one: drift(clips, video, truth) for one, video in painted.items()},
+        "turns": turns(clips, last, scenario, label),
+        "revisit": revisit(clips, last),
+        "nats": {str(one): nats(clips, one) for one in Mixture.parse(STRATEGIES).weights},
+    }  # fmt: skip
+
+
+def drift(clips: Clips, video: Tensor, truth: Tensor) -> list[float]:
+    """Return the Frechet distance of each eight of frames to all true ones."""
+    tokenizer: Any = clips.world.tokenizer
+    before = clips.videos[:, clips.options.context_frames - 1, None]
+
+    def features(frames: Tensor) -> NDArray[np.float32]:
+        both = torch.cat([before, frames], dim=1)
+        latents = [torch.cat([tokenizer.latents(part) for part in one.split(8)]) for one in both]
+        return torch.stack([frame_features(one) for one in latents]).numpy()
+
+    ours, theirs = features(video), features(truth)
+    reference = theirs.reshape(-1, theirs.shape[-1])
+    return [
+        frechet_distance(ours[:, start : start + EIGHT].reshape(-1, ours.shape[-1]), reference)
+        for start in range(0, ours.shape[1] - EIGHT + 1, EIGHT)
+    ]
+
+
+def turns(clips: Clips, last: Tensor, scenario: str, label: str) -> dict[str, list[int]]:
+    """Turn left and right from the same frames: by how many columns the pictures move right."""
+    videos = {
+        name: clips.paint(clips.dream("k=1", clips.always([name] * TURN_FRAMES)))
+        for name in ("left", "right")
+    }
+    sheet = [
+        frame
+        for clip in range(min(SHOWN, len(last)))
+        for frame in (*videos["left"][clip].flip(0), last[clip], *videos["right"][clip])
+    ]
+    path = clips.options.out / f"{scenario}-{label}-turns.png"
+    draw(path, torch.stack(sheet), 2 * TURN_FRAMES + 1)
+    return {
+        name: [shift_px(*pair) for pair in zip(last, video[:, 0], strict=True)]
+        for name, video in videos.items()
+    }
+
+
+def shift_px(before: Tensor, after: Tensor, largest: int = 64) -> int:
+    """Return by how many columns a picture moved right: the shift whose overlap differs least."""
+    before, after = before.float(), after.float()
+    width = before.shape[1]
+    errors = {}
+    for shift in range(-largest, largest + 1):
+        old = before[:, max(0, -shift) : width - max(0, shift)]
+        new = after[:, max(0, shift) : width - max(0, -shift)]
+        errors[shift] = (old - new).abs().mean().item()
+    return min(errors, key=errors.__getitem__)
+
+
+def revisit(clips: Clips, last: Tensor) -> dict[str, list[float]]:
+    """Turn away and back; PSNR to the first picture at the turning point, at the end, by chance."""
+    video = clips.paint(clips.dream("k=1", clips.always(walk("left", "right", "none", EIGHT))))
+    pictures = {"turned": video[:, EIGHT], "back": video[:, -1], "chance": last.roll(1, 0)}
+    return {name: psnr(one, last).tolist() for name, one in pictures.items()}
+
+
+def nats(clips: Clips, strategy: Any) -> list[list[float]]:
+    """Return what a token costs on the frames after the first, as many as fit: (N, frames)."""
+    most = clips.world.model.config.frames_held
+    parts = [
+        strategy_nll(clips.world.model, tokens[None, :most], ids[None, :most, None], strategy)
+        for tokens, ids in zip(clips.tokens, clips.actions, strict=True)
+    ]
+    return torch.cat(parts).mean((2, 3)).tolist()
+
+
+def draw(path: Path, frames: Tensor, columns: int) -> None:
+    """Write frames as one picture."""
+    write_image(path, contact_sheet(frames, columns))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the numbers as Markdown: means over clips with 95% bootstrap intervals."""
+    lines = ["| | " + " | ".join(f"{row['scenario']}, {row['model']}" for row in rows) + " |"]
+    lines += ["|---|" + "---|" * len(rows)]
+    for name, cell in CELLS.items():
+        lines.append(f"| {name} | " + " | ".join(cell(row) for row in rows) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: Any, digits: int) -> str:
+    """Spell the mean of (N,) values and its interval."""
+    found = np.array(values, dtype=np.float64)
+    low, high = bootstrap_interval(found) or (np.nan, np.nan)
+    return f"{found.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def above_copy(row: dict[str, Any], strategy: str, horizon: int) -> str:
+    """Spell by how many dB dreams are closer to the truth than a copy."""
+    ours, copies = (
+        np.array(one)[:, horizon - 1] for one in (row["psnr"][strategy], row["copy_psnr"])
+    )
+    return spread(ours - copies, 2)
+
+
+def price(row: dict[str, Any]) -> str:
+    """Spell what k=1 costs above raster, in nats a token."""
+    ours, raster = (np.array(row["nats"][one]).mean(1) for one in ("k=1", "raster"))
+    return spread(ours - raster, 4)
+
+
+def by_context(row: dict[str, Any]) -> str:
+    """Spell the cost of a token by the number of frames before it."""
+    return " ".join(f"{one:.2f}" for one in np.array(row["nats"]["raster"]).mean(0))
+
+
+def back(row: dict[str, Any], other: str) -> str:
+    """Spell by how much the picture after the way back is closer than another."""
+    found = row["revisit"]
+    return spread(np.array(found["back"]) - np.array(found[other]), 2)
+
+
+def right_way(row: dict[str, Any]) -> str:
+    """Spell in which share of the clips left and right turn opposite ways, the right ones."""
+    left, right = (np.array(row["turns"][name]) for name in ("left", "right"))
+    return f"{100 * np.mean((left > 0) & (right < 0)):.0f}%"
+
+
+def drifted(row: dict[str, Any], strategy: str) -> str:
+    """Spell TFD of the first eight frames, of the last eight, and their ratio."""
+    first, last = row["tfd"][strategy][0], row["tfd"][strategy][-1]
+    return f"{first:.3f}, {last:.3f} ({last / first:.2f}x)"
+
+
+CELLS = {
+    "tokenizer, PSNR, dB": lambda row: f"{np.mean(row['tokenizer_psnr']):.1f}",
+    **{
+        f"PSNR above a copy, frame {frame}, {one}": lambda row, one=one, frame=frame: above_copy(
+            row, one, frame
+        )
+        for frame in (1, 8)
+        for one in STRATEGIES
+    },
+    "left and right turn the right way": right_way,
+    "price of k=1, nats a token": price,
+    "nats a token by frames before": by_context,
+    "TFD, first and last eight, raster": lambda row: drifted(row, "raster"),
+    "TFD, first and last eight, k=1": lambda row: drifted(row, "k=1"),
+    "PSNR after 8 away and back, above chance": lambda row: back(row, "chance"),
+    "the same, above the turning point": lambda row: back(row, "turned"),
+}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
