@@ -216,12 +216,15 @@ def turns(clips: Clips, last: Tensor, scenario: str, label: str) -> dict[str, li
     }
 
 
-def shift_px(before: Tensor, after: Tensor, largest: int = 64) -> int:
-    """Return by how many columns a picture moved right: the shift whose overlap differs least."""
+def shift_px(before: Tensor, after: Tensor) -> int:
+    """Return by how many columns a picture moved right, of a third of its width at most.
+
+    It is the shift whose overlap differs least.
+    """
     before, after = before.float(), after.float()
     width = before.shape[1]
     errors = {}
-    for shift in range(-largest, largest + 1):
+    for shift in range(-(width // 3), width // 3 + 1):
         old = before[:, max(0, -shift) : width - max(0, shift)]
         new = after[:, max(0, shift) : width - max(0, -shift)]
         errors[shift] = (old - new).abs().mean().item()
@@ -237,9 +240,10 @@ def revisit(clips: Clips, last: Tensor) -> dict[str, list[float]]:
 
 def nats(clips: Clips, strategy: Any) -> list[list[float]]:
     """Return what a token costs on the frames after the first, as many as fit: (N, frames)."""
-    most = clips.world.model.config.frames_held
+    model, frame = clips.world.model, clips.tokens[0, 0].numel()
+    most = (model.max_positions + 1) // (1 + frame)  # the first one has no action before it
     parts = [
-        strategy_nll(clips.world.model, tokens[None, :most], ids[None, :most, None], strategy)
+        strategy_nll(model, tokens[None, :most], ids[None, :most, None], strategy)
         for tokens, ids in zip(clips.tokens, clips.actions, strict=True)
     ]
     return torch.cat(parts).mean((2, 3)).tolist()

@@ -1,0 +1,55 @@
+"""runs/acceptance.py on a tiny world: all its numbers, and that a second call measures nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from diagd.data.actions import ActionVocabulary
+from diagd.files import read_json_lines
+from runs import acceptance
+from tests.evaluation.lines import write_clips
+from tests.worlds import NAMES
+
+ACTIONS = ActionVocabulary(("none", "forward", "left", "right"))
+
+
+@pytest.mark.parametrize("shift", [-11, -1, 0, 7])
+def test_a_picture_that_moved_is_found_by_how_much(shift):
+    wide = torch.randint(0, 256, (6, 90, 3), generator=torch.Generator().manual_seed(0))
+    before, after = wide[:, 20:70], wide[:, 20 - shift : 70 - shift]
+    assert acceptance.shift_px(before, after) == shift
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("left", "left"), ("attack+left", "left"), ("attack", "none"), ("strafe_left", "none")],
+)
+def test_an_action_that_is_not_known_becomes_the_nearest(name, nearest):
+    assert acceptance.nearest(name, ACTIONS) == nearest
+
+
+def test_all_is_measured_once(world, tmp_path, monkeypatch):
+    clips = write_clips(tmp_path / "heldout_maze", count=3, num_frames=10)
+    ActionVocabulary(NAMES).save(clips / "actions.json")
+    options = acceptance.Options(
+        data=tmp_path,
+        models=(f"new={world}",),
+        out=tmp_path / "out",
+        num_clips=3,
+        context_frames=2,
+        frames=10,
+        batch_size=2,
+    )
+    monkeypatch.setattr(acceptance, "EIGHT", 3)
+    acceptance.main(options)
+    (row,) = read_json_lines(tmp_path / "out" / "doom.jsonl")
+    assert (row["model"], row["scenario"]) == ("new", "maze")
+    assert np.shape(row["psnr"]["k=1"]) == np.shape(row["copy_psnr"]) == (3, 8)
+    assert [len(row["tfd"][one]) for one in ("raster", "k=1")] == [2, 2]
+    assert np.isfinite(row["revisit"]["back"]).all()
+    text = (tmp_path / "out" / "doom.md").read_text()
+    assert text.startswith("| | maze, new |")
+    assert "nan" not in text
+    monkeypatch.setattr(acceptance, "measure", None)
+    acceptance.main(options)
+    assert (tmp_path / "out" / "doom.md").read_text() == text
