@@ -231,3 +231,9 @@ def test_sizes_that_lie_are_refused_before_anything_is_allocated(folder, changes
     with pytest.raises(ValueError, match=message) as failure:
         load_model(folder)
     assert len(str(failure.value)) < 800
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.int8, None])
+def test_a_type_that_is_none_is_one_clear_line(dtype):
+    with pytest.raises(ValueError, match=r"^dtype must be a type of torch, such as torch.bfloat16"):
+        load_model("doom", dtype=dtype)
