@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 results=docs/results/true_size_cpu.jsonl
 diagd bench --model cosmos-4b --dtype bfloat16 --grid 3x40x64 --context-frames 2 --overlap \
-  -k 1 2 --steps "${STEPS:-8}" --repeats 1 --baseline none --json > "$results.partial"
+  -k 1 2 --steps "${STEPS:-16}" --repeats 1 --baseline none --json > "$results.partial"
 mv "$results.partial" "$results"

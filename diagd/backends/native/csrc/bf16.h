@@ -18,7 +18,7 @@ struct alignas(64) TileShapes {
 
 constexpr int STEP = 32;  // values of k at a time
 // What more than 16 rows take together: values of k, blocks of columns, groups of 32 rows.
-constexpr int PANEL = 256, BLOCKS = 16, GROUPS = 2;
+constexpr int PANEL = 128, BLOCKS = 16, GROUPS = 4;
 
 // Rows of bfloat16 where tiles find them: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
 struct Rows16 {
@@ -116,7 +116,7 @@ static void add_panel(const Rows16& x, int first, const Pair* p, int from, int t
   if (WIDE) _tile_stored(3, sums[16] + WIDTH, ROW);
 }
 
-// More than 16 rows of x times `count` blocks from b on. Two groups of rows stay in the level-1 cache for
+// More than 16 rows of x times `count` blocks from b on. Some groups of rows stay in the level-1 cache for
 // a panel of k while all blocks are multiplied; meanwhile the weights of the next block are fetched.
 static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int b, int count,
                           const Output& out) {
