@@ -111,7 +111,6 @@ class Clips:
 
 def main(options: Options) -> None:
     """Measure what is missing, model by model, and write the table."""
-    torch.set_grad_enabled(False)
     path = options.out / "doom.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     found = read_json_lines(path) if path.is_file() else []
@@ -131,6 +130,7 @@ def main(options: Options) -> None:
     print(text)
 
 
+@torch.inference_mode()
 def read(world: VideoGenerator, options: Options, scenario: str) -> Clips:
     """Read the clips of a scenario."""
     folder = options.data / f"heldout_{scenario}"
@@ -157,6 +157,7 @@ def nearest(name: str, known: ActionCodec) -> str:
     return next((part for part in name.split("+") if part in known.names), "none")
 
 
+@torch.inference_mode()
 def measure(clips: Clips, scenario: str, label: str) -> dict[str, Any]:
     """Return all numbers of a model on the clips of a scenario, by clip; write its pictures."""
     options, given = clips.options, clips.options.context_frames
