@@ -101,8 +101,8 @@ def read_rows(path: Path, options: Options) -> list[dict[str, Any]]:
 
     The first line says what all rows depend on.
     """
-    settings = settings_of(options) | {"models": " ".join(name for name, *_ in options.parts)}
-    for name in ("num_clips", "minutes", "threads"):
+    settings = settings_of(options)
+    for name in ("models", "num_clips", "minutes", "threads"):
         del settings[name]
     if not path.is_file():
         append_line(path, json.dumps({"options": settings, **provenance(torch.device("cpu"))}))
