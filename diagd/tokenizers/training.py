@@ -146,7 +146,7 @@ def train_tokenizer(
                 speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
                 append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
             job.reach(trainer.share_done)
-            if time.monotonic() - saved > options.checkpoint_s:
+            if trainer.share_done < 1 and time.monotonic() - saved > options.checkpoint_s:
                 trainer.save(state)
                 saved = time.monotonic()
     tokenizer.save_pretrained(folder)
