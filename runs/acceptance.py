@@ -1,12 +1,13 @@
 """Is a world worth walking in? What it dreams of held-out clips by scenario, in one table.
 
-    python runs/acceptance.py --data work/doom_data --models new=work/doom_data/world old=doom
+    python -m runs.acceptance --data work/doom_data --models new=work/doom_data/world old=doom
 
 For every scenario (a folder `heldout_SCENARIO` of clips with actions) and every model: how much
 closer to the truth dreams are than a copy of the last given frame, whether left and right turn the
 view, what `k=1` costs, how much of a context pays, whether dreams drift, and whether a place is the
 same after a turn away and back. A model that lacks an action takes the nearest one that it knows.
-Each call goes on with what is missing and ends with the table; `doom.json` holds it all by clip.
+Each call goes on with what is missing, and with what other weights or options measured, and ends
+with the table; `doom.jsonl` holds it all by clip.
 """
 
 import json
@@ -28,18 +29,19 @@ from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import TokenGrid
 from diagd.evaluation.revisit import walk
 from diagd.evaluation.summary import bootstrap_interval
+from diagd.families.checkpoints import model_path
 from diagd.files import append_line, read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.latents import frame_features
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
-from diagd.provenance import provenance
+from diagd.provenance import fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
 
 STRATEGIES = ("raster", "k=1")
 EIGHT = 8  # frames a drift is read from; frames that one turns away
 TURN_FRAMES = 4
-SHOWN = 3  # clips of a picture
+SHOWN = 4  # clips of a picture
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,28 @@ class Clips:
     """
 
     world: VideoGenerator
-    options: Options
     videos: Tensor
     tokens: Tensor
     actions: Tensor
+    context_frames: int
+    batch_size: int
+    seed: int
+
+    @property
+    def last(self) -> Tensor:
+        """The last given picture of each clip, (N, H_px, W_px, 3) uint8."""
+        return self.videos[:, self.context_frames - 1]
 
     def dream(self, strategy: str, future: Tensor) -> Tensor:
         """Continue every clip by actions (N, F) int64: tokens (N, F, height, width)."""
-        world, options, count = self.world, self.options, self.options.context_frames
+        world, count = self.world, self.context_frames
         given = torch.cat([self.actions[..., None], self.tokens.flatten(2)], dim=2)
         prompts = given[:, :count].flatten(1)[:, 1:]
         sampling = world.sampling()
         grid = TokenGrid(future.shape[1], world.height, world.width)
         parts = []
-        for start in track(range(0, len(prompts), options.batch_size), description=strategy):
-            rows = slice(start, start + options.batch_size)
+        for start in track(range(0, len(prompts), self.batch_size), description=strategy):
+            rows = slice(start, start + self.batch_size)
             out = generate_tokens(
                 world.model,
                 prompts[rows],
@@ -94,7 +103,7 @@ class Clips:
                 future[rows, :, None],
                 count,
                 sampling=sampling,
-                seed=options.seed + start,
+                seed=self.seed + start,
                 grid=grid,
             )
             parts.append(out.tokens)
@@ -113,19 +122,25 @@ def main(options: Options) -> None:
     """Measure what is missing, model by model, and write the table."""
     path = options.out / "doom.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
-    found = read_json_lines(path) if path.is_file() else []
-    done = {(row["model"], row["scenario"]) for row in found}
+    known = read_json_lines(path) if path.is_file() else []
+    asked = settings_of(options)
+    for name in ("models", "scenarios"):
+        del asked[name]
     here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))
+    rows: list[dict[str, Any]] = []
     for model in options.models:
         label, _, folder = model.partition("=")
+        about = {"options": asked, "weights": fingerprint(model_path(folder))}
         for scenario in options.scenarios or here:
-            if (label, scenario) not in done:
-                world = VideoGenerator.from_pretrained(folder)
-                clips = read(world, options, scenario)
-                row = {"model": label, "scenario": scenario, **measure(clips, scenario, label)}
-                found.append(row | provenance(torch.device("cpu")))
-                append_line(path, json.dumps(found[-1]))
-    text = table(found)
+            key = {"model": label, "scenario": scenario, **about}
+            row = next((row for row in known if row.items() >= key.items()), None)
+            if row is None:
+                clips = read(VideoGenerator.from_pretrained(folder), options, scenario)
+                picture = options.out / f"{scenario}-{label}.png"
+                row = key | measure(clips, picture) | provenance(torch.device("cpu"))
+                append_line(path, json.dumps(row))
+            rows.append(row)
+    text = table(rows)
     write_text(options.out / "doom.md", text)
     print(text)
 
@@ -139,7 +154,9 @@ def read(world: VideoGenerator, options: Options, scenario: str) -> Clips:
     videos = torch.stack([read_video(path, options.frames).frames for path in paths])
     taken = [read_actions(p.with_suffix(".jsonl"), recorded)[: options.frames] for p in paths]
     tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
-    return Clips(world, options, videos, tokens, ids_of(world, taken))
+    ids = ids_of(world, taken)
+    numbers = options.context_frames, options.batch_size, options.seed
+    return Clips(world, videos, tokens, ids, *numbers)
 
 
 def ids_of(world: VideoGenerator, taken: list[list[str]]) -> Tensor:
@@ -158,24 +175,24 @@ def nearest(name: str, known: ActionCodec) -> str:
 
 
 @torch.inference_mode()
-def measure(clips: Clips, scenario: str, label: str) -> dict[str, Any]:
+def measure(clips: Clips, picture: Path) -> dict[str, Any]:
     """Return all numbers of a model on the clips of a scenario, by clip; write its pictures."""
-    options, given = clips.options, clips.options.context_frames
-    last, truth = clips.videos[:, given - 1], clips.videos[:, given:]
+    given = clips.context_frames
+    truth = clips.videos[:, given:]
     dreams = {one: clips.dream(one, clips.actions[:, given:]) for one in STRATEGIES}
     painted = {one: clips.paint(tokens) for one, tokens in dreams.items()}
-    copies = last[:, None].expand_as(truth)
-    rows = [truth, clips.paint(clips.tokens[:SHOWN, given:]), *painted.values()]
-    shown = torch.cat([row[:SHOWN, :EIGHT] for row in rows], dim=1)
-    draw(options.out / f"{scenario}-{label}.png", shown.flatten(0, 1), EIGHT)
+    copies = clips.last[:, None].expand_as(truth)
+    videos = [truth, clips.paint(clips.tokens[:SHOWN, given:]), *painted.values()]
+    shown = torch.cat([video[:SHOWN, :EIGHT] for video in videos], dim=1)
+    write_image(picture, contact_sheet(shown.flatten(0, 1), EIGHT))
     return {
         "tokenizer_psnr": psnr(clips.paint(clips.tokens[:, given : given + EIGHT]),
                                truth[:, :EIGHT]).mean(1).tolist(),
         "copy_psnr": psnr(copies, truth).tolist(),
         "psnr": {one: psnr(video, truth).tolist() for one, video in painted.items()},
         "tfd": {one: drift(clips, video, truth) for one, video in painted.items()},
-        "turns": turns(clips, last, scenario, label),
-        "revisit": revisit(clips, last),
+        "turns": turns(clips, picture.with_stem(f"{picture.stem}-turns")),
+        "revisit": revisit(clips),
         "nats": {str(one): nats(clips, one) for one in Mixture.parse(STRATEGIES).weights},
     }  # fmt: skip
 
@@ -183,7 +200,7 @@ def measure(clips: Clips, scenario: str, label: str) -> dict[str, Any]:
 def drift(clips: Clips, video: Tensor, truth: Tensor) -> list[float]:
     """Return the Frechet distance of each eight of frames to all true ones."""
     tokenizer: Any = clips.world.tokenizer
-    before = clips.videos[:, clips.options.context_frames - 1, None]
+    before = clips.last[:, None]
 
     def features(frames: Tensor) -> NDArray[np.float32]:
         both = torch.cat([before, frames], dim=1)
@@ -198,21 +215,23 @@ def drift(clips: Clips, video: Tensor, truth: Tensor) -> list[float]:
     ]
 
 
-def turns(clips: Clips, last: Tensor, scenario: str, label: str) -> dict[str, list[int]]:
-    """Turn left and right from the same frames: by how many columns the pictures move right."""
+def turns(clips: Clips, picture: Path) -> dict[str, list[int]]:
+    """Turn left and right from the same frames: by how many columns the pictures move right.
+
+    The picture shows left turns leftwards from the middle, and right turns rightwards.
+    """
     videos = {
         name: clips.paint(clips.dream("k=1", clips.always([name] * TURN_FRAMES)))
         for name in ("left", "right")
     }
     sheet = [
         frame
-        for clip in range(min(SHOWN, len(last)))
-        for frame in (*videos["left"][clip].flip(0), last[clip], *videos["right"][clip])
+        for clip, last in enumerate(clips.last[:SHOWN])
+        for frame in (*videos["left"][clip].flip(0), last, *videos["right"][clip])
     ]
-    path = clips.options.out / f"{scenario}-{label}-turns.png"
-    draw(path, torch.stack(sheet), 2 * TURN_FRAMES + 1)
+    write_image(picture, contact_sheet(torch.stack(sheet), 2 * TURN_FRAMES + 1))
     return {
-        name: [shift_px(*pair) for pair in zip(last, video[:, 0], strict=True)]
+        name: [shift_px(*pair) for pair in zip(clips.last, video[:, 0], strict=True)]
         for name, video in videos.items()
     }
 
@@ -232,11 +251,11 @@ def shift_px(before: Tensor, after: Tensor) -> int:
     return min(errors, key=errors.__getitem__)
 
 
-def revisit(clips: Clips, last: Tensor) -> dict[str, list[float]]:
+def revisit(clips: Clips) -> dict[str, list[float]]:
     """Turn away and back; PSNR to the first picture at the turning point, at the end, by chance."""
     video = clips.paint(clips.dream("k=1", clips.always(walk("left", "right", "none", EIGHT))))
-    pictures = {"turned": video[:, EIGHT], "back": video[:, -1], "chance": last.roll(1, 0)}
-    return {name: psnr(one, last).tolist() for name, one in pictures.items()}
+    pictures = {"turned": video[:, EIGHT], "back": video[:, -1], "chance": clips.last.roll(1, 0)}
+    return {name: psnr(one, clips.last).tolist() for name, one in pictures.items()}
 
 
 def nats(clips: Clips, strategy: Any) -> list[list[float]]:
@@ -248,11 +267,6 @@ def nats(clips: Clips, strategy: Any) -> list[list[float]]:
         for tokens, ids in zip(clips.tokens, clips.actions, strict=True)
     ]
     return torch.cat(parts).mean((2, 3)).tolist()
-
-
-def draw(path: Path, frames: Tensor, columns: int) -> None:
-    """Write frames as one picture."""
-    write_image(path, contact_sheet(frames, columns))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

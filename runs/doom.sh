@@ -19,4 +19,4 @@ train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --step
 python runs/bundle.py --world "$work/model" \
   --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out diagd/assets/doom
 python runs/doom_actions.py --tokens "$work/tokens/heldout" --out docs/results
-python runs/doom_quality.py --clips "$work/heldout" --out docs/results --num-clips 64
+python -m runs.doom_quality --clips "$work/heldout" --out docs/results --num-clips 64

@@ -76,8 +76,8 @@ def load_model(
         dtype: Floating-point type to cast them to.
 
     Raises:
-        ValueError: A preset name, a type that is none, invalid JSON, a bad config, or a broken or
-            unfitting weight file.
+        ValueError: A preset name, a dtype that is no floating-point type, invalid JSON, a bad
+            config, or a broken or unfitting weight file.
         FileNotFoundError: No such model, or a file of it is missing.
     """
     return build_model(find_model(name_or_path, config), device, dtype)
@@ -87,11 +87,12 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
     """Load what `find_model` found.
 
     Raises:
-        ValueError: Tensors are missing, unknown, of another shape, or not finite (named); a type
-            that is none.
+        ValueError: Tensors are missing, unknown, of another shape, or not finite (named); a
+            dtype that is no floating-point type.
     """
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ValueError(f"dtype must be a type of torch, such as torch.bfloat16, got {dtype!r}")
+        expected = "a floating-point type of torch, such as torch.bfloat16"
+        raise ValueError(f"dtype must be {expected}, got {dtype!r}")
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
     weights = {

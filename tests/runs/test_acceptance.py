@@ -1,5 +1,7 @@
 """runs/acceptance.py on a tiny world: all its numbers, and that a second call measures nothing."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,11 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     text = (tmp_path / "out" / "doom.md").read_text()
     assert text.startswith("| | maze, new |")
     assert "nan" not in text
-    monkeypatch.setattr(acceptance, "measure", None)
+    asked = []
+    monkeypatch.setattr(acceptance, "measure", lambda *given: asked.append(given) or {})
+    monkeypatch.setattr(acceptance, "table", lambda rows: text if rows == [row] else "")
     acceptance.main(options)
     assert (tmp_path / "out" / "doom.md").read_text() == text
+    assert not asked
+    acceptance.main(dataclasses.replace(options, seed=1))  # what was measured otherwise is another
+    assert len(asked) == 1
