@@ -26,7 +26,7 @@ test-gpu:
 gpu-report:
 	python runs/gpu_report.py
 
-# our Triton kernels without a GPU: values on Triton's interpreter, machine code for three kinds of
+# our Triton kernels without a GPU: values on Triton's interpreter, machine code for four kinds of
 # GPU. Takes long, and an environment with Triton: `pip install triton` into one of your own
 test-triton:
 	TRITON_INTERPRET=1 pytest tests/backends/triton tests/gpu/test_triton.py

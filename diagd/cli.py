@@ -1,7 +1,8 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
 A command is a module of `diagd.commands`: a `main` that takes a dataclass of options, whose
-docstring and comments are the help. Only the module of the command chosen is imported.
+docstring and comments are the help, and so are the examples in the module's docstring. Only the
+module of the command chosen is imported.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -25,7 +27,7 @@ COMMANDS = {
     "attention": "where the model looks when it writes",
     "evaluate": "compare models and decoding strategies on recorded clips",
     "report": "turn an evaluation into tables, plots and a page",
-    "record": "record gameplay with actions, from ViZDoom or any Gymnasium environment",
+    "record": "record gameplay with actions, from ViZDoom or any Gymnasium game",
     "check": "look through recorded clips before training on them",
     "tokenize": "turn recorded clips into all that training needs",
     "train": "train a world to play, sized to the time there is",
@@ -88,7 +90,9 @@ def _run(name: str, flags: list[str]) -> None:
             _limit_threads(shared.threads)
         module = importlib.import_module(f"diagd.commands.{name}")
         (options,) = inspect.signature(module.main).parameters.values()
-        result: dict[str, Any] = module.main(parsing.parse(options.annotation, name, flags))
+        examples = re.findall(r"^ *(diagd .*)", module.__doc__ or "", re.MULTILINE)
+        parsed = parsing.parse(options.annotation, name, flags, examples)
+        result: dict[str, Any] = module.main(parsed)
     if shared.json:
         # JSON knows no NaN, which Python writes nonetheless
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)

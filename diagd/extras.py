@@ -27,6 +27,5 @@ def require(purpose: str, *modules: str) -> None:
     if missing := missing_modules(modules):
         extra = next(name for name, brought in EXTRAS.items() if set(missing) <= set(brought))
         raise ValueError(
-            f"{purpose} needs {', '.join(missing)}: pip install 'diagd[{extra}]', "
-            f"or from a clone: pip install -e '.[{extra}]'"
+            f"{purpose} needs {', '.join(missing)}: pip install -e '.[{extra}]' in a clone of diagd"
         )

@@ -27,7 +27,7 @@ try:
     import gymnasium
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "diagd.gym needs gymnasium: pip install 'diagd[gym]'", name=error.name
+        "diagd.gym needs gymnasium: pip install -e '.[gym]'", name=error.name
     ) from None
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete

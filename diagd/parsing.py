@@ -11,8 +11,10 @@ import copy
 import dataclasses
 import difflib
 import functools
+import inspect
 import io
 import re
+import textwrap
 import types
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -56,8 +58,13 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def parse(options: type[Options], name: str, flags: Sequence[str]) -> Options:
+def parse(
+    options: type[Options], name: str, flags: Sequence[str], examples: Sequence[str] = ()
+) -> Options:
     """Turn the flags of a command into its options; `--help` prints and exits.
+
+    Args:
+        examples: calls of the command, for its help.
 
     Raises:
         ValueError: an unknown flag, a value of the wrong kind, or what the options refuse.
@@ -67,12 +74,30 @@ def parse(options: type[Options], name: str, flags: Sequence[str]) -> Options:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(record, prog=f"diagd {name}", args=flags, registry=_REGISTRY)
+            parsed = tyro.cli(
+                record,
+                prog=f"diagd {name}",
+                description=_description(options, examples),
+                args=flags,
+                registry=_REGISTRY,
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
         raise ValueError(_plain(complaint.getvalue())) from None
     return options(**{field.name: getattr(parsed, field.name) for field in _fields(options)})
+
+
+def _description(options: type, examples: Sequence[str]) -> str:
+    """Say what the record's docstring says, and then the examples, in 80 columns.
+
+    Each line is indented, for tyro joins those that begin with a letter, and doubles empty ones.
+    """
+    paragraphs = (inspect.getdoc(options) or "").split("\n\n")
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, 78)]
+    if examples:
+        lines += ["", "Examples:", *(f"  {example}" for example in examples)]
+    return textwrap.indent("\n".join(lines), " ")
 
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:

@@ -93,11 +93,8 @@ STUDIES = {
             "raster": {"strategies": "raster"},
             "k1": {"strategies": "k=1"},
             "k1-action": {"strategies": "k=1/action"},  # a stand-in that can be learnt
-            "k1-late1": {"strategies": "k=1,late=1"},
-            "k1-late2": {"strategies": "k=1,late=2"},
-            "k1-late1-action": {"strategies": "k=1/action,late=1"},
         },
-        ("raster", "k=1", "k=1/action", "k=1,late=1", "k=1,late=2", "k=2"),
+        ("raster", "k=1", "k=1/action", "k=2"),
     ),
     # Which mixture makes one model of all strategies?
     "recipe": Study(

@@ -2,7 +2,7 @@
 
 Quality per horizon of raster and diagonals beside the tokenizer's own reconstruction and copying
 the last context frame; the share of sampled tokens that diagonals have in common with raster; and
-whether left and right turn the view to opposite sides. Needs `pip install 'diagd[metrics]'`.
+whether left and right turn the view to opposite sides. Needs `pip install -e '.[metrics]'`.
 
     python -m runs.doom_quality --clips work/doom/heldout --out docs/results
 """

@@ -8,7 +8,7 @@
     python runs/draft_errors.py --clips work/doom/heldout --models untouched=doom \\
       control=work/errors/control uniform=work/errors/uniform samples=work/errors/samples
 
-Needs `pip install 'diagd[metrics]'`. Each call goes on with the next clip, killed or not, until the
+Needs `pip install -e '.[metrics]'`. Each call goes on with the next clip, killed or not, until the
 time is up, and ends with a table of the clips that all models have been through.
 """
 

@@ -2,8 +2,8 @@
 
 Writes exact.json (steps, tokens fed, ms, frames/s, tokens equal to raster's, runs of tokens
 accepted) and exact_runs.png (runs by row and by entropy). It is written after every clip; a killed
-run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install
-'diagd[metrics]'`) and a machine that does nothing else.
+run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install -e
+'.[metrics]'`) and a machine that does nothing else.
 
     python runs/exact.py --clips work/doom/heldout --out docs/results
 """

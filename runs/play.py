@@ -2,7 +2,7 @@
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
 from the key event to the screen refresh after the frame that used it was drawn. Every strategy
-plays on its own; nothing else should run on the machine. Needs `pip install 'diagd[test]'` and
+plays on its own; nothing else should run on the machine. Needs `pip install -e '.[test]'` and
 Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md

@@ -59,16 +59,14 @@ def llama_logits(model: LlamaForCausalLM) -> LogitsFn:
 
 
 def simulate_schedule(
-    num_frames: int, height: int, width: int, row_lag: int, frame_lag: int, late: int = 0
+    num_frames: int, height: int, width: int, row_lag: int, frame_lag: int
 ) -> list[set[tuple[int, int, int]]]:
     """Return the tokens (t, i, j) of each step, found by watching rows and frames start.
 
     A row goes on one token a step; it starts when the row above has `row_lag` tokens; a frame
-    starts `frame_lag` steps after the frame before it. Column 0 of a row below the first one lets
-    its turn pass and is written `late` steps after it.
+    starts `frame_lag` steps after the frame before it.
     """
-    waiting: dict[int, set[tuple[int, int, int]]] = {}  # step -> who is late until then
-    written = [[0] * height for _ in range(num_frames)]  # turns of each row so far
+    written = [[0] * height for _ in range(num_frames)]  # tokens of each row so far
     started_at: dict[int, int] = {}  # frame -> step
     steps: list[set[tuple[int, int, int]]] = []
     while written[-1][-1] < width:
@@ -89,9 +87,7 @@ def simulate_schedule(
             written[t][i] += 1
             if i == j == 0:
                 started_at[t] = step
-        passing = {(t, i, j) for t, i, j in ready if late and i > 0 and j == 0}
-        waiting[step + late] = passing
-        steps.append((ready - passing) | waiting.pop(step, set()))
+        steps.append(ready)
     return steps
 
 
@@ -152,7 +148,6 @@ class ReferenceStream:
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
     window: int | None = None  # frames that may be seen, the one under way included
-    late: int = 0  # steps that column 0 of a row waits for more of the row above
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
@@ -213,8 +208,7 @@ class ReferenceStream:
                     self.slot_of[first + g, i, j] = self.num_slots
                     self.num_slots += 1
 
-        late = self.late if self.late < self.width - row_lag else 0  # raster waits for nothing
-        steps = simulate_schedule(num_frames, self.height, self.width, row_lag, frame_lag, late)
+        steps = simulate_schedule(num_frames, self.height, self.width, row_lag, frame_lag)
         for step, targets in enumerate(steps):
             # 1. feed the last token so far at step 0, the actions of frame g at g * frame_lag,
             # and what the step before wrote
@@ -236,8 +230,8 @@ class ReferenceStream:
                 if predecessor in self.ids:
                     assert self.fed_at[predecessor] == self.now  # the lags' bounds make it so
                 else:
-                    newest = row_lag - 1 + (late if j == 0 else 1)  # of the row above
-                    stand_ins[predecessor] = self.stand_in(first + g, i, j, newest, frame_lag)
+                    assert j == 0
+                    stand_ins[predecessor] = self.stand_in(first + g, i, row_lag, frame_lag)
             logits = self.full_forward(stand_ins)
 
             # 3. sample; the new ids are known to the next step, not to this one
@@ -265,27 +259,17 @@ class ReferenceStream:
         ]
         return torch.stack(rows, dim=1)
 
-    def stand_in(self, frame: int, row: int, column: int, newest: int, frame_lag: int) -> Tensor:
-        """Return the (B,) ids fed in place of the unknown predecessor of (frame, row, column).
-
-        Args:
-            newest: column of the newest token of the row above.
-        """
-        if self.row_ends is not None and column == 0:
+    def stand_in(self, frame: int, row: int, row_lag: int, frame_lag: int) -> Tensor:
+        """Return the (B,) ids fed in place of the unknown predecessor of (frame, row, 0)."""
+        if self.row_ends is not None:
             return self.prompt.new_full((len(self.prompt),), self.row_ends[row - 1])
         if self.row_start == "action" and self.num_action_tokens:
             return self.ids[self.slot_of[frame, 0, 0] - 1]
-        if column > 0:
-            places = {
-                "predecessor": (frame - 1, row, column - 1),
-                "temporal": (frame - 1, row, column),
-                "spatial": (frame, row - 1, newest),
-            }
-        elif row > 0:
+        if row > 0:
             places = {
                 "predecessor": (frame - 1, row - 1, self.width - 1),
                 "temporal": (frame - 1, row, 0),
-                "spatial": (frame, row - 1, newest),
+                "spatial": (frame, row - 1, row_lag - 1),
             }
         else:
             places = {

@@ -114,6 +114,8 @@ def test_every_command_explains_each_of_its_flags(name, command):
     outcome = command(name, "--help")
     assert (outcome.code, outcome.err) == (0, "")
     assert f"usage: diagd {name}" in outcome.out
+    assert f"Examples:\n   diagd {name} " in outcome.out
+    assert max(map(len, outcome.out.split("\n")[1:])) <= 80
     assert "--json" in outcome.out
     assert "--threads" in outcome.out
     assert "None" not in outcome.out  # how the parser says that a flag may be left out
@@ -214,7 +216,7 @@ def test_an_unknown_dtype_lists_the_known_ones(command):
 def test_a_missing_extra_is_named(name, module, extra, flags, command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     outcome = command(name, "--out", tmp_path / "out", *flags)
-    outcome.assert_refused(rf"needs {module}: pip install 'diagd\[{extra}\]', or from a clone: .*")
+    outcome.assert_refused(rf"needs {module}: pip install -e '\.\[{extra}\]' in a clone of diagd")
     assert not list(tmp_path.iterdir())
 
 

@@ -25,11 +25,11 @@ def test_extras_are_those_of_the_package():
     } == EXTRAS
 
 
-def test_what_is_missing_is_named_with_both_ways_to_get_it(monkeypatch):
+def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch):
     require("diagd play", "uvicorn", "fastapi")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert missing_modules(EXTRAS["web"]) == ["uvicorn"]
-    hint = r"diagd play needs uvicorn: pip install 'diagd\[web\]', or from a clone: .* '\.\[web\]'"
+    hint = r"diagd play needs uvicorn: pip install -e '\.\[web\]' in a clone of diagd"
     with pytest.raises(ValueError, match=hint):
         require("diagd play", "fastapi", "uvicorn")
 

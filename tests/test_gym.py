@@ -187,7 +187,7 @@ def test_without_gymnasium_one_line_says_what_to_install():
     script = "import sys; sys.modules['gymnasium'] = None; import diagd; diagd.GymEnv"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: diagd.gym needs gymnasium: pip install 'diagd[gym]'"
+        "ModuleNotFoundError: diagd.gym needs gymnasium: pip install -e '.[gym]'"
     )
 
 

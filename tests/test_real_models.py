@@ -159,7 +159,7 @@ def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
     _, model, *tokenizer = write_cosmos(tmp_path)
     outcome = command(
         *("evaluate", "--models", f"tiny={model}", *tokenizer, "--clips", tmp_path / "clips"),
-        *("--protocol", "cosmos", "--num-clips", 1, "--schedules", "k=1", "--backend", "eager"),
+        *("--protocol", "cosmos", "--num-clips", 1, "--strategy", "k=1", "--backend", "eager"),
         *("--out", tmp_path / "out", "--json"),
     )
     assert outcome.code == 0, outcome.err

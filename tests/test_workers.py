@@ -131,7 +131,7 @@ def lines_of(folder):
 @pytest.mark.slow
 def test_workers_measure_what_one_process_measures_even_if_one_is_killed(world, tmp_path):
     clips = write_clips(tmp_path / "clips", count=24)
-    flags = "--num-clips", 24, "--schedules", "k=2 k=1"
+    flags = "--num-clips", 24, "--strategy", "k=2 k=1"
     alone = start(world, clips, tmp_path / "alone", *flags)
     assert alone.communicate(timeout=300)[1] == ""
     workers = ("--workers", 2, "--worker-cpus", 0.5, "--save-videos")

@@ -113,7 +113,7 @@ def line_with(word: str, process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 def test_rows_of_the_other_game_that_diagd_records_are_told_apart_as_well(tmp_path):
-    pytest.importorskip("vizdoom", reason="recording needs pip install 'diagd[doom]'")
+    pytest.importorskip("vizdoom", reason="recording needs pip install -e '.[doom]'")
     record_clips(RecordOptions(tmp_path, clips=16, size="48x80"), open_doom)
     report = check_clips(tmp_path)
     assert report.timing is not None

@@ -1,6 +1,6 @@
 """Draw and count where a video model looks when it writes a frame (arXiv:2503.14070, section 4.3).
 
-diagd attention                        # the bundled model and its prompt: attention.png, .json
+diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 

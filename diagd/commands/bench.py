@@ -5,15 +5,14 @@ in steps: 1 means that a step of many lanes costs what a step of one lane costs,
 became wall-clock. All rows run in turns, so a machine that slows down slows all of them; the first
 run of each (with compilation) is timed apart.
 
-    diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype float32 bfloat16 int8
-    diagd bench --strategy exact exact,lanes=32 zipar=4 --temperature 1 --baseline none
+    diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype int8
+    diagd bench --strategy exact zipar=4 --temperature 1 --baseline none
 """
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import tyro
 
 from diagd.backends.devices import DTypeChoice, DTypeName, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
@@ -43,8 +42,6 @@ from diagd.models.transformer import Transformer
 from diagd.provenance import cpu_name
 from diagd.tokenizers.text import NUM_PLACES
 
-Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--ways"])]
-
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -62,7 +59,7 @@ class BenchOptions:
     grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
     row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
     # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
-    strategy: Strategies = ()
+    strategy: tuple[str, ...] = ()
     overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
     # frames to go on from, rows for each number; default: 1, and what fills the context
     context_frames: tuple[int, ...] = ()

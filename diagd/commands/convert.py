@@ -28,8 +28,10 @@ class ConvertOptions:
     Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
     """
 
-    source: Annotated[Path, tyro.conf.Positional]  # file or folder of the released checkpoint
-    target: Annotated[OutputFolder, tyro.conf.Positional]  # folder to write
+    # file or folder of the released checkpoint
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    # folder to write
+    target: Annotated[OutputFolder, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     config: Path | None = None  # config in the original field names, if not beside the checkpoint
     tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
     force: bool = False  # overwrite a checkpoint that is already there

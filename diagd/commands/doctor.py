@@ -1,6 +1,6 @@
 """Say what this machine is, what of diagd will run on it and why, and how fast that is.
 
-diagd doctor                   # half a minute, with a speed probe of ten seconds
+diagd doctor                   # half a minute, ten seconds of it a probe
 diagd doctor --seconds 0       # no probe
 """
 

@@ -60,7 +60,6 @@ from diagd.metrics.fvd import MIN_FRAMES, Preprocessing
 from diagd.provenance import fingerprint, provenance
 from diagd.workers import Pool, do_tasks
 
-Strategies = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--schedules"])]
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
@@ -76,8 +75,9 @@ class EvaluateOptions:
     out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
-    strategy: Strategies = ("k=4", "k=2", "k=1")  # how to decode, after raster
-    protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"  # the paper's lengths, unless given:
+    strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
+    # the paper's clips and lengths, where the next flags leave them open
+    protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
     num_clips: int | None = None  # clips, drawn at random from the folder by the seed
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames

@@ -1,7 +1,7 @@
 """Train a model under the visibility of diagonal schedules: diagonal finetuning.
 
-diagd finetune --init doom --tokens tokens/train --out models/doom-any
-diagd finetune --init doom --tokens tokens/train --out models/doom-k1 --strategies "raster k=1:3"
+diagd finetune --init doom --tokens tokens/train --out doom-any
+diagd finetune --init doom --tokens tokens --out doom-k1 --strategies "k=1"
 """
 
 from typing import Any

@@ -1,12 +1,11 @@
 """The main job: generate a video with a world model and say how fast it was.
 
-diagd generate                                       # the bundled model, its prompt, dream.mp4
+diagd generate                 # the bundled model, its prompt: dream.mp4
 diagd generate --actions "forward*8,left*8" --compare
-diagd generate --prompt photo.jpg --actions forward --frames 8 --output dream.gif
+diagd generate --prompt photo.jpg --actions forward --output dream.gif
 diagd generate --model WHAM_200M.ckpt --prompt clip.npz
-diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p --prompt clip.mp4
-diagd generate --prompts clips --out dreams --workers 2          # a video for each clip
-diagd generate --prompts clips --out dreams --workers 64 --address ray://head:10001
+diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
+diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Show what a schedule costs: steps, lanes, and the order in which tokens are written."""
+"""Show what a schedule costs: steps, lanes, and the order in which tokens are written.
+
+diagd plan --grid 2x14x24 -k 1
+diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
+"""
 
 from dataclasses import dataclass
 from typing import Any

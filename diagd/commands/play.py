@@ -1,6 +1,6 @@
 """Walk through a generated world in the browser.
 
-diagd play                                  # the bundled world, on http://127.0.0.1:8421
+diagd play                      # the bundled world, on http://127.0.0.1:8421
 diagd play --model PATH --device cuda
 """
 

@@ -2,7 +2,7 @@
 
 diagd record --out gameplay --clips 400 --first-seed 0
 diagd record --gym MiniGrid-FourRooms-v0 --out clips
-diagd record --gym CarRacing-v3 --actions racing:ACTIONS --policy racing:Driver --out clips
+diagd record --gym CarRacing-v3 --policy racing:Driver --out clips
 """
 
 from diagd.data.recorders.doom import open_doom

@@ -1,7 +1,7 @@
 """The paper's human evaluation: which of two videos is better? Blind, in the browser.
 
-diagd study --pairs pairs --make 10               # dream ten pairs: raster and k=1, same seeds
-diagd study --pairs pairs                         # ask; prints the addresses of study and results
+diagd study --pairs pairs --make 10      # dream ten pairs: raster and k=1
+diagd study --pairs pairs                # ask; prints where raters go
 diagd study --pairs pairs --results --chart study.png
 """
 

@@ -1,7 +1,7 @@
 """Turn recorded clips into all that training needs: tokens, a tokenizer, start scenes.
 
 diagd tokenize --clips clips --out tokens
-diagd tokenize --clips clips --heldout other_clips --tokenizer tokens/tokenizer --out more_tokens
+diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Train a world model on token shards, in raster order or under a mixture of schedules.
 
-diagd train --tokens tokens/train --validation tokens/heldout --out models/doom
+diagd train --tokens tokens --out world --minutes 20
+diagd train --tokens tokens/train --validation tokens/heldout --out world
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Find the fastest strategy that a model can afford, by what it costs in likelihood.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
-diagd tune --tokens tokens/heldout --strategy k=1 k=2,d=28/predecessor zipar=4
+diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
 diagd tune --tokens tokens --model world --make-default
-diagd tune --tokens tokens/heldout --by row column --out work/tune    # with plots
+diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
 from typing import Any

@@ -105,8 +105,7 @@ def generate_tokens(
     strategy = as_strategy(schedule)
     if isinstance(schedule, DiagonalSchedule):
         grid = grid or schedule.grid
-        lags = schedule.row_lag, schedule.frame_lag
-        strategy = Diagonal(*lags, row_start or "temporal", schedule.late)
+        strategy = Diagonal(schedule.row_lag, schedule.frame_lag, row_start or "temporal")
     elif row_start is not None:
         raise ValueError(f"strategy {strategy} says its row start itself: leave row_start out")
     if grid is None:

@@ -166,8 +166,8 @@ def feeds(
                 yield step + 1, slot, slot, successor if on_time else None
                 if successor is not None and not on_time:
                     source = slot
-                    if not known_row_ends or j + 1 < grid.width:
-                        source = _stand_in(schedule, layout, row_start, *successor)
+                    if not known_row_ends:
+                        source = _stand_in(schedule, layout, row_start, *successor[:2])
                     yield schedule.step_of(*successor), slot, source, successor
 
 
@@ -184,20 +184,20 @@ def _successor(layout: SequenceLayout, t: int, i: int, j: int) -> tuple[int, int
 
 
 def _stand_in(
-    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart, t: int, i: int, j: int
+    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart, t: int, i: int
 ) -> int:
-    """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
-    grid, step = schedule.grid, schedule.step_of(t, i, j)
+    """Return the slot whose token id stands in for the unknown predecessor of (t, i, 0)."""
+    grid, step = schedule.grid, schedule.step_of(t, i, 0)
     if row_start == "action":
         if layout.num_action_tokens:
             return layout.slot_of(t, 0, 0) - 1
         row_start = "predecessor"
-    frame, offset = divmod((t * grid.height + i) * grid.width + j - 1, grid.tokens_per_frame)
+    frame, offset = divmod((t * grid.height + i) * grid.width - 1, grid.tokens_per_frame)
     candidates = {
         "predecessor": (frame - 1, *divmod(offset, grid.width)),
-        "temporal": (t - 1, i, j),
+        "temporal": (t - 1, i, 0),
         "spatial": (
-            (t, i - 1, step - schedule.step_of(t, i - 1, 1))
+            (t, i - 1, schedule.row_lag - 1)
             if i
             else (t - 1, 0, min(schedule.frame_lag, grid.width) - 1)
         ),

@@ -4,15 +4,10 @@ Diagonal Decoding (arXiv:2503.14070, section 3.2) calls row_lag k and frame_lag 
 step come from one forward pass. Raster order (next-token prediction) is the same formula with
 row_lag = width and frame_lag = height * width. Integers only; nothing here knows torch.
 
-A row start knows little of the row above: row_lag tokens. `late` lets it wait: in all rows but a
-frame's first, column 0 is written `late` steps after its turn, while the columns after it go on,
-
-    step = t * frame_lag + i * row_lag + j + (late if i > 0 and j == 0 else 0)
-
-and a frame takes as many steps as before. Nothing else can be had for nothing: as long as a row
-writes one token a step, each after the one on its left, what its start knows of the row above is
-its lag behind that row, the lags of all rows add up, and a lag of L takes (height - 1) * L + width
-steps, which is row_lag = L.
+A row start knows little of the row above: row_lag tokens. More cannot be had for nothing: as long
+as a row writes one token a step, each after the one on its left, what its start knows of the row
+above is its lag behind that row, the lags of all rows add up, and a lag of L takes
+(height - 1) * L + width steps, which is row_lag = L.
 """
 
 import re
@@ -65,7 +60,6 @@ class _Lags(NamedTuple):
     grid: TokenGrid
     row_lag: int
     frame_lag: int
-    late: int
 
 
 class DiagonalSchedule(_Lags):
@@ -77,8 +71,6 @@ class DiagonalSchedule(_Lags):
         frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
             starts after the one before. None is the upper bound: a frame is whole before the next
             one begins ("spatial only").
-        late: steps that column 0 of a row waits for more of the row above: 0, or below width -
-            row_lag, so that it is fed before its row ends.
 
     Raises:
         ValueError: a lag out of its bounds.
@@ -87,7 +79,7 @@ class DiagonalSchedule(_Lags):
     __slots__ = ()
 
     def __new__(
-        cls, grid: TokenGrid, row_lag: int, frame_lag: int | None = None, late: int = 0
+        cls, grid: TokenGrid, row_lag: int, frame_lag: int | None = None
     ) -> "DiagonalSchedule":
         if not 1 <= row_lag <= grid.width:
             raise ValueError(f"row_lag must be in [1, width={grid.width}], got {row_lag}")
@@ -97,10 +89,7 @@ class DiagonalSchedule(_Lags):
             raise ValueError(
                 f"frame_lag must be in [1, (height - 1) * row_lag + width={bound}], got {frame_lag}"
             )
-        room = grid.width - row_lag
-        if late and not 1 <= late < room:
-            raise ValueError(f"late must be 0, or in [1, width - row_lag={room}), got {late}")
-        return super().__new__(cls, grid, row_lag, frame_lag, late)
+        return super().__new__(cls, grid, row_lag, frame_lag)
 
     @classmethod
     def raster(cls, grid: TokenGrid) -> "DiagonalSchedule":
@@ -138,10 +127,9 @@ class DiagonalSchedule(_Lags):
         starts = [0] * (self.num_steps + 1)
         for t in range(self.grid.num_frames):
             for i in range(self.grid.height):
-                for j, length in ((0, 1), (1, self.grid.width - 1)):
-                    first = self.step_of(t, i, j)
-                    starts[first] += 1
-                    starts[first + length] -= 1
+                first = self.step_of(t, i, 0)
+                starts[first] += 1
+                starts[first + self.grid.width] -= 1
         widest = lanes = 0
         for change in starts:
             lanes += change
@@ -150,8 +138,7 @@ class DiagonalSchedule(_Lags):
 
     def step_of(self, t: int, i: int, j: int) -> int:
         """Return the step that writes frame t, row i, column j."""
-        late = self.late if i > 0 and j == 0 else 0
-        return t * self.frame_lag + i * self.row_lag + j + late
+        return t * self.frame_lag + i * self.row_lag + j
 
 
 def _steps_per_frame(grid: TokenGrid, row_lag: int) -> int:

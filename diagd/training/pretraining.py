@@ -40,8 +40,10 @@ class TrainOptions(MixtureOptions):
     # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the time
     model: str | None = None
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
-    learning_rate: float = 3e-3  # peak; decays along a cosine to a tenth. 3e-4 for mc-ar-42m and up
-    optimizer: OptimizerName = "muon"  # or adamw; muon is for the blocks' matrices
+    # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
+    learning_rate: float = 3e-3
+    # muon for the blocks' matrices and adamw for the rest, or adamw for all
+    optimizer: OptimizerName = "muon"
     # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
     strategies: tuple[str, ...] = ("raster", "k=1")
     context_frames: int = 0  # frames at the start, in raster order, that are not learnt

@@ -28,7 +28,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         ]
         for row in rows
     ]
-    header = "strategy", "steps", "speedup", "nats", "gap", "error", "best"
+    header = "strategy", "steps", "step ratio", "nats", "gap", "error", "best"
     print_table(console, title, header, lines)
     for axis in options.by:
         profiles = _profiles(rows, axis)

@@ -35,7 +35,7 @@ def flags_of(name: str, world: Path, folder: Path, out: Path) -> list[object]:
             "--model",
             world,
             *short,
-            "--schedules",
+            "--strategy",
             "k=1",
             "--save-videos",
             "--out",

@@ -27,7 +27,7 @@ MORE = {
     "finetune": ("--save-minutes", 0, "--steps", 40, "--log-every", 8),
     "tokenize": ("--checkpoint-s", 0, "--steps", 30),
     "record": ("--clips", 40),
-    "evaluate": ("--schedules", "raster k=1 k=2"),
+    "evaluate": ("--strategy", "raster k=1 k=2"),
 }
 TIMES = ("tokens_per_second", "frames_per_second", "stats", "run", "wall_seconds", "worker")
 

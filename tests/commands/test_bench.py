@@ -245,14 +245,17 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
         (("--backend", "fast"), r"'native'"),
         (("--baseline", "vllm"), r"'hf'"),
         (("--backend", "native", "--dtype", "float16"), r"native needs a model on the cpu in .*16"),
-        (("--ways", "diagonal"), r"a strategy looks like raster, k=2,"),
-        (("--ways", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
-        (("--ways", "sjd"), r"sjd needs a temperature above 0"),
+        (("--strategy", "diagonal"), r"a strategy looks like raster, k=2,"),
+        (("--strategy", "zipar=6"), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--strategy", "sjd"), r"sjd needs a temperature above 0"),
         (("--temperature", 1), r"baseline hf is greedy: temperature needs --baseline none"),
         (("--temperature", -1, "--baseline", "none"), r"temperature must be 0 or more, got -1"),
-        (("--ways", "zipar-adaptive=2", "--backend", "compile"), r"needs backend eager or native"),
         (
-            ("--ways", "exact", "--steps", 5, "--baseline", "none"),
+            ("--strategy", "zipar-adaptive=2", "--backend", "compile"),
+            r"needs backend eager or native",
+        ),
+        (
+            ("--strategy", "exact", "--steps", 5, "--baseline", "none"),
             r"steps skips most steps, of which exact needs every one",
         ),
         (("--grid", "4x3x5"), r"prompt and grid take 83 of 64 positions"),
@@ -307,11 +310,11 @@ def test_other_strategies_stand_in_the_same_table(bench):
 
 def test_strategies_can_be_sampled(bench):
     flags = "--baseline", "none", "-k", 2, "--temperature", 1
-    rows = rows_of(bench(*flags, "--ways", "exact,lanes=8", "sjd,lanes=8", "mc-sjd"))
+    rows = rows_of(bench(*flags, "--strategy", "exact,lanes=8", "sjd,lanes=8", "mc-sjd"))
     equal = {name: row["tokens_equal_to_raster"] for name, row in rows.items()}
     assert equal["raster"] == equal["exact,lanes=8"] == 1
     assert equal["sjd,lanes=8"] < 1
-    cut = bench(*flags, "--top-p", 0.3, "--ways", "exact,lanes=8")
+    cut = bench(*flags, "--top-p", 0.3, "--strategy", "exact,lanes=8")
     assert rows_of(cut)["exact,lanes=8"]["steps"] != rows["exact,lanes=8"]["steps"]
 
 

@@ -20,7 +20,7 @@ from tests.metrics.detectors import write_detector
 from tests.metrics.test_lpips import random_weights
 
 SHORT = ("--num-clips", 2, "--frames", 5, "--context-frames", 2, "--backend", "eager")
-SCHEDULES = ("--schedules", "raster k=2", "k=1")
+SCHEDULES = ("--strategy", "raster k=2", "k=1")
 METHODS = [*BASELINES, "raster", "k=2", "k=1"]
 
 
@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_where_it_was(evaluate, tmp_path, monkeypatch):
 def test_schedules_clips_and_models_can_be_added_later(evaluate, tmp_path, world):
     evaluate()
     before = lines_of(tmp_path / "out")
-    more = evaluate("--schedules", "k=2,d=4", "--num-clips", 3, "--models", world, f"copy={world}")
+    more = evaluate("--strategy", "k=2,d=4", "--num-clips", 3, "--models", world, f"copy={world}")
     assert more.document["measured"] == len(METHODS) + 1 * 3 + 3 * 5 - 2
     after = read_results(tmp_path / "out" / "results.jsonl")
     assert {key: lines_of(tmp_path / "out")[key] for key in before} == before
@@ -149,7 +149,7 @@ def test_greedy_decoding_needs_no_truncation(evaluate, tmp_path):
 def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
     clips = write_clips(tmp_path / "long", count=2, num_frames=12)
     detector = write_detector(tmp_path / "i3d.pt")
-    flags = "--frames", 12, "--clips", clips, "--fvd-detector", detector, "--schedules", "k=1"
+    flags = "--frames", 12, "--clips", clips, "--fvd-detector", detector, "--strategy", "k=1"
     document = evaluate(*flags).document
     assert document["rows"][0]["fvd"]["clips"] == 2
     notes = " ".join(document["notes"])
@@ -168,13 +168,13 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--num-clips", 4), "expected a number of clips from 1 to 3, got 4"),
         (("--start", -1), "start must be at least 0, got -1"),
         (("--workers", 0), "workers must be at least 1, got 0"),
-        (("--schedules", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
-        (("--schedules", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
-        (("--schedules", "diagonal"), "a strategy looks like raster, k=2,"),
-        (("--schedules", "zipar-adaptive=6"), r"row_lag must be in \[1, width=5\], got 6"),
-        (("--schedules", "k=1 sjd", "--temperature", 0), "sjd needs a temperature above 0"),
-        (("--schedules", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
-        (("--schedules", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
+        (("--strategy", "k=0"), r"row_lag must be in \[1, width=5\], got 0"),
+        (("--strategy", "k=1,d=8"), r"frame_lag must be in \[1, .*=7\], got 8"),
+        (("--strategy", "diagonal"), "a strategy looks like raster, k=2,"),
+        (("--strategy", "zipar-adaptive=6"), r"row_lag must be in \[1, width=5\], got 6"),
+        (("--strategy", "k=1 sjd", "--temperature", 0), "sjd needs a temperature above 0"),
+        (("--strategy", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
+        (("--strategy", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
         (("--lpips-backbone", "absent.pth"), "weights not found: absent.pth"),
         (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
@@ -237,7 +237,7 @@ STRATEGIES = "exact exact,lanes=8 jacobi tolerance=3 sjd mc-sjd,lanes=8 zipar=2 
 
 def test_every_strategy_stands_beside_raster(evaluate, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
-    outcome = evaluate("--schedules", "k=1", STRATEGIES)
+    outcome = evaluate("--strategy", "k=1", STRATEGIES)
     assert outcome.code == 0, outcome.err
     lines = lines_of(tmp_path / "out")
     rows = {row["method"]: row for row in outcome.document["rows"]}
@@ -268,7 +268,7 @@ def test_results_from_before_tokens_were_kept_are_added_to(evaluate, tmp_path):
         line.pop("tokens", None)
         line.pop("lossless", None)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    outcome = evaluate("--schedules", "k=1 exact")
+    outcome = evaluate("--strategy", "k=1 exact")
     assert outcome.code == 0, outcome.err
     rows = {row["method"]: row for row in outcome.document["rows"]}
     assert (rows["raster"]["clips"], rows["exact"]["clips"]) == (2, 2)

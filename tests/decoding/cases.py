@@ -80,7 +80,6 @@ class Case:
     batch_size: int = 2
     row_start: RowStart = "temporal"
     seed: int = 0
-    late: int = 0
 
     @property
     def grid(self) -> diagd.TokenGrid:
@@ -88,11 +87,11 @@ class Case:
 
     @property
     def schedule(self) -> diagd.DiagonalSchedule:
-        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag, self.late)
+        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag)
 
     @property
     def strategy(self) -> diagd.Diagonal:
-        return diagd.Diagonal(self.row_lag, self.frame_lag, self.row_start, self.late)
+        return diagd.Diagonal(self.row_lag, self.frame_lag, self.row_start)
 
     @property
     def prompt(self) -> Tensor:
@@ -128,7 +127,6 @@ class Case:
             self.context_frames,
             self.row_start,
             sample_fn,
-            late=self.late,
         )
 
 
@@ -153,7 +151,6 @@ def cases(draw: st.DrawFn) -> Case:
         batch_size=draw(st.integers(1, 3)),
         row_start=draw(st.sampled_from(ROW_STARTS)),
         seed=draw(st.integers(0, 1000)),
-        late=draw(st.integers(0, max(0, width - row_lag - 1))),
     )
 
 

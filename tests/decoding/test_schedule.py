@@ -41,8 +41,7 @@ def schedules(draw: st.DrawFn) -> diagd.DiagonalSchedule:
     row_lag = draw(st.integers(1, width))
     frame_lag = draw(st.integers(1, (height - 1) * row_lag + width))
     grid = diagd.TokenGrid(num_frames, height, width)
-    late = draw(st.integers(0, max(0, width - row_lag - 1)))
-    return diagd.DiagonalSchedule(grid, row_lag, frame_lag, late)
+    return diagd.DiagonalSchedule(grid, row_lag, frame_lag)
 
 
 def every_place(grid: diagd.TokenGrid) -> list[tuple[int, int, int]]:
@@ -104,7 +103,6 @@ def test_formula_is_the_simulation(schedule):
         grid.width,
         schedule.row_lag,
         schedule.frame_lag,
-        schedule.late,
     )
     assert schedule.num_steps == len(steps)
     for step, places in enumerate(steps):
@@ -119,10 +117,8 @@ def test_formula_is_the_simulation(schedule):
 def test_a_token_comes_after_those_beside_above_and_before_it(schedule):
     for t, i, j in every_place(schedule.grid):
         step = schedule.step_of(t, i, j)
-        waits = schedule.late if i > 0 else 0
-        assert j == 0 or schedule.step_of(t, i, j - 1) == step - 1 + (waits if j == 1 else 0)
-        waits = schedule.late if (i, j) == (1, 0) else 0  # the row above did not
-        assert i == 0 or schedule.step_of(t, i - 1, j) == step - schedule.row_lag - waits
+        assert j == 0 or schedule.step_of(t, i, j - 1) == step - 1
+        assert i == 0 or schedule.step_of(t, i - 1, j) == step - schedule.row_lag
         assert t == 0 or schedule.step_of(t - 1, i, j) == step - schedule.frame_lag
 
 
@@ -156,25 +152,6 @@ def test_frame_lag_out_of_bounds_is_an_error_that_names_the_bound(frame_lag):
     message = rf"^frame_lag must be in \[1, .*37\], got {frame_lag}$"  # (14 - 1) * 1 + 24
     with pytest.raises(ValueError, match=message):
         diagd.DiagonalSchedule(diagd.TokenGrid(15, 14, 24), 1, frame_lag)
-
-
-@pytest.mark.parametrize(("row_lag", "late", "room"), [(1, -1, 23), (1, 23, 23), (24, 1, 0)])
-def test_late_out_of_bounds_is_an_error_that_names_the_bound(row_lag, late, room):
-    message = rf"^late must be 0, or in \[1, width - row_lag={room}\), got {late}$"
-    with pytest.raises(ValueError, match=message):
-        diagd.DiagonalSchedule(diagd.TokenGrid(15, 14, 24), row_lag, late=late)
-
-
-@given(schedules())
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_a_late_row_start_costs_no_step_and_knows_that_much_more_of_the_row_above(schedule):
-    prompt = diagd.DiagonalSchedule(schedule.grid, schedule.row_lag, schedule.frame_lag)
-    assert schedule.num_steps == prompt.num_steps
-    for t, i, j in every_place(schedule.grid):
-        if i and not j:
-            above = [schedule.step_of(t, i - 1, column) for column in range(schedule.grid.width)]
-            known = sum(step < schedule.step_of(t, i, 0) for step in above)
-            assert known == schedule.row_lag + schedule.late
 
 
 def test_frame_lag_at_its_bounds_is_accepted():

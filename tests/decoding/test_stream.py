@@ -87,9 +87,9 @@ def test_a_session_may_change_its_strategy(case):
     actions = case.actions(1, seed=2)
     raster = diagd.Diagonal(case.width, case.height * case.width, case.row_start)
     for strategy in (case.strategy, raster, diagd.Diagonal(1, 1, case.row_start)):
-        row_lag, frame_lag, reference.late = strategy.row_lag, strategy.frame_lag, strategy.late
         written = torch.stack(list(engine.decode(strategy, actions, 1)), dim=1)
-        assert torch.equal(written, reference.decode(1, row_lag, frame_lag, actions))
+        lags = strategy.row_lag, strategy.frame_lag
+        assert torch.equal(written, reference.decode(1, *lags, actions))
 
 
 @given(case=cases())

@@ -154,7 +154,7 @@ def test_every_kind_of_model_is_forced_alike(kind):
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_raster_is_the_plain_causal_forward(case):
     raster = diagd.DiagonalSchedule.raster(case.grid)
-    case = dataclasses.replace(case, row_lag=raster.row_lag, frame_lag=raster.frame_lag, late=0)
+    case = dataclasses.replace(case, row_lag=raster.row_lag, frame_lag=raster.frame_lag)
     _, sequence = truth_of(case)
     view = view_of(case)
     length = sequence.shape[1] - 1  # the last token predicts nothing

@@ -85,7 +85,7 @@ def test_every_strategy_keeps_the_window(name, num_action_tokens):
     lags = case.width, case.height * case.width
     if isinstance(strategy, Scheduled):
         schedule = strategy.schedule(case.grid)
-        slow = dataclasses.replace(slow, row_start=strategy.row_start, late=schedule.late)
+        slow = dataclasses.replace(slow, row_start=strategy.row_start)
         lags = schedule.row_lag, schedule.frame_lag
     elif strategy.promise != "tokens":
         assert written.shape == (1, 7, 3, 5)

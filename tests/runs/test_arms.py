@@ -15,7 +15,7 @@ from diagd.training.sequences import windows
 from runs import arms, arms_report
 from tests.worlds import clips_of, write_shard, write_shard_model
 
-JUDGED = ("raster", "k=1", "k=1/action", "k=1,late=1", "k=1,d=2")
+JUDGED = ("raster", "k=1", "k=1/action", "k=1,d=2")
 SMALL = ("frames=3", "batch-size=1", "steps=2", "warmup-steps=1")
 
 
@@ -59,11 +59,11 @@ def test_the_untouched_world_is_told_column_by_column(options, capsys):
     arms_report.main(arms_report.Options("row-starts", plan.out))
     tokens, actions = windows(read_shards(plan.tokens / "heldout"), 3, 3)
     model = load_model(plan.flags("untouched")["init"])
-    late, raster = (
+    diagonal, raster = (
         strategy_nll(model, tokens, actions, strategy)
-        for strategy in Mixture.parse(("k=1,late=1", "raster")).weights
+        for strategy in Mixture.parse(("k=1/action", "raster")).weights
     )
-    gap = (late - raster).mean((1, 2))
+    gap = (diagonal - raster).mean((1, 2))
     text = capsys.readouterr().out
     for part in (gap.mean(1), gap[:, 0], gap[:, 1]):
         assert f"{part.mean().item():+.4f} ± {part.std().item() / 3**0.5:.4f}" in text
@@ -122,7 +122,7 @@ def test_plans_that_cannot_be_are_refused(changes, message):
     ("study", "arm", "told"),
     [
         ("scratch", "k1", {"strategies": "k=1", "context_frames": 1}),
-        ("row-starts", "k1-late1", {"strategies": "k=1,late=1", "context_frames": 1}),
+        ("row-starts", "k1-action", {"strategies": "k=1/action", "context_frames": 1}),
     ],
 )
 def test_calls_go_on_until_all_arms_are_done(study, arm, told, options):

@@ -52,8 +52,7 @@ class Scheduled(Strategy):
 class Diagonal(Scheduled):
     """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
 
-    Its name is `k=2`, `k=1,d=14`, `k=1/predecessor` or `k=1,late=1` (arXiv:2503.14070, section
-    3.2).
+    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
 
     Attributes:
         row_lag: the paper's k, in [1, width]: columns that a row runs ahead of the next one.
@@ -63,7 +62,6 @@ class Diagonal(Scheduled):
             same place a frame earlier), `predecessor` (the predecessor a frame earlier) or
             `spatial` (the newest token of the row above), or `action` (the last action token of the
             frame, which a model can be trained to take for "a row starts").
-        late: steps that column 0 of a row waits for more of the row above (see `DiagonalSchedule`).
 
     Raises:
         ValueError: an unknown row_start; lags are checked when the frames are known.
@@ -73,14 +71,13 @@ class Diagonal(Scheduled):
     row_lag: Annotated[int, Spelled("=")]
     frame_lag: Annotated[int | None, Spelled(",d=")] = None
     row_start: Annotated[RowStart, Spelled("/")] = "temporal"
-    late: Annotated[int, Spelled(",late=")] = 0
 
     def __post_init__(self) -> None:
         check_row_start(self.row_start)
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
         """Return the schedule of a grid (see `Scheduled`)."""
-        return DiagonalSchedule(grid, self.row_lag, self.frame_lag, self.late)
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
     raster                            next-token prediction
     k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
-    k=1,late=1                        column 0 waits a step for more of the row above
     zipar=4  zipar-adaptive=4         ZipAR with that window, or with it at least
     exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
     jacobi  jacobi,lanes=96           the same without drafts ahead
@@ -68,5 +67,5 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
     if isinstance(value, str):
         return parse_strategy(value)
     if isinstance(value, DiagonalSchedule):
-        return Diagonal(value.row_lag, value.frame_lag, late=value.late)
+        return Diagonal(value.row_lag, value.frame_lag)
     return value

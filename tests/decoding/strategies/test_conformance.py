@@ -44,8 +44,6 @@ CASES = {
     # frames overlap: one sees less of the one before
     "k=1,d=2/spatial": Conduct(streams=False, causal=False),
     "k=1/action": Conduct(causal=False),
-    "k=1,late=1": Conduct(causal=False),
-    "k=2,late=2": Conduct(causal=False),
     "zipar=2": Conduct(causal=False),
     # its noise is bound to the step
     "zipar-adaptive=2": Conduct(batches=False, streams=False, causal=False),
@@ -108,7 +106,7 @@ def test_the_tokens_are_those_of_its_oracle(name, num_action_tokens):
         raster = raster_oracle(case, sampling)
         if isinstance(strategy, Scheduled):
             schedule = strategy.schedule(case.grid)
-            own = dataclasses.replace(case, row_start=strategy.row_start, late=schedule.late)
+            own = dataclasses.replace(case, row_start=strategy.row_start)
             expected = oracle(own, sampling, schedule.row_lag, schedule.frame_lag)
             assert torch.equal(tokens, expected)
         assert torch.equal(tokens, raster) == (strategy.promise == "tokens")
@@ -185,9 +183,7 @@ def test_another_strategy_takes_over_in_the_middle_of_a_stream(name):
         reference = case.reference(sampler_of(case, sampling))
         if isinstance(strategy, Scheduled):
             schedule = strategy.schedule(case.grid)
-            reference = dataclasses.replace(
-                reference, row_start=strategy.row_start, late=schedule.late
-            )
+            reference = dataclasses.replace(reference, row_start=strategy.row_start)
             reference.decode(1, schedule.row_lag, schedule.frame_lag, actions[:, :1])
         elif CASES[name].causal:
             prompt = torch.cat([case.prompt, actions[:, 0], first.flatten(1)], 1)

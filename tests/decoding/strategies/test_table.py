@@ -19,8 +19,6 @@ SPELLED = {
     "k=1/predecessor": Diagonal(1, row_start="predecessor"),
     "k=2,d=3/spatial": Diagonal(2, 3, "spatial"),
     "k=1/action": Diagonal(1, row_start="action"),
-    "k=1,late=2": Diagonal(1, late=2),
-    "k=2,d=3/spatial,late=1": Diagonal(2, 3, "spatial", 1),
     "zipar=4": ZipAR(4),
     "zipar-adaptive=4": AdaptiveZipAR(4),
     "exact": Exact(),
@@ -56,9 +54,6 @@ def test_other_spellings_become_the_one():
 def test_a_schedule_and_a_strategy_are_taken_as_they_are():
     schedule = diagd.DiagonalSchedule(GRID, 2, 4)
     assert as_strategy(schedule) == Diagonal(2, 4)
-    assert as_strategy(diagd.DiagonalSchedule(GRID, 2, 4, 1)) == diagd.parse_strategy(
-        "k=2,d=4,late=1"
-    )
     assert as_strategy(Exact(3)) == Exact(3)
     assert as_strategy("k=2") == Diagonal(2)
 
@@ -100,14 +95,6 @@ def test_numbers_that_a_strategy_cannot_have_are_refused(text, message):
 @pytest.mark.parametrize("text", ["k=6", "zipar=6", "zipar-adaptive=6", "zipar=0"])
 def test_a_lag_or_window_wider_than_the_grid_is_refused(text):
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got [06]"):
-        diagd.parse_strategy(text).check(Conditions(1.0, GRID))
-
-
-@pytest.mark.parametrize("text", ["k=1,late=4", "k=5,late=1"])
-def test_a_row_start_that_waits_for_more_than_the_row_above_is_refused(text):
-    with pytest.raises(
-        ValueError, match=r"late must be 0, or in \[1, width - row_lag=[40]\), got [41]"
-    ):
         diagd.parse_strategy(text).check(Conditions(1.0, GRID))
 
 

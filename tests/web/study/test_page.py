@@ -10,7 +10,7 @@ from diagd.web.study.app import results_of
 from diagd.web.study.results import summarise
 from tests.web.study.cases import study, write_pairs
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'diagd[test]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
 
