@@ -129,7 +129,6 @@ class Session:
             self.engine.set_sampling(sampling)
             self.sampling = sampling
         engine, strategy = self.engine, parse_strategy(controls.strategy)
-        engine.verified.clear()
         before = engine.num_steps
         (tokens,) = engine.decode(strategy, ids, 1)
         self.num_steps = engine.num_steps - before
