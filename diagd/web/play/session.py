@@ -89,6 +89,14 @@ class PendingStart:
     replay: tuple[FrameRecord, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class PastSession:
+    """What of a session outlives its memory: enough to save it."""
+
+    start: SessionStart
+    history: list[FrameRecord]
+
+
 class Session:
     """A video that goes on frame by frame.
 
