@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from diagd.decoding.strategies.table import parse_strategy
     from diagd.families.checkpoints import load_model
     from diagd.families.own_format import save_model
-    from diagd.gym import GymEnv, GymVectorEnv
+    from diagd.gym import GymEnv as GymEnv  # not in __all__: gymnasium may be missing
+    from diagd.gym import GymVectorEnv as GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generated_video import GeneratedVideo
@@ -33,8 +34,6 @@ __all__ = [
     "GeneratedTokens",
     "GeneratedVideo",
     "GuidedModel",
-    "GymEnv",
-    "GymVectorEnv",
     "HuggingFaceModel",
     "Raster",
     "SamplingOptions",
@@ -77,4 +76,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_MODULES, "__version__"]

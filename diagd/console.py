@@ -26,7 +26,7 @@ UNFOLDED = 10_000  # columns of what has no width
 
 def make_console(shown: bool = True) -> Console:
     """Return a console for what stdout is now; of several processes, one shows what it prints."""
-    console = Console(highlight=False, quiet=not shown)
+    console = Console(highlight=False, markup=False, quiet=not shown)
     if not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
         console.width = UNFOLDED
     return console

@@ -13,9 +13,8 @@ RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
 FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 
 
-def _writable(words: list[str]) -> Path:
+def _writable(path: Path) -> Path:
     """Return a path, unless nothing can be written there: to be told before hours of work."""
-    path = Path(words[0])
     folder = path
     while not folder.exists():
         folder = folder.parent
@@ -28,17 +27,23 @@ def _writable(words: list[str]) -> Path:
         raise ValueError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _folder(words: list[str]) -> Path:
-    path = _writable(words)
-    if path.is_file():
+def _folder(path: Path) -> Path:
+    if _writable(path).is_file():
         raise ValueError(f"{path} is a file, expected a folder")
     return path
 
 
-def _file(words: list[str]) -> Path:
-    path = _writable(words)
+def output_file(path: Path) -> Path:
+    """Return a path, unless no file can be written there.
+
+    Raises:
+        ValueError: it is a folder, or lies in none, or in one that takes no files.
+    """
     if path.is_dir():
         raise ValueError(f"{path} is a folder, expected a file name")
+    _writable(path)
+    if not path.parent.is_dir():
+        raise ValueError(f"output folder does not exist: {path.parent}")
     return path
 
 
@@ -46,7 +51,7 @@ def _path(read):
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=read,
+        instance_from_str=lambda words: read(Path(words[0])),
         is_instance=lambda value: isinstance(value, Path),
         str_from_instance=lambda path: [str(path)],
     )
@@ -54,4 +59,4 @@ def _path(read):
 
 # Where a command writes: refused at once, with the flag's name, if that is impossible.
 OutputFolder = Annotated[Path, _path(_folder)]
-OutputFile = Annotated[Path, _path(_file)]
+OutputFile = Annotated[Path, _path(output_file)]

@@ -47,6 +47,11 @@ def test_a_pipe_is_as_wide_as_need_be_unless_somebody_says_otherwise(monkeypatch
     assert make_console().width == 72
 
 
+def test_brackets_are_printed_as_they_are(capsys):
+    make_console().print("dreaming at http://[fd00::1]:8421, wrote a[b].mp4")
+    assert capsys.readouterr().out == "dreaming at http://[fd00::1]:8421, wrote a[b].mp4\n"
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Let time stand still until a test moves it."""

@@ -16,6 +16,7 @@ FILES = [
     ("generate", "--output"),
     ("attention", "--output"),
     ("study", "--pairs", "pairs", "--chart"),
+    ("study", "--pairs", "pairs", "--answers"),
 ]
 
 
@@ -32,6 +33,19 @@ def test_a_folder_below_a_file_is_refused(flags, command, tmp_path):
 def test_a_folder_in_place_of_a_file_is_refused(flags, command, tmp_path):
     command(*flags, tmp_path).assert_refused("is a folder, expected a file name")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flags", FILES, ids="-".join)
+def test_a_file_in_a_folder_that_is_not_there_is_refused(flags, command, tmp_path):
+    message = rf"output folder does not exist: {tmp_path}/none"
+    command(*flags, tmp_path / "none" / "a.png").assert_refused(message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_place_of_the_numbers_beside_a_figure_is_refused(command, tmp_path):
+    (tmp_path / "map.json").mkdir()
+    outcome = command("attention", "--output", tmp_path / "map.png")
+    outcome.assert_refused(r"map\.json is a folder, expected a file name")
 
 
 def test_a_file_system_that_takes_nothing_is_told(command):

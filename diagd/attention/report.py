@@ -15,7 +15,7 @@ from diagd.data.actions import read_actions
 from diagd.data.video import read_video, resize
 from diagd.families.checkpoints import model_path
 from diagd.files import write_json
-from diagd.flags import OutputFile
+from diagd.flags import OutputFile, output_file
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.pretrained import load_parts
 
@@ -40,8 +40,8 @@ class AttentionOptions:
             raise ValueError(f"num_clips must be at least 1, got {self.num_clips}")
         if self.output.suffix != ".png":
             raise ValueError(f"output must end in .png, got {self.output}")
-        if not self.output.parent.is_dir():
-            raise FileNotFoundError(f"output folder does not exist: {self.output.parent}")
+        for path in (self.output, self.output.with_suffix(".json")):
+            output_file(path)
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _print_report(report: ClipsReport) -> None:
         _print_timing(console, report.timing)
     for kind, lines in (("note", report.notes), ("problem", report.problems[1:])):
         for line in lines:
-            console.print(f"{kind}: {line}", markup=False)
+            console.print(f"{kind}: {line}")
 
 
 def _print_rows(console: Console, name: str, actions: list[str]) -> None:
@@ -78,7 +78,7 @@ def _print_rows(console: Console, name: str, actions: list[str]) -> None:
     )
     for t in range(start, min(start + SHOWN_FRAMES, len(actions))):
         came = f"frame {t - 1} -> {actions[t]} -> " if t else f"({actions[0]}, at the start) "
-        console.print(f"  row {t}: {came}frame {t}", markup=False)
+        console.print(f"  row {t}: {came}frame {t}")
 
 
 def _print_uses(console: Console, report: ClipsReport) -> None:

@@ -134,4 +134,4 @@ def _verdict(speed: float) -> str:
 
 
 def _say(name: str, text: str) -> None:
-    make_console().print(f"{name:<11}{text}", soft_wrap=True, markup=False)
+    make_console().print(f"{name:<11}{text}", soft_wrap=True)

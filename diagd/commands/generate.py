@@ -19,10 +19,10 @@ from diagd.data.saving import check_suffix
 from diagd.decoding.strategies.diagonal import Raster
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import OutputFile, OutputFolder
+from diagd.flags import OutputFile, OutputFolder, output_file
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.many_prompts import continue_prompts, print_report
-from diagd.pipeline.outputs import check_writable, print_runs, report_runs, write_generated
+from diagd.pipeline.outputs import print_runs, report_runs, write_generated
 from diagd.pipeline.recipe import PreparedWorld, Recipe
 from diagd.workers import Pool
 
@@ -91,8 +91,10 @@ def main(options: GenerateOptions) -> dict[str, Any]:
 def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     console = make_console()
     sheet = options.output.with_suffix(".png")
-    check_writable(options.output)
-    check_writable(sheet)
+    prompt_file = options.prompt or Path(options.model) / "prompt.mp4"
+    for path in map(output_file, (options.output, sheet)):
+        if path.exists() and prompt_file.exists() and path.samefile(prompt_file):
+            raise ValueError(f"output would overwrite the prompt {path}: choose another name")
     prepared = PreparedWorld(options)
     num_frames, strategy = prepared.num_frames, prepared.strategy
     prompt = prepared.read(options.prompt)

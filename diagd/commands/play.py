@@ -28,7 +28,8 @@ class PlayOptions:
 
     model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
     scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
-    context_frames: int = 4  # frames of a clip that a dream starts from
+    # frames of a clip that a dream starts from; default: as many as the world's makers give it
+    context_frames: int | None = None
     # how frames are decoded until the page says otherwise: k=2, exact ...; default: as the world is
     strategy: str | None = None
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
@@ -45,8 +46,9 @@ class PlayOptions:
 
     def __post_init__(self) -> None:
         for name in ("context_frames", "max_sessions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 < self.idle_seconds < float("inf"):
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
         if self.scenes is not None and not self.scenes.is_dir():
@@ -88,16 +90,18 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
             f"{options.model} takes no actions, so there is nothing to play: "
             "diagd generate shows what it dreams"
         )
-    strategy = options.strategy or world.defaults.strategy(world.height).name
-    controls = Controls(strategy)
+    defaults = world.defaults
+    strategy = options.strategy or defaults.strategy(world.height).name
+    top_p = 1.0 if defaults.top_p is None else defaults.top_p
+    controls = Controls(strategy, defaults.temperature, top_p)
     controls.check(world)
-    folder = model_path(options.model)
-    scenes = start_scenes(folder, options.scenes, world, options.context_frames)
-    warm_up(world, scenes[0].start)
+    context_frames = options.context_frames or defaults.context_frames
+    scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
+    warm_up(world, scenes[0].start, controls)
     scheduler = Scheduler(
         world, scenes, options.max_sessions, options.idle_seconds, controls=controls
     )
     hosts = (options.host, *options.allow_host)
     name = Path(options.model).name
-    server = make_server(scheduler, name, options.context_frames, hosts, options.recordings)
+    server = make_server(scheduler, name, context_frames, hosts, options.recordings)
     return scheduler, server

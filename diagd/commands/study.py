@@ -83,7 +83,7 @@ def _make(options: StudyOptions) -> dict[str, Any]:
         seed=options.seed,
     )
     systems = make_pairs(options.pairs, wanted)
-    make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True, markup=False)
+    make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
     return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
 
 
@@ -97,14 +97,16 @@ def _results(path: Path, chart: Path | None) -> dict[str, Any]:
 
 
 def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
-    pairs = find_pairs(options.pairs, options.compare, options.questions)
-    with contextlib.closing(StudyStore(path, pairs)) as store:
-        listening = listen(options.host, options.port)
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(listen(options.host, options.port))
         port = listening.getsockname()[1]
+        pairs = find_pairs(options.pairs, options.compare, options.questions)
+        store = opened.enter_context(contextlib.closing(StudyStore(path, pairs)))
         address = url_of((*options.names, options.host)[0], port) + "/"
         lines = [f"{first} against {second}" for first, second in pairs.comparisons]
         lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
         lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
-        make_console().print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
-        study_server(pairs, store, options.seed, port, options.names).run(sockets=[listening])
+        make_console().print("\n".join(lines), soft_wrap=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            study_server(pairs, store, options.seed, port, options.names).run(sockets=[listening])
     return {"address": address, "answers": str(path)}

@@ -80,6 +80,7 @@ class DecodingEngine(Stream):
         under_way = self._under_way and self._under_way()
         if under_way is not None:
             under_way.close()
+        self.verified = []
         frames = self._decode(strategy, actions.to(self.tokens.device))
         self._under_way = weakref.ref(frames)
         return frames

@@ -71,7 +71,7 @@ class Stream:
         num_generated: frames since the stream began.
         num_dropped_frames: frames that left a full context.
         num_steps, num_fed: steps since the prefill, and their lanes, padding not counted.
-        verified: what steps with draft tokens came to since the prefill.
+        verified: what steps with draft tokens came to since the newest call of `decode`.
 
     Raises:
         ValueError: an argument out of its range.

@@ -91,7 +91,6 @@ class Episodes:
         assert self.engine is not None, "begin comes first"
         ids = [self.world.action_ids([self.names[action]], 1, "frame") for action in actions]
         together = torch.cat([tokens for tokens in ids if tokens is not None])
-        self.engine.verified.clear()  # it would grow as long as the episode goes on
         (tokens,) = self.engine.decode(self.strategy, together, 1)
         # one by one: a batch of pictures is rounded otherwise here and there, by one of 255
         return torch.cat([self.world.tokenizer.decode(grid[None]).cpu() for grid in tokens])

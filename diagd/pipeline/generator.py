@@ -6,15 +6,16 @@ video = world.generate("clip.mp4", "forward*12,left*4", strategy="k=1")
 video.save("dream.gif")
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from diagd.backends.devices import device_of
 from diagd.backends.prepare import Backend, prepare
-from diagd.data.actions import ActionCodec, Actions, as_actions
+from diagd.data.actions import ActionCodec, Actions, as_actions, parse_actions
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.runner import CausalModel, RunnerName
@@ -106,7 +107,7 @@ class VideoGenerator(StoredWorld):
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
-        parts = load_parts(name_or_path, device, dtype, config, tokenizer)
+        parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
         shape = parts.model.config
         model, runner, chosen = prepare(parts.model, backend, int8)
         return cls(
@@ -235,24 +236,37 @@ class VideoGenerator(StoredWorld):
     def stream(
         self,
         frames: Clip,
-        actions: Iterator[str],
+        actions: Iterable[str],
         row_lag: int | None = None,
         *,
         strategy: Strategy | str | None = None,
         **settings: Any,
     ) -> Iterator[Tensor]:
-        """Yield a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
+        """Return a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
 
         Old frames leave the context when it is full (see `Stream`).
 
         Args:
             frames, row_lag, strategy: as in `generate`.
-            actions: names; the stream ends with them.
+            actions: names, or a string such as `forward*8,left*4`; the stream ends with them.
             settings: what `start` takes (context_actions, sampling, seed).
+
+        Raises:
+            ValueError: frames, a string of actions or a strategy that do not fit; of a name, when
+                it comes.
         """
-        engine, chosen = self.start(frames, **settings), strategy_of(strategy, row_lag)
+        chosen = strategy_of(strategy, row_lag)
+        self.check(chosen, settings.get("sampling"))
+        if isinstance(actions, str) and self.vocabulary is not None:
+            actions = parse_actions(actions, self.vocabulary)
+        return self._stream(self.start(frames, **settings), chosen, actions)
+
+    def _stream(
+        self, engine: DecodingEngine, strategy: Strategy, actions: Iterable[str]
+    ) -> Iterator[Tensor]:
         for action in actions:
-            for tokens in engine.decode(chosen, self.action_ids([action], 1, "generated frame"), 1):
+            ids = self.action_ids([action], 1, "generated frame")
+            for tokens in engine.decode(strategy, ids, 1):
                 yield self.tokenizer.decode(tokens)[0].cpu()
 
     def start(

@@ -121,7 +121,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     if failed := report["failed"]:
         console.print(f"prompts without a video: {len(failed)}")
         for name, why in failed.items():
-            console.print(f"  {name}: {why}", markup=False)
+            console.print(f"  {name}: {why}")
 
 
 def find_prompts(folder: Path) -> list[Path]:

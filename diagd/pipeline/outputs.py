@@ -14,21 +14,6 @@ from diagd.data.video import contact_sheet, write_image
 from diagd.pipeline.generated_video import GeneratedVideo
 
 
-def check_writable(output: Path) -> None:
-    """Raise now rather than after the work if a file cannot be written there."""
-    folder = output.parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"output folder does not exist: {folder}")
-    if output.is_dir():
-        raise ValueError(f"output is a folder, expected a file name: {output}")
-    probe = folder / f".{output.name}.probe"
-    try:
-        probe.touch()
-    except OSError as error:
-        raise ValueError(f"output cannot be written: {output} ({error.strerror})") from None
-    probe.unlink()
-
-
 def write_generated(
     output: Path, sheet: Path, context: Tensor, videos: list[GeneratedVideo], fps: float
 ) -> None:

@@ -20,6 +20,7 @@ class StartScene:
     Attributes:
         frames: (m, H_px, W_px, 3) uint8 RGB, of the model's size.
         actions: the m - 1 between them.
+        fps: frames a second of the clip; of a picture those of the world.
     """
 
     name: str
@@ -62,4 +63,6 @@ def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartS
         taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
         actions = taken[len(taken) - len(frames) + 1 :]
     name = path.stem.replace("-", " ").replace("_", " ")
-    return StartScene(name, frames, tuple(actions), video.fps)
+    is_still = path.suffix.lower() in IMAGE_SUFFIXES
+    fps = Fraction(world.defaults.fps).limit_denominator(1001) if is_still else video.fps
+    return StartScene(name, frames, tuple(actions), fps)

@@ -1,5 +1,6 @@
 """Where a local server listens, and the address by which browsers find it."""
 
+import os
 import socket
 
 
@@ -20,7 +21,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"cannot listen on {host!r}: {error.strerror or error}") from None
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # elsewhere it lets two servers share a port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
         listening.listen()

@@ -527,15 +527,41 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(refused, mo
 @pytest.mark.parametrize("name", ["dream.mp4", "dream.png"])
 def test_an_output_that_is_a_folder_is_refused_before_the_work(name, refused, tmp_path):
     (tmp_path / "out" / name).mkdir()
-    refused(rf"output is a folder, expected a file name: {name}")
+    refused(rf"{name} is a folder, expected a file name")
 
 
 def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
-    def refuse(self, *_args, **_kwargs):
+    def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.touch", refuse)  # root may write anywhere
-    refused(r"output cannot be written: dream\.mp4 \(Permission denied\)")
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write anywhere
+    refused(r"dream\.mp4 cannot be written \(Permission denied\)")
+
+
+@pytest.mark.parametrize("output", ["a/photo.mp4", "a/photo.png", "b/photo.gif"])
+def test_a_prompt_is_never_overwritten_by_its_dream_or_the_sheet(output, refused, tmp_path):
+    (tmp_path / "out" / "a").mkdir()
+    (tmp_path / "out" / "b").symlink_to("a")
+    write_image("a/photo.png", smooth_frames(1, 50, 70)[0])
+    before = (tmp_path / "out" / "a" / "photo.png").read_bytes()
+    refused(
+        r"output would overwrite the prompt .*photo\.png",
+        "--prompt",
+        "a/photo.png",
+        "--output",
+        output,
+    )
+    assert (tmp_path / "out" / "a" / "photo.png").read_bytes() == before
+
+
+def test_the_clip_that_goes_on_may_not_be_the_output(refused, world):
+    shutil.copy(world / "prompt.mp4", "clip.mp4")
+    message = r"output would overwrite the prompt clip\.mp4: choose another name"
+    refused(message, "--prompt", "clip.mp4", "--output", "clip.mp4")
+
+
+def test_a_name_with_brackets_is_printed_as_it_is(generate):
+    assert "wrote a[b].mp4 and a[b].png" in generate("--raster", "--output", "a[b].mp4").said
 
 
 def test_an_empty_walk_is_refused(refused, broken_world):

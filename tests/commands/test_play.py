@@ -7,7 +7,11 @@ import time
 import httpx
 import pytest
 
+from diagd.commands.play import PlayOptions, load
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.own_format import write_defaults
 from diagd.web.address import listen
+from diagd.web.play.session import Controls
 from tests.worlds import write_world
 
 
@@ -41,6 +45,17 @@ def test_a_model_without_a_start_says_what_to_do(command, tmp_path):
     (model / "prompt.mp4").unlink()
     outcome = command("play", "--model", model, "--no-open", "--port", 0)
     outcome.assert_refused("nowhere to start: .*bare has no prompt.mp4, name a folder by --scenes")
+
+
+def test_the_world_s_own_sampling_and_context_are_where_a_dream_begins(tmp_path):
+    model = write_world(tmp_path / "warm")
+    defaults = GenerationDefaults(context_frames=2, temperature=0.5, top_p=None, decoding="k=2")
+    write_defaults(model, defaults)
+    scheduler, _ = load(PlayOptions(model=str(model), dtype="float32"))
+    assert scheduler.controls == Controls("k=2", 0.5, 1.0)
+    assert len(scheduler.scenes[0].start.frames) == 2
+    scheduler, _ = load(PlayOptions(model=str(model), dtype="float32", context_frames=3))
+    assert len(scheduler.scenes[0].start.frames) == 3
 
 
 def test_a_port_in_use_is_named(command, world):

@@ -1,6 +1,12 @@
+import json
+import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 
+import httpx
 import pytest
 import torch
 
@@ -166,7 +172,7 @@ def test_the_chart_shows_the_shares_in_the_colours_of_the_outcomes(command, answ
 )
 def test_flags_that_make_no_sense_are_refused(flags, message, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command("study", "--pairs", "nowhere", *flags).assert_refused(message)
+    command("study", "--pairs", "nowhere", "--port", 0, *flags).assert_refused(message)
     assert not list(tmp_path.iterdir())
 
 
@@ -191,3 +197,31 @@ def test_a_taken_port_is_refused(command, tmp_path):
         port = taken.getsockname()[1]
         outcome = command("study", "--pairs", folder, "--port", port)
     outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: ")
+    assert not (folder / "study.db").exists()  # the port is looked at first
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="NO SIGNALS HERE")
+def test_ctrl_c_is_a_clean_end_with_its_document(tmp_path):
+    folder = write_pairs(tmp_path, 1)
+    flags = ("study", "--pairs", str(folder), "--port", "0", "--json")
+    with subprocess.Popen(
+        [sys.executable, "-m", "diagd", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stderr is not None
+        said = iter(process.stderr.readline, "")
+        address = next(line.split()[1] for line in said if line.startswith("study "))
+        end = time.monotonic() + 60
+        while True:
+            try:
+                assert httpx.get(address).status_code == 200
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < end
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out) == {"address": address, "answers": str(folder / "study.db")}

@@ -141,6 +141,44 @@ def test_a_stream_shows_the_frames_that_generate_makes(
     assert bool(whole.stats.num_dropped_frames) == (num_frames == 12)
 
 
+def test_a_stream_takes_a_string_of_actions(generator, context):
+    frames = [
+        torch.stack(list(generator.stream(context, actions, context_actions=BETWEEN)))
+        for actions in ("forward,left*2", ["forward", "left", "left"])
+    ]
+    assert torch.equal(*frames)
+
+
+@pytest.mark.parametrize(
+    ("actions", "strategy", "message"),
+    [
+        ("jump*2", "k=1", "unknown action 'jump'"),
+        (["left"], "k=9", r"row_lag must be in \[1, width=5\], got 9"),
+    ],
+)
+def test_a_stream_refuses_what_does_not_fit_at_once(actions, strategy, message, generator, context):
+    with pytest.raises(ValueError, match=message):
+        generator.stream(context, actions, strategy=strategy, context_actions=BETWEEN)
+
+
+def test_a_stream_keeps_no_record_of_frames_gone_by(generator, context, monkeypatch):
+    engines, start = [], generator.start
+    monkeypatch.setattr(
+        generator, "start", lambda *a, **k: engines.append(start(*a, **k)) or engines[0]
+    )
+    kept = [
+        len(engines[0].verified)
+        for _ in generator.stream(context, "left*6", strategy="exact", context_actions=BETWEEN)
+    ]
+    assert max(kept) <= HEIGHT * WIDTH + 1
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_here_is_named(device, world):
+    with pytest.raises(ValueError, match=f"device .*'{device}'"):
+        diagd.VideoGenerator.from_pretrained(world, device=device)
+
+
 def test_a_stream_waits_for_the_next_action(generator, context):
     asked = []
 

@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 
 from diagd.web.address import listen, url_of
@@ -21,6 +23,13 @@ def test_an_address_is_one_that_a_browser_takes(host, url):
 def test_a_port_that_cannot_be_is_refused(port):
     with pytest.raises(ValueError, match=rf"port must be in \[0, 65536\), got {port}"):
         listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("system", "option"), [("posix", 1), ("nt", 0)])
+def test_a_port_is_used_again_at_once_only_where_that_is_not_sharing(system, option, monkeypatch):
+    monkeypatch.setattr("diagd.web.address.os.name", system)
+    with listen("127.0.0.1", 0) as listening:
+        assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == option
 
 
 def test_port_0_is_any_that_is_free():

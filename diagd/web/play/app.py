@@ -111,15 +111,16 @@ def create_app(
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
-        player = _player(scheduler, name)
-        if player.session is None:
+        player = _player(scheduler, name, also_gone=True)
+        dream = player.session or player.past
+        if dream is None:
             raise HTTPException(409, "the dream has not begun yet")
-        document = await asyncio.to_thread(save, player.session, model)
+        document = await asyncio.to_thread(save, dream, model)
         return _download(json.dumps(document).encode(), "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
     async def video(name: str) -> Response:
-        player = _player(scheduler, name)
+        player = _player(scheduler, name, also_gone=True)
         pictures = list(player.recorded)
         if not pictures:
             raise HTTPException(409, "nothing was recorded yet")
@@ -136,26 +137,21 @@ def create_app(
             await socket.send_json({"type": "refused", "message": text})
             await socket.close(TRY_LATER)
             return
-        tasks = {
-            asyncio.create_task(_send(socket, player, scheduler)),
-            asyncio.create_task(_receive(socket, player, scheduler)),
-        }
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        except WebSocketDisconnect:
+            async with asyncio.TaskGroup() as tasks:
+                receiving = tasks.create_task(_receive(socket, player, scheduler))
+                await _send(socket, player, scheduler)
+                receiving.cancel()
+        except* WebSocketDisconnect:
             pass  # the page is gone
         finally:
             scheduler.leave(player)
-            for task in tasks:
-                task.cancel()
 
     return Guard(app, hosts)
 
 
 async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
-    """Send what is in the outbox, until a note closes the socket."""
+    """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
         item = await player.outbox.get()
         started = time.perf_counter()
@@ -172,7 +168,7 @@ async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None
 
 
 async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
-    """Follow messages; the first one that is wrong, or one too many, closes this socket."""
+    """Follow messages; the first one that is wrong, or one too many, ends the dream."""
     allowance, last = BURST, time.monotonic()
     while True:
         received = await socket.receive()
@@ -186,9 +182,7 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
                 raise ValueError("too many messages")
             scheduler.take(player, parse(received.get("text") or ""))
         except ValueError as error:
-            scheduler.leave(player)
-            await socket.send_json({"type": "ended", "message": f"The page said: {error}."})
-            await socket.close(WRONG, str(error)[:100])
+            scheduler.end(player, f"The page said: {error}.", WRONG)
             return
 
 
@@ -224,7 +218,9 @@ def _strategies(world: VideoGenerator, chosen: str) -> list[tuple[str, int | Non
     ]
 
 
-def _player(scheduler: Scheduler, name: str) -> Player:
+def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
+    if also_gone and name in scheduler.gone:
+        return scheduler.gone[name][1]
     if name not in scheduler.players:
         raise HTTPException(404, "this session is over")
     return scheduler.players[name]

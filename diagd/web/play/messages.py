@@ -36,6 +36,10 @@ class Begin:
     scene: int | None
     seed: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"begin: seed must be in [0, {MAX_SEED})")
+
 
 @dataclass(frozen=True)
 class Pause:
@@ -61,13 +65,13 @@ class Seen:
 Message = Act | Adjust | Begin | Pause | Record | Seen
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "act": {"action": str, "id": int},
-    "adjust": {"strategy": str, "temperature": (int, float), "top_p": (int, float)},
+    "adjust": {"strategy": str, "temperature": (int, float), "top_p": (int, float), "paced": bool},
     "begin": {"scene": (int, type(None)), "seed": int},
     "pause": {"paused": bool},
     "record": {"on": bool},
     "seen": {"frame": int},
 }
-FIELDS["adjust"]["paced"] = bool
+CLASSES = {"act": Act, "begin": Begin, "pause": Pause, "record": Record, "seen": Seen}
 
 
 def parse(text: str) -> Message:
@@ -95,7 +99,10 @@ def parse(text: str) -> Message:
         given = type(document[name])
         if given not in (expected if isinstance(expected, tuple) else (expected,)):
             raise ValueError(f"{kind}: {name} must not be {given.__name__}")
-    return _build(kind, document)
+    if kind == "adjust":
+        paced = document.pop("paced")
+        return Adjust(Controls(**document), paced)
+    return CLASSES[kind](**document)
 
 
 def pack(header: dict[str, Any], picture: bytes) -> bytes:
@@ -108,25 +115,6 @@ def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
     """Take `pack` apart."""
     end = 4 + int.from_bytes(message[:4])
     return json.loads(message[4:end]), message[end:]
-
-
-def _build(kind: str, fields: dict[str, Any]) -> Message:
-    match kind:
-        case "adjust":
-            paced = fields.pop("paced")
-            return Adjust(Controls(**fields), paced)
-        case "begin":
-            if not 0 <= fields["seed"] < MAX_SEED:
-                raise ValueError(f"begin: seed must be in [0, {MAX_SEED})")
-            return Begin(**fields)
-        case "pause":
-            return Pause(**fields)
-        case "record":
-            return Record(**fields)
-        case "seen":
-            return Seen(**fields)
-        case _:
-            return Act(**fields)
 
 
 def _refuse(constant: str) -> None:

@@ -20,7 +20,14 @@ from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.heap import give_back_memory
 from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
 from diagd.web.play.saved_session import MAX_FRAMES
-from diagd.web.play.session import Controls, FrameRecord, PendingStart, Session, check_action
+from diagd.web.play.session import (
+    Controls,
+    FrameRecord,
+    PastSession,
+    PendingStart,
+    Session,
+    check_action,
+)
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
@@ -60,7 +67,8 @@ class Player:
         outbox: what the page is to be sent; at most `WINDOW` frames are in it.
         before: how many wait for a place before this player, while it waits.
         busy: the model's seconds given to this player, for fairness.
-        last_active: when the page last asked for something, by the clock.
+        last_active: when the page last asked for something, or held a key, by the clock.
+        past: the session of a player who left.
         send_ms: what sending the last frame took.
         uploading: whether an upload is under way; a player has one at a time.
     """
@@ -86,6 +94,7 @@ class Player:
         self.input_id = 0
         self.pending_start: PendingStart | None = None
         self.session: Session | None = None
+        self.past: PastSession | None = None
         self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
@@ -104,12 +113,20 @@ class Player:
         message = f"{taken}: {turn}."
         self.outbox.put_nowait(Note({"type": "waiting", "before": before, "message": message}))
 
+    def release(self) -> None:
+        """Give the session's memory back; what was recorded and chosen can still be fetched."""
+        if self.session is not None:
+            self.past = PastSession(self.session.start, self.session.history)
+        self.session = self.pending_start = None
+        self.replaying.clear()
+
     def take(self, message: Message) -> None:
         """Follow a message (`Begin` is the scheduler's: it knows the scenes).
 
+        Controls that do not fit the world change nothing, and the page hears why.
+
         Raises:
-            ValueError: an action that the model does not have, a strategy that does not fit, a
-                frame never sent.
+            ValueError: an action that the model does not have, a frame never sent.
         """
         if not isinstance(message, Seen):
             self.last_active = self.clock()
@@ -120,8 +137,7 @@ class Player:
                     self.tapped = action
                 self.input_id = number
             case Adjust(controls, paced):
-                controls.check(self.world)
-                self.controls, self.paced = controls, paced
+                self._adjust(controls, paced)
             case Pause(paused):
                 self.paused = paused
             case Record(on):
@@ -134,6 +150,17 @@ class Player:
                 self.seen = frame
             case _:
                 raise AssertionError(message)
+
+    def _adjust(self, controls: Controls, paced: bool) -> None:
+        try:
+            controls.check(self.world)
+        except ValueError as error:
+            if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
+                kept = {**vars(self.controls), "paced": self.paced}
+                note = {"type": "kept", "controls": kept, "message": f"That does not fit: {error}."}
+                self.outbox.put_nowait(Note(note))
+        else:
+            self.controls, self.paced = controls, paced
 
     def begin(self, pending_start: PendingStart) -> None:
         """Begin another session at the next turn."""
@@ -154,6 +181,8 @@ class Player:
             return self._begin(started)
         session = self.session
         assert session is not None
+        if self.replaying or self.pressed != self.idle_action:
+            self.last_active = self.clock()
         if len(session.history) >= self.max_frames:
             raise ValueError(
                 f"this dream has lasted {self.max_frames} frames, which is the longest"
@@ -191,7 +220,7 @@ class Player:
         return self._frame(session, header, picture)
 
     def _begin(self, started: float) -> Frame:
-        begun, self.pending_start = self.pending_start, None
+        begun = self.pending_start  # kept meanwhile: who begins anew by another seed begins here
         assert begun is not None
         self.session = None  # its memory first, and that of all who have left since
         give_back_memory()
@@ -199,6 +228,8 @@ class Player:
         self.replaying, self.replayed, self.differing = deque(begun.replay), 0, 0
         self.tapped, self.due = self.idle_action, 0.0
         self.num_begun += 1
+        if self.pending_start is begun:  # else the next one was asked for meanwhile
+            self.pending_start = None
         header = {"begun": True, "ms": round((time.perf_counter() - started) * 1e3, 1)}
         return self._frame(session, header, to_jpeg(begun.start.frames[-1]))
 

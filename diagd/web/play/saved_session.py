@@ -15,6 +15,7 @@ from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.session import (
     Controls,
     FrameRecord,
+    PastSession,
     PendingStart,
     Session,
     SessionStart,
@@ -26,7 +27,7 @@ MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled wo
 MAX_START_FRAMES = 64
 
 
-def save(session: Session, model: str) -> dict[str, Any]:
+def save(session: Session | PastSession, model: str) -> dict[str, Any]:
     """Write a session down."""
     frames, records = session.start.frames, list(session.history)
     return {

@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
+from diagd.pipeline.scenes import folder_scenes, model_scenes
 from diagd.web.play.encoding import to_jpeg
 from diagd.web.play.session import SessionStart
 
@@ -28,31 +28,18 @@ def start_scenes(
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named), or no scene at all.
     """
-    scenes = []
-    if folder is not None:
-        scenes = read_scenes(folder, world, context_frames)
-        if not scenes:
-            raise ValueError(f"no clip or image in {folder}")
-    scenes += find_scenes(model, world, context_frames)
+    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
+    if folder is not None and not scenes:
+        raise ValueError(f"no clip or image in {folder}")
+    scenes += model_scenes(model, world, context_frames)
     if not scenes:
         raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
-    return scenes
-
-
-def find_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
-    """Return the scenes of a model's folder, with a picture of each.
-
-    Raises:
-        FileNotFoundError, ValueError: a file that cannot be used (named).
-    """
-    return [_with_picture(scene) for scene in model_scenes(folder, world, context_frames)]
-
-
-def read_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[Scene]:
-    """Return the clips and images of a folder, by name; an absent folder holds none."""
-    return [_with_picture(scene) for scene in folder_scenes(folder, world, context_frames)]
-
-
-def _with_picture(scene: StartScene) -> Scene:
-    start = SessionStart(scene.frames, scene.actions, 0)
-    return Scene(scene.name, start, to_jpeg(scene.frames[-1]), scene.fps)
+    return [
+        Scene(
+            scene.name,
+            SessionStart(scene.frames, scene.actions, 0),
+            to_jpeg(scene.frames[-1]),
+            scene.fps,
+        )
+        for scene in scenes
+    ]

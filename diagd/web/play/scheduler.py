@@ -22,6 +22,8 @@ from diagd.web.play.session import Controls, PendingStart, SessionStart
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
 MAX_WAITING = 32
+KEPT_SECONDS = 300.0
+ALIVE_SECONDS = 5.0  # pages give up after four times as long without a word (connection.js)
 
 
 class Scheduler:
@@ -30,11 +32,13 @@ class Scheduler:
     Args:
         scenes: one at least; the first is where players begin.
         max_sessions: players at once.
-        idle_seconds: after so long without a message a player is sent off.
+        idle_seconds: after so long without a message or a key held a player is sent off.
         clock: seconds; the monotonic clock but for tests.
         controls: with which every player begins.
 
     Attributes:
+        gone: the last `max_sessions` players who left and when, for `KEPT_SECONDS`, so that what
+            they recorded can be fetched; of their sessions only what was chosen.
         line: who waits for a place, the first to come first. served: whose turn is under way.
         frames: generated for anybody so far. sessions: begun so far.
     """
@@ -52,6 +56,7 @@ class Scheduler:
         self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
+        self.gone: dict[str, tuple[float, Player]] = {}
         self.line: list[Player] = []
         self.served: Player | None = None
         self.frames = self.sessions = 0
@@ -70,9 +75,12 @@ class Scheduler:
 
     def leave(self, player: Player) -> None:
         """Let a player go; the session's memory goes with it (after a turn that is under way)."""
-        self.players.pop(player.id, None)
+        if self.players.pop(player.id, None):
+            self.gone[player.id] = self.clock(), player
+            while len(self.gone) > self.max_sessions:
+                del self.gone[next(iter(self.gone))]
         if player is not self.served:
-            player.session = None  # Python may be slow to see that nobody needs the player
+            player.release()  # Python may be slow to see that nobody needs the player
         if player in self.line:
             self.line.remove(player)
         self._admit()
@@ -126,7 +134,7 @@ class Scheduler:
                 self.charge(player, self.clock() - now)
                 self._deliver(player, turn)
                 if player.id not in self.players:
-                    player.session = None
+                    player.release()
         finally:
             watch.cancel()
             self.thread.shutdown(wait=True)
@@ -137,8 +145,11 @@ class Scheduler:
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
     def end_idle(self) -> None:
-        """Send off who has asked for nothing in `idle_seconds`."""
+        """Send off who has asked for nothing in `idle_seconds`, and forget who left long ago."""
         now = self.clock()
+        for name, (left, _) in list(self.gone.items()):
+            if now - left > KEPT_SECONDS:
+                del self.gone[name]
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
                 self.end(
@@ -190,6 +201,12 @@ class Scheduler:
             await asyncio.wait_for(self.wake.wait(), min(due, default=None))
 
     async def _watch_idle(self) -> None:
+        told = time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, self.idle_seconds / 4))
+            await asyncio.sleep(min(1.0, self.idle_seconds / 4, ALIVE_SECONDS))
             self.end_idle()
+            if time.monotonic() - told >= ALIVE_SECONDS:
+                told = time.monotonic()
+                for player in (*self.players.values(), *self.line):
+                    if player.outbox.empty():  # else something else is under way
+                        player.outbox.put_nowait(Note({"type": "alive"}))

@@ -56,12 +56,12 @@ def _write_recording(path: Path, pictures: Sequence[bytes], fps: Fraction) -> No
     write_bytes(path, to_mp4(pictures, fps))
 
 
-def warm_up(world: VideoGenerator, start: SessionStart) -> None:
+def warm_up(world: VideoGenerator, start: SessionStart, controls: Controls) -> None:
     """Generate two frames, so that everything is built before the first player comes."""
     assert world.vocabulary is not None
     session = Session(world, start)
     for _ in range(2):
-        world.tokenizer.decode(session.advance(world.vocabulary.names[0], Controls()))
+        world.tokenizer.decode(session.advance(world.vocabulary.names[0], controls))
 
 
 def make_server(

@@ -89,6 +89,14 @@ class PendingStart:
     replay: tuple[FrameRecord, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class PastSession:
+    """What of a session outlives its memory: enough to save it."""
+
+    start: SessionStart
+    history: list[FrameRecord]
+
+
 class Session:
     """A video that goes on frame by frame.
 
@@ -129,7 +137,6 @@ class Session:
             self.engine.set_sampling(sampling)
             self.sampling = sampling
         engine, strategy = self.engine, parse_strategy(controls.strategy)
-        engine.verified.clear()
         before = engine.num_steps
         (tokens,) = engine.decode(strategy, ids, 1)
         self.num_steps = engine.num_steps - before

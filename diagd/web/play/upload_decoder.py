@@ -63,7 +63,8 @@ def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.
             stream.codec_context.options = {"max_pixels": str(max_pixels), "threads": "1"}
             for number, frame in enumerate(container.decode(stream), start=1):
                 _check_size(frame.width, frame.height, max_pixels)
-                frames.append(frame.to_ndarray(format="rgb24"))
+                pixels = frame.to_ndarray(format="rgb24")
+                frames.append(np.rot90(pixels, round(frame.rotation / 90)))  # upright
                 if number == max_frames:
                     break
     except (FFmpegError, EOFError) as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -39,9 +40,11 @@ async def decode_upload(
     """
     if len(data) > MAX_UPLOAD_BYTES:
         raise ValueError(f"an upload may have {MAX_UPLOAD_BYTES // 2**20} MB, this one has more")
+    here = Path.cwd()  # what lies in the current folder must not pass for a library
+    found = [path for path in sys.path if path and Path(path).resolve() != here]
     child = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-I",
+        "-P",
         str(decoder),
         str(MAX_UPLOAD_FRAMES),
         str(keep),
@@ -49,6 +52,7 @@ async def decode_upload(
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
     )
     try:
         out, complaint = await asyncio.wait_for(child.communicate(data), max_seconds)
@@ -60,6 +64,9 @@ async def decode_upload(
         await child.wait()
     if child.returncode == 2:
         raise ValueError(complaint.decode(errors="replace").strip()[:200])
+    reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+    if reason.startswith(("ImportError", "ModuleNotFoundError")):
+        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
     if child.returncode:
         raise ValueError("the file could not be decoded (it needed too much memory or time)")
     return await asyncio.to_thread(_fit, out, height_px, width_px)

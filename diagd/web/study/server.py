@@ -1,7 +1,7 @@
 """The server of the study: limits, and what every request passes first.
 
 Why Origin and Host are looked at is in `guard`. A study is stricter: it answers to the addresses
-that were printed, port included, and reads short messages only.
+that were printed, by their port or by none, and reads short messages only.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ def study_server(
         names: host names besides the loopback ones under which it is reached.
     """
     bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
-    hosts = {f"{name.lower()}:{port}" for name in bracketed}
+    # browsers leave out :80 and :443, the latter also of a proxy before this port
+    hosts = {host for name in bracketed for host in (name.lower(), f"{name.lower()}:{port}")}
     config = uvicorn.Config(
         RequestGuard(study_app(pairs, store, seed), hosts),
         http=PatientProtocol,
@@ -52,7 +53,7 @@ class RequestGuard:
 
     Args:
         app: answers what passes.
-        hosts: the values of Host (`name:port`) under which this server is reached.
+        hosts: the values of Host (`name`, `name:port`) under which this server is reached.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from diagd.web.address import listen
 from diagd.web.play.messages import unpack
 from diagd.web.play.scheduler import Scheduler
 
+ALIVE = '{"type":"alive"}'
 PATIENCE = 60.0  # seconds; machines of tests are slow at times, and nobody waits for so long
 
 
@@ -56,7 +57,8 @@ class Page:
 
     def receive(self) -> Any:
         """Return the next JSON message, or (header, picture) of the next frame."""
-        message = self.socket.recv(timeout=PATIENCE)
+        while (message := self.socket.recv(timeout=PATIENCE)) == ALIVE:
+            pass
         return json.loads(message) if isinstance(message, str) else unpack(message)
 
     def frame(self, seen: bool = True) -> tuple[dict[str, Any], bytes]:

@@ -5,7 +5,6 @@ import socket
 
 import httpx
 import pytest
-import torch
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -13,7 +12,7 @@ from diagd.data.video import read_video, write_image, write_video
 from diagd.web.play.app import BURST
 from diagd.web.play.encoding import from_jpeg
 from diagd.web.play.messages import unpack
-from tests.web.play.serving import wait_until
+from tests.web.play.serving import ALIVE, wait_until
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
 
 
@@ -103,12 +102,19 @@ def test_strategies_and_sampling_change_while_playing(page):
     assert newest["steps"] == newest["written_at"][-1] + 1 <= 16  # 15 tokens and an action
 
 
+def draw(page, count):
+    """Draw so many frames, for each of which a second is waited."""
+    while count:
+        if (message := page.socket.recv(timeout=1.0)) != ALIVE:
+            page.send("seen", frame=unpack(message)[0]["frame"])
+            count -= 1
+
+
 def test_a_pause_holds_and_lets_go(page):
     page.frames(1)
     page.send("pause", paused=True)
-    with contextlib.suppress(TimeoutError):
-        for _ in range(3):
-            page.send("seen", frame=unpack(page.socket.recv(timeout=0.4))[0]["frame"])
+    with pytest.raises(TimeoutError):
+        draw(page, 5)  # of which some were under way, or begun before the pause came
     page.send("pause", paused=False)
     assert page.frames(1)
 
@@ -307,7 +313,6 @@ MALFORMED = [
     "[]",
     '{"type": "fly"}',
     '{"type": "act", "action": "jump", "id": 1}',
-    '{"type": "adjust", "strategy": "k=6", "temperature": 1, "top_p": 1, "paced": false}',
     '{"type": "begin", "scene": 99, "seed": 1}',
     '{"type": "seen", "frame": 99}',
     b"\x00\x01",
@@ -323,6 +328,42 @@ def test_a_malformed_message_closes_that_socket_and_no_other(message, served, pa
         assert close_code(other) == 1008
     wait_until(lambda: len(served.scheduler.players) == 1)
     assert page.frames(2)
+
+
+def test_a_message_that_ends_a_dream_leaves_no_trace_in_the_log(served, caplog):
+    """Whatever it says, and however many frames are under way to the page."""
+    for _ in range(10):
+        with served.page() as page:
+            page.frames(1)
+            page.send("act", action="\N{SNOWMAN}" * 60, id=1)
+            assert page.last_words().startswith("The page said: unknown action")
+            assert close_code(page) == 1008
+    wait_until(lambda: not served.scheduler.players)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_controls_that_do_not_fit_change_nothing_and_the_page_hears_why(page):
+    page.frames(1)
+    page.send("adjust", strategy="k=6", temperature=1, top_p=0.5, paced=False)
+    while not isinstance(message := page.receive(), dict):
+        page.send("seen", frame=message[0]["frame"])
+    assert message["message"].startswith("That does not fit: row_lag must be in [1, width=5]")
+    assert message["controls"] == page.welcome["controls"]
+    assert page.frames(2)[-1]["strategy"] == "k=1"
+
+
+def test_what_was_recorded_outlives_the_dream_for_a_while(served):
+    with served.page() as page:
+        page.frames(1)
+        page.send("record", on=True)
+        while page.frames(1)[0]["recorded"] < 3:
+            pass
+        page.send("seen", frame=10**6)  # ends it
+        page.last_words()
+        path = f"{served.url}/sessions/{page.welcome['session']}"
+    assert httpx.get(f"{path}/video.mp4").headers["content-type"] == "video/mp4"
+    assert len(httpx.get(f"{path}/session.json").json()["frames"]) >= 4
+    assert httpx.post(f"{path}/replay", content=b"{}").status_code == 404
 
 
 def test_an_oversized_message_closes_that_socket_and_no_other(served, page):
@@ -449,4 +490,3 @@ def test_saved_sessions_are_json_without_pictures_of_frames(served, page):
     assert document["format"] == "diagd-session-1"
     assert document["start"]["shape"] == [4, HEIGHT_PX, WIDTH_PX, 3]
     assert all(len(row) == 5 for row in document["frames"])
-    assert torch.get_num_threads() == 1

@@ -187,6 +187,78 @@ def test_the_whole_page_can_be_driven_by_keys(visit, shared):
     page.keyboard.up("Enter")
 
 
+def test_a_seed_can_be_typed_while_a_dream_plays_and_a_bad_one_gives_way(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    seed = page.locator("#seed")
+    seed.fill("4711")
+    wait_for_frames(page, 3)
+    expect(seed).to_have_value("4711")
+    seed.press("Enter")
+    player = only_player(shared)
+    wait_until(lambda: player.session is not None and player.session.start.seed == 4711)
+    page.click("#pause")
+    seed.fill("1.5")
+    page.click("#restart")
+    text(page, "#toast", "A seed is a whole number from 0 to 4294967295")
+    expect(seed).to_have_value("4711")
+    wait_for_frames(page, 2)
+    text(page, "#state", "^live$")
+
+
+def test_a_slider_that_does_not_fit_goes_back(visit, world):
+    with serving(world, strategy="sjd") as served:
+        page = visit(served)
+        wait_for_frames(page, 1)
+        page.locator("#temperature").focus()
+        page.keyboard.press("Home")
+        text(page, "#toast", "^That does not fit: ")
+        text(page, "#temperature-value", r"^1\.00$")
+        wait_for_frames(page, 2)
+        page.close()
+
+
+def test_a_button_whose_key_is_down_is_let_go_with_its_focus(visit, shared):
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    page.locator(".key").first.focus()
+    page.keyboard.down("Enter")
+    text(page, "#hud-action", "forward")
+    page.locator("#restart").focus()
+    expect(page.locator("#hud-action")).to_be_hidden()
+    page.keyboard.up("Enter")
+
+
+def test_keys_have_the_letters_of_the_keyboard_that_is_here(visit, shared, browser):
+    """A French one: what is W to the browser has Z on it. Shortcuts are letters, wherever."""
+    page = visit(shared)
+    page.add_init_script(
+        "navigator.keyboard.getLayoutMap = async () => new Map([['KeyW', 'z'], ['KeyA', 'q']])"
+    )
+    page.reload()
+    wait_for_frames(page, 1)
+    text(page, ".key.forward kbd", "^Z ↑$")
+    text(page, ".key.left kbd", "^Q ←$")
+    text(page, ".key.right kbd", "^D →$")
+    press = "(body, key) => body.dispatchEvent(new KeyboardEvent('keydown', key))"
+    for letter, code, pressed in (("p", "KeyR", "true"), ("з", "KeyP", "false")):
+        key = {"key": letter, "code": code, "bubbles": True}
+        page.locator("body").evaluate(press, key)
+        expect(page.locator("#pause")).to_have_attribute("aria-pressed", pressed)
+
+
+def test_a_server_that_hangs_is_given_up(visit, shared):
+    """Twenty seconds go by at once, in which nothing comes: the dream is paused."""
+    page = visit(shared, quiet=False)
+    page.clock.install()
+    page.reload()
+    wait_for_frames(page, 2)
+    page.click("#pause")
+    page.clock.fast_forward(20_100)
+    text(page, "#toast", "Connected again")
+    wait_for_frames(page, 2)
+
+
 def test_the_page_comes_back_when_the_server_does(visit, world):
     with serving(world) as served:
         port = served.port
@@ -266,10 +338,15 @@ def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
     page = visit(shared)
     wait_for_frames(page, 1)
     player = only_player(shared)
-    wait_until(lambda: player.session is not None)
+    page.click("#record")
+    text(page, "#hud-recording", r"REC (0\.[5-9]|[1-9]\.\d) s")
     loop = shared.server.servers[0].get_loop()
     loop.call_soon_threadsafe(shared.scheduler.end, player, "The dream is over.")
     text(page, "#curtain-text", "The dream is over.")
+    for button, name in (("#keep-video", "dream.mp4"), ("#keep-session", "dream.json")):
+        with page.expect_download() as download:
+            page.click(button)
+        assert download.value.suggested_filename == name
     page.click("#again")
     wait_for_frames(page, 2)
 

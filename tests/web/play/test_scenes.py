@@ -4,13 +4,14 @@ import torch
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.families.checkpoints import model_path
+from diagd.pipeline.scenes import folder_scenes, model_scenes
 from diagd.web.play.encoding import from_jpeg
-from diagd.web.play.scenes import find_scenes, read_scenes
+from diagd.web.play.scenes import start_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
 
 def test_the_prompt_comes_first_and_no_two_scenes_look_alike(world, generator):
-    scenes = find_scenes(world, generator, 4)
+    scenes = start_scenes(world, None, generator, 4)
     assert [scene.name for scene in scenes] == ["prompt", *(f"view {n}" for n in (3, 4, 5, 6))]
     assert torch.equal(scenes[0].start.frames, read_video(world / "prompt.mp4").frames[-4:])
     assert scenes[0].start.actions == PROMPT_ACTIONS[-3:]
@@ -23,29 +24,30 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generat
     write_actions(tmp_path / "b-clip.jsonl", NAMES)
     write_image(tmp_path / "a_view.png", smooth_frames(1, 60, 60)[0])
     (tmp_path / "notes.txt").write_text("nothing to see")
-    image, clip = read_scenes(tmp_path, generator, 3)
+    image, clip = start_scenes(tmp_path / "none", tmp_path, generator, 3)
     assert (image.name, clip.name) == ("a view", "b clip")
     assert image.start.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
     assert clip.start.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
     assert (clip.start.actions, clip.fps) == (NAMES[2:], 8)
+    assert image.fps == generator.defaults.fps == 8.75  # of the world: a picture has no pace
 
 
 def test_a_clip_without_its_actions_is_refused(generator, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(4, 48, 80), fps=8)
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*clip\.jsonl"):
-        read_scenes(tmp_path, generator, 3)
+        start_scenes(tmp_path, tmp_path, generator, 3)
 
 
 def test_a_folder_that_is_not_there_holds_no_scene(generator, tmp_path):
-    assert read_scenes(tmp_path / "none", generator, 4) == []
-    assert find_scenes(tmp_path, generator, 4) == []
+    assert folder_scenes(tmp_path / "none", generator, 4) == []
+    assert model_scenes(tmp_path, generator, 4) == []
 
 
 def test_the_bundled_scenes_fit_the_bundled_model():
     from diagd.pipeline.generator import VideoGenerator
 
     world = VideoGenerator.from_pretrained("doom")
-    scenes = find_scenes(model_path("doom"), world, 4)
+    scenes = start_scenes(model_path("doom"), None, world, 4)
     assert len(scenes) == 1 + 5
     assert all(scene.start.frames.shape[1:] == (112, 192, 3) for scene in scenes)
     assert all(len(scene.start.frames) == 4 for scene in scenes)

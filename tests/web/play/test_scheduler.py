@@ -11,10 +11,10 @@ from functools import partial
 import pytest
 
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.messages import Adjust, Begin, Seen
+from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note, Welcome
 from diagd.web.play.scenes import Scene
-from diagd.web.play.scheduler import CRASHED, Scheduler
+from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
 from diagd.web.play.session import Controls, PendingStart, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
@@ -62,6 +62,8 @@ async def play(scheduler, player, frames):
     headers = []
     while len(headers) < frames:
         item = await asyncio.wait_for(player.outbox.get(), 20)
+        if item == Note({"type": "alive"}):
+            continue
         assert isinstance(item, Frame), item
         scheduler.take(player, Seen(item.header["frame"]))
         headers.append(item.header)
@@ -206,6 +208,39 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
     assert isinstance(note, Note)
     assert note.document["message"].startswith("Nothing was pressed for 60 seconds")
     assert busy.outbox.empty()
+
+
+def test_who_left_last_is_remembered_for_a_while_and_not_more_than_may_play(generator):
+    clock = Clock()
+    scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
+    players = []
+    for _ in range(4):
+        players.append(enter(scheduler))
+        scheduler.leave(players[-1])
+        scheduler.leave(players[-1])
+    assert list(scheduler.gone) == [player.id for player in players[-2:]]
+    clock.now = KEPT_SECONDS + 1
+    scheduler.end_idle()
+    assert not scheduler.gone
+
+
+def test_who_pauses_or_waits_hears_that_the_server_lives(generator, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.scheduler.ALIVE_SECONDS", 0.01)
+
+    async def scenario():
+        async with running(generator, max_sessions=1) as scheduler:
+            player, waiting = enter(scheduler), scheduler.join()
+            assert waiting is not None
+            player.take(Pause(True))
+            for one in (player, waiting):
+                while not isinstance(item := await asyncio.wait_for(one.outbox.get(), 20), Note):
+                    pass
+                while item.document["type"] != "alive":
+                    item = await asyncio.wait_for(one.outbox.get(), 20)
+            await asyncio.sleep(0.2)
+            assert waiting.outbox.qsize() <= 1  # who does not listen costs no memory
+
+    asyncio.run(scenario())
 
 
 def test_a_session_begins_from_a_scene_or_from_where_it_began(generator):

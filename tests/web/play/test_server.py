@@ -1,6 +1,21 @@
 import gc
 
-from diagd.web.play.server import short_collections
+from diagd.web.play.server import short_collections, warm_up
+from diagd.web.play.session import Controls, Session, SessionStart
+from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
+
+
+def test_what_is_warmed_up_is_what_will_be_played(generator, monkeypatch):
+    used, advance = [], Session.advance
+
+    def note(session, action, controls):
+        used.append(controls)
+        return advance(session, action, controls)
+
+    monkeypatch.setattr(Session, "advance", note)
+    start = SessionStart(smooth_frames(1, HEIGHT_PX, WIDTH_PX), (), 0)
+    warm_up(generator, start, Controls("exact"))
+    assert used == [Controls("exact")] * 2
 
 
 def test_collections_pass_over_what_was_there_before_while_people_play():

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
@@ -46,6 +46,42 @@ def test_a_picture_comes_out_as_our_own_resize_would_make_it(tmp_path):
 def test_pictures_of_all_kinds_are_decoded(kind):
     (frame,) = decode(image(kind), 9, 4, 10**6)
     assert psnr(torch.from_numpy(frame)[None], FRAMES[:1])[0] > 30
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_photograph_stands_upright(orientation):
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(FRAMES[0].numpy()).save(buffer, "JPEG", exif=exif, quality=95)
+    with Image.open(buffer) as picture:
+        upright = torch.from_numpy(np.array(ImageOps.exif_transpose(picture)))
+    (frame,) = upload(buffer.getvalue())
+    assert psnr(frame[None], resize(upright[None], 24, 40)).min() > 30
+
+
+def test_libraries_are_found_where_the_server_finds_them_but_not_in_the_current_folder(
+    clip, tmp_path, monkeypatch
+):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "av.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "only_here.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path / "there")
+    monkeypatch.syspath_prepend(tmp_path / "here")
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    decoder = tmp_path / "decoder.py"
+    decoder.write_text(f"import only_here\n{DECODER.read_text()}")
+    assert upload(clip, decoder=decoder).shape == (4, 24, 40, 3)
+
+
+def test_a_decoder_whose_libraries_are_missing_says_so(clip, tmp_path):
+    decoder = tmp_path / "decoder.py"
+    decoder.write_text("import no_such_module")
+    message = r"this server cannot decode pictures \(ModuleNotFoundError: .*no_such_module"
+    with pytest.raises(ValueError, match=message):
+        upload(clip, decoder=decoder)
 
 
 def test_the_last_frames_of_a_clip_are_kept(clip):

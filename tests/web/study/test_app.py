@@ -205,7 +205,15 @@ def test_a_name_given_by_the_owner_is_known_too(tmp_path):
         port = address.rpartition(":")[2]
         assert call(f"{address}/", host=f"study.example:{port}")[0] == 200
         assert call(f"{address}/", host=f"other.example:{port}")[0] == 421
+        assert call(f"{address}/", host="other.example")[0] == 421
     store.close()
+
+
+def test_a_name_without_a_port_is_known_too(address):
+    """Browsers leave out :80, and :443 of a proxy."""
+    assert call(f"{address}/", host="localhost")[0] == 200
+    assert call(f"{address}/", host="localhost", origin="https://localhost")[0] == 200
+    assert call(f"{address}/", host="localhost", origin="https://evil.example")[0] == 403
 
 
 def test_pages_may_load_nothing_from_elsewhere(address):

@@ -162,6 +162,22 @@ def test_both_videos_loop_in_step_with_the_actions(page, tmp_path):
         assert page.inner_text("#pause span") == "Play"
 
 
+def test_a_rater_who_comes_back_to_a_server_that_was_away_is_not_enrolled_again(page, tmp_path):
+    with study(write_pairs(tmp_path)) as (address, store):
+        enter(page, address, "ann")
+        press(page, "1")
+        page.route("**/api/study", lambda route: route.abort())
+        page.reload()
+        page.wait_for_selector("#error:visible")
+        page.unroute("**/api/study")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#answers button:enabled")
+        assert step(page) == "Pair 1 of 3, question 2 of 3"
+        press(page, "2")
+        assert len({vote.rater for vote in store.votes()}) == 1
+        page.expected_complaints = ["Failed to load resource: net::ERR_FAILED"]
+
+
 def test_an_answer_that_is_not_saved_is_said_in_words_and_asked_again(page, tmp_path):
     """The server is away, comes back on the same port, and the rater goes on."""
     with study(write_pairs(tmp_path, 1)) as (address, store):

@@ -2,9 +2,10 @@
 
 const RETRY_MS = [300, 600, 1200, 2400, 5000];
 const FULL = 1013;
+const SILENCE_MS = 20000; // four times what the server lets pass without a word (scheduler.py)
 
 export class Connection {
-  /** handlers: welcome(document), frame(header, blob), state(name, message) */
+  /** handlers: welcome(document), frame(header, blob), kept(document), state(name, message) */
   constructor(handlers) {
     this.handlers = handlers;
     this.failures = 0;
@@ -18,8 +19,20 @@ export class Connection {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     this.socket = new WebSocket(`${scheme}://${location.host}/play`);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onmessage = (event) => this.#take(event.data);
+    this.socket.onmessage = (event) => { this.#listen(); this.#take(event.data); };
     this.socket.onclose = (event) => this.#closed(event);
+    this.#listen();
+  }
+
+  /** Give up a server that hangs: it would not answer a goodbye either. */
+  #listen() {
+    clearTimeout(this.silence);
+    const { socket } = this;
+    this.silence = setTimeout(() => {
+      socket.onmessage = socket.onclose = null;
+      socket.close();
+      this.#closed({});
+    }, SILENCE_MS);
   }
 
   send(message) {
@@ -42,12 +55,15 @@ export class Connection {
     } else if (document.type === "waiting") {
       this.failures = 0;
       this.handlers.state("waiting", document.message);
-    } else {
+    } else if (document.type === "kept") {
+      this.handlers.kept(document);
+    } else if (document.type !== "alive") {
       this.lastWords = document;
     }
   }
 
   #closed(event) {
+    clearTimeout(this.silence);
     if (this.lastWords?.type === "ended") {
       this.handlers.state("ended", this.lastWords.message);
       return;

@@ -19,6 +19,15 @@ export class Keyboard {
     this.held = [];
     this.action = layout.idle;
     this.#draw();
+    navigator.keyboard?.getLayoutMap?.().then((map) => this.#label(map), () => {}); // may be forbidden
+  }
+
+  /** Letters stand elsewhere on other keyboards, such as the French one. */
+  #label(map) {
+    for (const [word, button] of this.buttons) {
+      const cap = (key) => (key.startsWith("Key") && map.get(key)?.toUpperCase()) || this.layout.labels[key];
+      button.firstElementChild.textContent = this.layout.keys[word].map(cap).join(" ") || "·";
+    }
   }
 
   /** Let go of everything. */
@@ -31,13 +40,12 @@ export class Keyboard {
     this.buttons.clear();
     this.pad.replaceChildren();
     this.words.replaceChildren();
-    for (const [word, keys] of Object.entries(this.layout.keys)) {
+    for (const word of Object.keys(this.layout.keys)) {
       const button = document.createElement("button");
       button.className = "key";
       button.type = "button";
       button.setAttribute("aria-pressed", "false");
       const cap = document.createElement("kbd");
-      cap.textContent = keys.map((key) => this.layout.labels[key]).join(" ") || "·";
       const name = document.createElement("small");
       name.textContent = word.replaceAll("_", " ");
       button.append(cap, name);
@@ -47,7 +55,7 @@ export class Keyboard {
       const press = (event) => { event.preventDefault(); this.#press(word, true); };
       const release = () => this.#press(word, false);
       button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); press(event); });
-      for (const name of ["pointerup", "pointercancel", "lostpointercapture"]) button.addEventListener(name, release);
+      for (const name of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) button.addEventListener(name, release);
       button.addEventListener("contextmenu", (event) => event.preventDefault());
       // Enter and space on a focused button press it for as long as they are down
       button.addEventListener("keydown", (event) => { if (["Enter", "Space"].includes(event.code)) { event.stopPropagation(); press(event); } });
@@ -56,6 +64,7 @@ export class Keyboard {
     }
     this.pad.hidden = !this.pad.children.length;
     this.words.hidden = !this.words.children.length;
+    this.#label(new Map());
   }
 
   #key(event, down) {

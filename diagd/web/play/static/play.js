@@ -10,7 +10,7 @@ const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
-const state = { scene: 0, session: 0, paused: false, recording: false, inputs: 0 };
+const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0 };
 let about = null; // what the server said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
@@ -23,13 +23,15 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const connection = new Connection({ welcome, frame: (header, blob) => { drawing = drawing.then(() => drawFrame(header, blob)); }, state: setState });
+const connection = new Connection({ welcome, frame: (header, blob) => { drawing = drawing.then(() => drawFrame(header, blob)); }, kept, state: setState });
 
 function welcome(document) {
-  const again = about !== null;
+  const before = about;
+  if (before && state.recording) download("video.mp4", "dream.mp4"); // of the dream that was lost
   about = document;
   controls ??= { ...document.controls };
   state.recording = false;
+  state.recorded = 0;
   readings.forget();
   grid.use(document.grid);
   const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
@@ -41,9 +43,9 @@ function welcome(document) {
   showControls();
   showRecording(0);
   setPaused(false);
-  if (!again) return;
+  if (!before) return;
   adjust({});
-  begin(state.scene ?? 0, Number($("seed").value));
+  begin(about.scenes[state.scene] ? state.scene : 0, askedSeed());
   toast("Connected again. The old dream is gone, so this one starts anew.");
 }
 
@@ -60,7 +62,9 @@ async function drawFrame(header, blob) {
   const [done, total, differing] = header.replay;
   $("progress").hidden = done === total;
   $("progress").firstElementChild.style.width = `${(100 * done) / Math.max(total, 1)}%`;
-  $("seed").value = header.seed;
+  state.seed = header.seed;
+  state.recorded = header.recorded;
+  if (document.activeElement !== $("seed")) $("seed").value = header.seed;
   $("context").textContent = `frame ${header.length} of this dream; the model remembers ${header.held} of at most ${header.holds}`;
   showRecording(header.recorded);
   if (header.begun) return;
@@ -75,10 +79,15 @@ async function drawFrame(header, blob) {
   });
 }
 
+function showPace() {
+  const fps = readings.framesPerSecond.toFixed(1);
+  $("hud-fps").textContent = `${fps} frames/s`;
+  $("fps").textContent = fps;
+}
+
 function showReadings(header) {
-  const fps = readings.framesPerSecond, ms = readings.frameMs;
-  $("hud-fps").textContent = `${fps.toFixed(1)} frames/s`;
-  $("fps").textContent = fps.toFixed(1);
+  const ms = readings.frameMs;
+  showPace();
   figure("ms", ms < 100 ? ms.toFixed(1) : ms.toFixed(0), " ms");
   $("steps").textContent = header.steps;
   const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
@@ -103,6 +112,8 @@ function setState(name, message) {
   $("curtain-text").textContent = message;
   $("spinner").hidden = name === "ended";
   $("again").hidden = name !== "ended";
+  $("keep-video").hidden = !state.recorded;
+  $("keep-session").hidden = !about;
   if (name === "ended") $("again").focus();
 }
 
@@ -119,6 +130,13 @@ function adjust(changes) {
   Object.assign(controls, changes);
   connection.send({ type: "adjust", ...controls });
   showControls();
+}
+
+/** What was asked for does not fit this world: its controls stay as they were. */
+function kept(document) {
+  controls = document.controls;
+  showControls();
+  toast(document.message, true);
 }
 
 function showControls() {
@@ -176,7 +194,16 @@ function begin(scene, seed) {
 }
 
 const newSeed = () => Math.floor(Math.random() * 2 ** 20);
-const restart = () => begin(null, Number($("seed").value));
+const restart = () => begin(null, askedSeed());
+
+/** The seed in its field; what is none gives way to the last good one. */
+function askedSeed() {
+  const seed = $("seed").valueAsNumber;
+  if (Number.isInteger(seed) && seed >= 0 && seed < about.max_seed) return seed;
+  $("seed").value = state.seed;
+  toast(`A seed is a whole number from 0 to ${about.max_seed - 1}.`, true);
+  return state.seed;
+}
 
 function setRecording(on) {
   if (state.recording === on) return;
@@ -250,16 +277,17 @@ function toast(text, bad = false) {
 }
 
 const shortcuts = {
-  KeyP: () => setPaused(!state.paused),
-  KeyR: restart,
-  KeyV: () => setRecording(!state.recording),
-  KeyO: () => {
+  p: () => setPaused(!state.paused),
+  r: restart,
+  v: () => setRecording(!state.recording),
+  o: () => {
     const names = about.strategies.map(([strategy]) => strategy);
     adjust({ strategy: names[(names.indexOf(controls.strategy) + 1) % names.length] });
   },
 };
 addEventListener("keydown", (event) => {
-  const act = shortcuts[event.code];
+  const letter = /^[a-z]$/i.test(event.key) ? event.key : event.code?.replace("Key", "") ?? ""; // Cyrillic, say
+  const act = shortcuts[letter.toLowerCase()];
   if (!act || !$("curtain").hidden || event.repeat || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.target.matches("input:not([type=range]), select") || keyboard.byKey?.has(event.code)) return;
   act();
@@ -270,15 +298,16 @@ $("restart").onclick = restart;
 $("record").onclick = () => setRecording(!state.recording);
 $("save").onclick = () => download("session.json", "dream.json");
 $("dice").onclick = () => begin(null, newSeed());
+$("keep-video").onclick = () => { state.recording = false; download("video.mp4", "dream.mp4"); };
+$("keep-session").onclick = () => download("session.json", "dream.json");
 $("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
 $("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
 $("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });
 $("paced").onchange = (event) => { adjust({ paced: event.target.value === "on" }); event.target.blur(); };
-$("seed").onchange = (event) => {
-  const seed = Number(event.target.value);
-  if (!Number.isInteger(seed) || seed < 0 || seed >= about.max_seed) return toast(`A seed is a whole number from 0 to ${about.max_seed - 1}.`, true);
-  event.target.blur();
-  begin(null, seed);
+$("seed").onchange = () => {
+  const seed = askedSeed();
+  $("seed").blur();
+  if (seed !== state.seed) begin(null, seed);
 };
 $("load").onkeydown = (event) => { if (["Enter", "Space"].includes(event.code)) { event.preventDefault(); $("load-file").click(); } };
 for (const [id, take] of [["load-file", load], ["upload-file", upload]]) {
@@ -288,6 +317,8 @@ for (const name of ["temperature", "top-p"]) $(name).addEventListener("pointerup
 document.addEventListener("dragover", (event) => event.preventDefault());
 document.addEventListener("drop", (event) => { event.preventDefault(); upload(event.dataTransfer.files[0]); });
 document.addEventListener("visibilitychange", () => { if (document.hidden && about) { keyboard.release(); setPaused(true); } });
+
+setInterval(showPace, 1000); // of frames that do not come, too
 
 const spinner = $("spinner");
 for (let row = 0; row < 3; row++) for (let column = 0; column < 4; column++) spinner.appendChild(document.createElement("i")).className = `d${row + column}`;

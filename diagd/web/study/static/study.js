@@ -291,7 +291,8 @@ function back() {
 element("welcome").addEventListener("submit", async (submitted) => {
   submitted.preventDefault();
   try {
-    await ask("/api/raters", { name: element("name").value });
+    const known = await (await ask("/api/study")).json(); // which may have failed before
+    if (!known) await ask("/api/raters", { name: element("name").value });
   } catch (error) {
     fail(error.message);
     return;
