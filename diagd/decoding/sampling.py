@@ -132,7 +132,7 @@ def sample(
     if options.temperature > 0:
         scores = scores + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
     best = scores.amax(-1)  # NaN where any score is
-    return if_any_best(_lowest_id_of(best, scores) + ranges.low, best)
+    return if_any_best(lowest_id_of(best, scores) + ranges.low, best)
 
 
 def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def truncate(logits: Tensor, options: SamplingOptions) -> Tensor:
     return logits
 
 
-def _lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
+def lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
     """Return the lowest index of the best score of the last axis (torch.argmax promises none)."""
     size = scores.shape[-1]
     ids = torch.arange(size, device=scores.device)

@@ -115,7 +115,8 @@ class Tolerant(Strategy):
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify drafts that run ahead, and keep those within the tolerance."""
         drafts = Drafts(layout, stream.batch_size, self.num_lanes, lag=None)
-        return verify_frames(stream, layout, drafts, _KeepWithin(self.tolerance))
+        rule = _KeepWithin(self.tolerance) if self.tolerance > 1 else None
+        return verify_frames(stream, layout, drafts, rule)
 
 
 @dataclass(frozen=True)
