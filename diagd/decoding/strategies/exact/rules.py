@@ -32,7 +32,8 @@ def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
     best = scores.amax(-1)
     known = (drafts >= 0) & (drafts < scores.shape[-1])
     score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
-    return torch.where(known & (score >= best - math.log(tolerance)), drafts, lowest_id_of(best, scores))
+    stays = known & (score >= best - math.log(tolerance))
+    return torch.where(stays, drafts, lowest_id_of(best, scores))
 
 
 def couple(
