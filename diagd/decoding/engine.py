@@ -45,7 +45,7 @@ class DecodingEngine(Stream):
         """
         under_way = self._under_way and self._under_way()
         if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
-            raise ValueError("sampling cannot change under way: close the generator of decode first")
+            raise ValueError("sampling cannot change under way: close decode's generator first")
         super().set_sampling(sampling)
 
     def decode(

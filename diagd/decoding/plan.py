@@ -65,11 +65,6 @@ class DecodePlan:
         """Forward passes."""
         return len(self.ends)
 
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of the widest step."""
-        return max(end - start for start, end in zip(self.starts, self.starts[1:], strict=False))
-
     def frame_done(self, t: int) -> int:
         """Return the step after which frame t is whole."""
         grid = self.schedule.grid

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 UNDRAWN = -1
+_LEAST = 2.0**-100  # of temperature and top_p: less, or logits by it, would leave float32
 _MASK = 0xFFFFFFFF
 
 
@@ -44,10 +45,14 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
-            raise ValueError(f"top_k must be at least 1 and whole, got {self.top_k}")
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            raise ValueError(f"top_k must be at least 1 and an int, got {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if value and value < _LEAST:
+                raise ValueError(f"{name} above 0 must be at least 2**-100, got {value}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p need a temperature above 0, got temperature 0")
 

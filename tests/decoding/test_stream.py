@@ -256,7 +256,7 @@ def test_sampling_changes_between_calls_of_decode_only():
     engine = open_stream(Case())
     frames = engine.decode(Case().schedule)
     next(frames)
-    with pytest.raises(ValueError, match=r"^sampling cannot change under way: close the gen"):
+    with pytest.raises(ValueError, match=r"^sampling cannot change under way: close decode's gen"):
         engine.set_sampling(diagd.SamplingOptions(1.0))
     frames.close()
     engine.set_sampling(diagd.SamplingOptions(1.0))
@@ -322,6 +322,12 @@ def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
 def test_a_seed_beyond_64_bits_is_an_error(seed):
     with pytest.raises(ValueError, match=rf"^seed must fit 64 bits, got {seed}$"):
         open_stream(Case(batch_size=1), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1.5, [0, 1.5]])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=r"^seed must be a whole number, got 1\.5$"):
+        open_stream(Case(), seed=seed)
 
 
 def test_one_seed_or_one_a_row():
