@@ -190,6 +190,17 @@ def test_draws_that_do_not_fit_are_refused_before_memory_is_touched(changes, mes
         NativeModel(tiny_model()).sample(**{**draw, **changes})
 
 
+def test_a_top_k_beyond_32_bits_keeps_all():
+    native, lane = NativeModel(tiny_model()), torch.arange(5)
+    logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(0))
+    given = ValidRanges(0, 50, None), torch.arange(3), lane, lane, lane
+    whole, beyond = (
+        native.sample(logits, SamplingOptions(2.0, top_k=top_k), *given)
+        for top_k in (None, 2**32 + 1)
+    )
+    assert torch.equal(whole, beyond)
+
+
 def test_records_of_another_size_are_refused(monkeypatch):
     monkeypatch.setattr(boundary, "_RECORDS", {"step": boundary.DrawRecord})
     with pytest.raises(OSError, match="record step has 112 bytes, expected 104"):
