@@ -62,7 +62,8 @@ def _say_once(warning: str) -> None:
 def _best(model: Transformer) -> Backend:
     if model.device.type != "cpu":
         return "triton" if _why_no_triton(model) is None else "cuda-graph"
-    return "native" if _has_cpu_kernels(model) and not model.config.context_size else "eager"
+    beyond = model.config.context_size or model.config.position_table
+    return "native" if _has_cpu_kernels(model) and not beyond else "eager"
 
 
 def _has_cpu_kernels(model: Transformer) -> bool:

@@ -2,10 +2,12 @@
 
 import weakref
 from collections.abc import Generator
+from inspect import GEN_CLOSED, getgeneratorstate
 
 from torch import Tensor
 
 from diagd.decoding.inputs import check_actions, check_grid, check_room
+from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import as_strategy
@@ -35,6 +37,17 @@ class DecodingEngine(Stream):
     # weak, for it holds the engine: in a circle, a dropped engine would keep its cache for a while
     _under_way: "weakref.ref[Generator[Tensor, None, None]] | None" = None
 
+    def set_sampling(self, sampling: SamplingOptions) -> None:
+        """Draw otherwise from the next call of `decode` on; what was compiled is made anew.
+
+        Raises:
+            ValueError: a range that does not fit the model, or a generator of `decode` under way.
+        """
+        under_way = self._under_way and self._under_way()
+        if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
+            raise ValueError("sampling cannot change under way: close decode's generator first")
+        super().set_sampling(sampling)
+
     def decode(
         self,
         strategy: Strategy | DiagonalSchedule | str,
@@ -59,8 +72,10 @@ class DecodingEngine(Stream):
             A generator of (B, height, width) int64.
 
         Raises:
-            ValueError: a strategy, actions or a context that do not fit.
+            ValueError: a strategy, actions or a context that do not fit, or nothing prefilled.
         """
+        if not self.window:
+            raise ValueError("there is nothing to go on from: prefill comes before decode")
         if isinstance(strategy, DiagonalSchedule):
             check_grid(strategy.grid, self.frame.grid)
             num_frames = strategy.grid.num_frames

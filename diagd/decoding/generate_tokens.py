@@ -103,8 +103,12 @@ def generate_tokens(
     if prompt.ndim != 2:
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     strategy = as_strategy(schedule)
+    if exact and (row_start is not None or not isinstance(schedule, DiagonalSchedule)):
+        raise ValueError(f"exact is for a schedule without row_start, got {strategy}, {row_start}")
     if isinstance(schedule, DiagonalSchedule):
-        grid = grid or schedule.grid
+        if grid not in (None, schedule.grid):
+            raise ValueError(f"the schedule has a grid of its own, {schedule.grid}, got {grid}")
+        grid = schedule.grid
         strategy = Diagonal(schedule.row_lag, schedule.frame_lag, row_start or "temporal")
     elif row_start is not None:
         raise ValueError(f"strategy {strategy} says its row start itself: leave row_start out")

@@ -3,7 +3,7 @@
 from torch import Tensor, int64
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import TokenGrid, whole
 
 
 def check_prompt(
@@ -29,7 +29,7 @@ def check_prompt(
             f"prompt and one frame take {prompt.shape[1] + layout.num_slots} slots, "
             f"the context holds {max_slots}"
         )
-    _check_ids(prompt, num_embeddings, "prompt")
+    check_ids(prompt, num_embeddings, "prompt")
 
 
 def check_room(layout: SequenceLayout, num_prefix: int, max_slots: int) -> None:
@@ -70,21 +70,25 @@ def check_actions(
         raise ValueError(
             f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
         )
-    _check_ids(actions, num_embeddings, "actions")
+    check_ids(actions, num_embeddings, "actions")
 
 
 def check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
     """Return one seed for each batch row."""
-    seeds = seed if isinstance(seed, list) else [int(seed) + row for row in range(batch_size)]
+    given = seed if isinstance(seed, list) else [whole(seed, "seed") + b for b in range(batch_size)]
+    seeds = [whole(value, "seed") for value in given]
     if len(seeds) != batch_size:
         raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
     for value in seeds:
         if not -(2**63) <= value < 2**63:
             raise ValueError(f"seed must fit 64 bits, got {value}")
-    return [int(value) for value in seeds]
+    return seeds
 
 
-def _check_ids(ids: Tensor, limit: int, name: str) -> None:
+def check_ids(ids: Tensor, limit: int, name: str) -> None:
+    """Refuse what are no int64 ids, or foreign ones."""
+    if ids.dtype != int64:
+        raise ValueError(f"{name} must be int64, got {ids.dtype}")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
         raise ValueError(
             f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"

@@ -1,10 +1,10 @@
 """Where prompt, frames and conditioning tokens stand in the sequence.
 
 Slots count the sequence in raster order: the prompt, then for every generated frame its
-conditioning tokens (actions) and its visual tokens. A slot is the index in the token buffer and in
-the KV cache, and the position the model is told. Here slots are relative to the start of the
-generation: slot 0 is the first one after the prompt, slot -1 the prompt's last token, so one layout
-serves every stretch of a stream.
+conditioning tokens (actions) and its visual tokens. Here they are relative to the start of the
+generation, so one layout serves every stretch of a stream: slot 0 is the first one after the
+prompt, slot -1 the prompt's last token. With that start added they are the positions that the model
+is told; `Stream.slots_at` makes of these the indices in the token buffer and in the KV cache.
 """
 
 from dataclasses import dataclass

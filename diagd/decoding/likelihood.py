@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.decoding.inputs import check_ids
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.runner import CausalModel
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 
 LANES = 512  # of one forward, so that neither mask nor logits grow with the square of a clip
@@ -26,13 +28,16 @@ def strategy_nll(
     model: CausalModel,
     tokens: Tensor,
     actions: Tensor | None,
-    strategy: Scheduled,
+    strategy: Strategy,
     context_frames: int = 1,
     *,
     prefix: Tensor | None = None,
     context: Tensor | None = None,
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
+
+    A separator that ends rows is priced like any other token, with stand-ins beside it; decoding
+    knows it beforehand.
 
     Args:
         tokens: (B, context_frames + T, height, width) int64 true frames.
@@ -46,8 +51,11 @@ def strategy_nll(
         (B, T, height, width) float32, nats.
 
     Raises:
-        ValueError: shapes that do not fit the strategy or each other, or a clip too long.
+        ValueError: shapes that do not fit the strategy or each other, foreign ids, a strategy
+            without a schedule, or a clip too long.
     """
+    if not isinstance(strategy, Scheduled):
+        raise ValueError(f"strategy must have a schedule, got {strategy}")
     if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
         raise ValueError(
             "tokens must be of shape (batch, frames, height, width) with more than "
@@ -61,11 +69,16 @@ def strategy_nll(
         raise ValueError(
             f"actions must be of shape {(batch_size, num_frames, 'n')}, got {tuple(actions.shape)}"
         )
+    prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
+    if prefix.ndim != 2 or len(prefix) != batch_size:
+        raise ValueError(f"prefix must be of shape ({batch_size}, P), got {tuple(prefix.shape)}")
+    check_ids(tokens, model.vocab_size, "tokens")
+    check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
+    check_ids(prefix, model.num_embeddings, "prefix")
     num_actions = actions.shape[2]
     sequence = torch.cat([actions, tokens.flatten(2)], dim=2).flatten(1)
     if context_frames:
         sequence = sequence[:, num_actions:]
-    prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
     view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, prefix.shape[1])

@@ -53,7 +53,6 @@ class DecodePlan:
     """
 
     schedule: DiagonalSchedule
-    layout: SequenceLayout
     lanes: Tensor
     starts: tuple[int, ...]
     num_fed: tuple[int, ...]
@@ -64,11 +63,6 @@ class DecodePlan:
     def num_steps(self) -> int:
         """Forward passes."""
         return len(self.ends)
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of the widest step."""
-        return max(end - start for start, end in zip(self.starts, self.starts[1:], strict=False))
 
     def frame_done(self, t: int) -> int:
         """Return the step after which frame t is whole."""
@@ -116,9 +110,7 @@ def make_plan(
         starts.append(len(columns))
     packed = torch.tensor(columns, dtype=torch.int64).T.contiguous()
     num_fed = tuple(map(len, steps))
-    return DecodePlan(
-        schedule, layout, packed, tuple(starts), num_fed, tuple(ends), torch.tensor(fed_at)
-    )
+    return DecodePlan(schedule, packed, tuple(starts), num_fed, tuple(ends), torch.tensor(fed_at))
 
 
 def padded_width(num_lanes: int, widest: int | None = None) -> int:

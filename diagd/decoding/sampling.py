@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 UNDRAWN = -1
+_LEAST = 2.0**-100  # of temperature and top_p: less, or logits by it, would leave float32
 _MASK = 0xFFFFFFFF
 
 
@@ -44,10 +45,14 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
-            raise ValueError(f"top_k must be at least 1 and whole, got {self.top_k}")
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            raise ValueError(f"top_k must be at least 1 and an int, got {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if value and value < _LEAST:
+                raise ValueError(f"{name} above 0 must be at least 2**-100, got {value}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p need a temperature above 0, got temperature 0")
 
@@ -132,7 +137,7 @@ def sample(
     if options.temperature > 0:
         scores = scores + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
     best = scores.amax(-1)  # NaN where any score is
-    return if_any_best(_lowest_id_of(best, scores) + ranges.low, best)
+    return if_any_best(lowest_id_of(best, scores) + ranges.low, best)
 
 
 def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
@@ -202,7 +207,7 @@ def truncate(logits: Tensor, options: SamplingOptions) -> Tensor:
     return logits
 
 
-def _lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
+def lowest_id_of(best: Tensor, scores: Tensor) -> Tensor:
     """Return the lowest index of the best score of the last axis (torch.argmax promises none)."""
     size = scores.shape[-1]
     ids = torch.arange(size, device=scores.device)

@@ -10,9 +10,10 @@ above is its lag behind that row, the lags of all rows add up, and a lag of L ta
 (height - 1) * L + width steps, which is row_lag = L.
 """
 
+import operator
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class TokenGrid:
         width: token columns of a frame, at least 1.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: a size below 1, or no whole number.
     """
 
     num_frames: int
@@ -34,7 +35,7 @@ class TokenGrid:
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "height", "width"):
-            if getattr(self, name) < 1:
+            if whole(getattr(self, name), name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @classmethod
@@ -73,7 +74,7 @@ class DiagonalSchedule(_Lags):
             one begins ("spatial only").
 
     Raises:
-        ValueError: a lag out of its bounds.
+        ValueError: a lag out of its bounds, or no whole number.
     """
 
     __slots__ = ()
@@ -81,11 +82,11 @@ class DiagonalSchedule(_Lags):
     def __new__(
         cls, grid: TokenGrid, row_lag: int, frame_lag: int | None = None
     ) -> "DiagonalSchedule":
-        if not 1 <= row_lag <= grid.width:
+        if not 1 <= whole(row_lag, "row_lag") <= grid.width:
             raise ValueError(f"row_lag must be in [1, width={grid.width}], got {row_lag}")
         bound = _steps_per_frame(grid, row_lag)
         frame_lag = bound if frame_lag is None else frame_lag
-        if not 1 <= frame_lag <= bound:
+        if not 1 <= whole(frame_lag, "frame_lag") <= bound:
             raise ValueError(
                 f"frame_lag must be in [1, (height - 1) * row_lag + width={bound}], got {frame_lag}"
             )
@@ -139,6 +140,14 @@ class DiagonalSchedule(_Lags):
     def step_of(self, t: int, i: int, j: int) -> int:
         """Return the step that writes frame t, row i, column j."""
         return t * self.frame_lag + i * self.row_lag + j
+
+
+def whole(value: SupportsIndex, name: str) -> int:
+    """Return a whole number as an int, or raise ValueError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
 
 
 def _steps_per_frame(grid: TokenGrid, row_lag: int) -> int:

@@ -135,7 +135,7 @@ class Stream:
         return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
-        """Draw otherwise from the next frame on; what was compiled is made anew."""
+        """Draw otherwise from the next step on; what was compiled is made anew."""
         grid, model = self.frame.grid, self.model
         where = grid.height, grid.width, model.vocab_size, model.device
         self.sampling, self.ranges = sampling, ValidRanges.resolve(sampling.valid_range, *where)
@@ -305,3 +305,4 @@ class Stream:
         self.num_dropped_frames += self.num_held - kept
         self.num_held = kept
         self._prefill(torch.cat([prefix, frames], dim=1))
+        self.window = kept + self.room()  # no actions stand before the first frame kept

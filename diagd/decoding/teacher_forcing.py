@@ -5,7 +5,8 @@ order of decoding. Here the mask is not made to fit: the lanes are those of the 
 tokens and stand-ins alike, and the mask is the rule of decoding. So one pass over the view returns
 the logits that the engine computes step by step while it writes the very same tokens. That holds
 past a full context as well: under a window the lanes are those of a stream that goes on, and a lane
-does not see the frames that have left by its step.
+does not see the frames that have left by its step. It does not hold for models whose rows end in a
+separator: decoding knows it beforehand, here something stands in for it as for any other token.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import RowStart, check_row_start, feeds
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.visibility import NEVER, sees, visibility_mask
+from diagd.decoding.visibility import NEVER, sees
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,8 @@ class TeacherView:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
         if self.is_causal:
             return None
-        return visibility_mask(*self.columns)
+        lanes = torch.arange(len(self.positions), device=self.positions.device)
+        return self.sees(lanes[:, None], lanes)
 
     def to(self, device: torch.device | str) -> "TeacherView":
         """Return the view on a device."""

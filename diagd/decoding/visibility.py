@@ -11,7 +11,6 @@ No lane sees its own target, since a token is fed in a step after the one that w
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 NEVER = 2**31 - 1
@@ -79,14 +78,3 @@ def sees(
     """
     known = (steps[r] <= steps[q]) & (steps[q] < leaves_at[r]) & ~stand_in[r]
     return (q == r) | (known & (positions[r] <= positions[q]))
-
-
-def visibility_mask(
-    positions: Tensor,
-    fed_at: Tensor,
-    stand_in: Tensor,
-    leaves_at: Tensor,
-) -> Tensor:
-    """Return what `sees` says of all pairs, (N, N) bool: row = who looks, column = at whom."""
-    lanes = torch.arange(len(positions), device=positions.device)
-    return sees(positions, fed_at, stand_in, leaves_at, lanes[:, None], lanes[None, :])

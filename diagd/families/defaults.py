@@ -74,7 +74,8 @@ class GenerationDefaults:
         options = options or SamplingOptions(self.temperature, top_p=self.top_p)
         if options.valid_range is not None:
             return options
-        return replace(options, valid_range=valid_range, exclusive_top_p=self.exclusive_top_p)
+        exclusive = options.exclusive_top_p or self.exclusive_top_p
+        return replace(options, valid_range=valid_range, exclusive_top_p=exclusive)
 
 
 def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Tensor:

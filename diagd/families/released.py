@@ -16,6 +16,8 @@ from diagd.models.torch_files import read_torch_file, tensors_of
 from diagd.models.weight_files import read_weights
 
 _SIDE_FILES = ("config.json", "config.yaml", "config.yml")
+# what tensors and configs of other shapes and types than a family's come to
+_MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
 
 
 def released_formats() -> list[ReleasedFormat]:
@@ -46,7 +48,7 @@ def read_released(path: Path, config: Path | None = None) -> Checkpoint:
         if family.released and family.released.recognises(source.tensors):
             try:
                 renamed = family.released.convert(source)
-            except (ValueError, KeyError, TypeError) as error:
+            except _MISFITS as error:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
             return Checkpoint(family, file, renamed.config, renamed.weights, source)

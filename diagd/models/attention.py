@@ -7,6 +7,7 @@ order slots are written. A backend may bring a kernel that makes no mask (`RuleK
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -133,16 +134,13 @@ class CrossAttention(nn.Module):
         )
         return (keys if self.k_norm is None else self.k_norm(keys)), values
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-        """Attend from x (B, L, hidden_size) to projected keys and values.
-
-        Args:
-            visible: (B, 1, 1, M) bool, True = may attend.
-        """
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend from x (B, L, hidden_size) to all of the projected keys and values."""
         queries = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         if self.q_norm is not None:
             queries = self.q_norm(queries)
-        out = attend(queries, keys, values, visible.expand(-1, -1, x.shape[1], -1))
+        visible = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device)
+        out = attend(queries, keys, values, visible)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -156,7 +154,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
         queries: (B, heads, L, D).
         keys: (B, kv_heads, M, D); kv_heads divides heads.
         values: (B, kv_heads, M, D).
-        visible: (L, M) bool, or (B, 1, L, M), True = may attend; None means causal, and then L = M.
+        visible: (L, M) bool, True = may attend; None means causal, and then L = M.
             A BlockMask is for FlexAttention, which skips what nobody sees but has to be compiled
             to be quick. A MaskKernel and a RuleKernel attend by themselves.
 
@@ -178,12 +176,5 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
     if group == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
     folded = queries.unflatten(1, (-1, group)).flatten(2, 3)  # (B, kv_heads, group * L, D)
-    out = F.scaled_dot_product_attention(
-        folded, keys, values, attn_mask=_repeat_lanes(visible, group)
-    )
+    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=visible.repeat(group, 1))
     return out.unflatten(2, (group, num_lanes)).flatten(1, 2)
-
-
-def _repeat_lanes(visible: Tensor, times: int) -> Tensor:
-    """Repeat a mask (..., L, M) for query heads that became lanes."""
-    return visible.repeat(*[1] * (visible.ndim - 2), times, 1)

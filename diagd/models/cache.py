@@ -5,7 +5,6 @@ scratch: padded lanes write there and nobody looks.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +31,8 @@ def refuse_context(context: Tensor | None) -> None:
         raise ValueError("context must be None: this model has no cross-attention")
 
 
-class Text(NamedTuple):
-    """What cross-attention reads: keys and values of every layer, and which places may be seen."""
-
-    states: list[tuple[Tensor, Tensor]]  # a layer's keys and values, (B, kv_heads, M, head_dim)
-    visible: Tensor  # (B, 1, 1, M) bool, True = may attend
+# What cross-attention reads: a layer's keys and values, (B or 1, kv_heads, M, head_dim) each
+Text = list[tuple[Tensor, Tensor]]
 
 
 class StaticKVCache:
@@ -60,9 +56,7 @@ class StaticKVCache:
             check_cache_fits(size, batch_size, num_slots)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
-        self.batch_size = batch_size
         self.text = text
-        self.num_slots = num_slots
 
     def renew(self, text: Text | None) -> bool:
         """Empty the buffers and take another text in, where they stand; False where it differs."""
@@ -84,11 +78,6 @@ class StaticKVCache:
         """Return views of the first slots, each (B, num_kv_heads, num_slots, head_dim)."""
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
 
-    @property
-    def bytes(self) -> int:
-        """Memory the buffers hold."""
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
-
 
 def _tensors_of(text: Text | None) -> list[Tensor]:
-    return [] if text is None else [*(t for pair in text.states for t in pair), text.visible]
+    return [tensor for pair in text or () for tensor in pair]

@@ -37,6 +37,8 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         or config.qk_norm
         or config.position == "learned"
         or config.extra_embeddings
+        or config.context_size
+        or config.position_table
     ):
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     llama_config = LlamaConfig(

@@ -75,9 +75,3 @@ class SlotCache(Cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys.zero_()
                 layer.values.zero_()
-
-    @property
-    def bytes(self) -> int:
-        """Memory the buffers hold; 0 before the first step."""
-        buffers = [b for layer in self.slot_layers for b in (layer.keys, layer.values)]
-        return sum(buffer.nbytes for buffer in buffers if buffer is not None)

@@ -1,6 +1,5 @@
 """Embedding, blocks and final norm: everything of the decoder but the output layer."""
 
-import torch
 from torch import Tensor, nn
 
 from diagd.models.attention import Attention, CrossAttention, Visible
@@ -36,9 +35,8 @@ class Block(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
-            keys, values = text.states[self.self_attn.layer]
             normed = self.cross_attention_layernorm(x)
-            x = x + self.cross_attn(normed, keys, values, text.visible)
+            x = x + self.cross_attn(normed, *text[self.self_attn.layer])
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -83,19 +81,11 @@ class DecoderStack(nn.Module):
             x = layer(x if table is None else x + table, rotary, slots, visible, cache, text)
         return x
 
-    def read_text(self, context: Tensor, visible: Tensor | None = None) -> Text:
-        """Project a text (B, M, context_size) for every block, once.
-
-        Args:
-            visible: (B, M) bool, which of its places may be attended to; all by default.
-        """
-        batch, length = context.shape[:2]
-        if visible is None:
-            visible = context.new_ones(batch, length, dtype=torch.bool)
+    def read_text(self, context: Tensor) -> Text:
+        """Project a text (B, M, context_size) for every block, once."""
         context = context.to(self.embed_tokens.weight.dtype)
-        states = [
+        return [
             block.cross_attn.project(context)
             for block in self.blocks
             if block.cross_attn is not None
         ]
-        return Text(states, visible[:, None, None])

@@ -106,14 +106,14 @@ class Transformer(
         """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
 
         Args:
-            context: (B, M, context_size) text that a model with cross-attention needs; its keys
-                and values are computed here, once.
+            context: (1 or B, M, context_size) text that a model with cross-attention needs; its
+                keys and values are computed here, once.
 
         Raises:
             ValueError: A context that does not fit the model, or a size below 1.
         """
-        text = self._read_text(context)
         check_sizes(batch_size, num_slots)
+        text = self._read_text(context, batch_size)
         config = self.config
         return StaticKVCache(
             config.num_layers,
@@ -128,7 +128,7 @@ class Transformer(
 
     def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
         """Empty a cache and let it read another text, as long; see `CausalModel.renew_cache`."""
-        return cache.renew(self._read_text(context))
+        return cache.renew(self._read_text(context, len(cache.keys[0])))
 
     def forward(
         self,
@@ -179,16 +179,14 @@ class Transformer(
         context: Tensor | None = None,
         positions: Tensor | None = None,
         visible: Tensor | None = None,
-        context_visible: Tensor | None = None,
     ) -> Tensor:
         """Run the model without a cache; differentiable.
 
         Args:
             tokens: (B, N) int64.
-            context: (B, M, context_size), the text that a model with cross-attention needs.
+            context: (1 or B, M, context_size), the text that a model with cross-attention needs.
             positions: (N,) int64; None means 0 .. N-1.
             visible: (N, N) bool, True = may attend; None means causal.
-            context_visible: (B, M) bool, the places of the text that may be attended to.
 
         Returns:
             Logits (B, N, vocab_size).
@@ -197,7 +195,7 @@ class Transformer(
             ValueError: A context that does not fit the model, or N exceeds max_positions while
                 positions is None.
         """
-        text = self._read_text(context, context_visible)
+        text = self._read_text(context, len(tokens))
         if positions is None and tokens.shape[1] > self.max_positions:
             raise ValueError(
                 f"tokens must be at most max_positions={self.max_positions} long, "
@@ -205,12 +203,15 @@ class Transformer(
             )
         return self(tokens, positions, None, visible, text=text)
 
-    def _read_text(self, context: Tensor | None, visible: Tensor | None = None) -> Text | None:
+    def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
         size = self.config.context_size
         if not size:
             refuse_context(context)
             return None
-        if context is None or context.ndim != 3 or context.shape[2] != size:
-            given = None if context is None else tuple(context.shape)
-            raise ValueError(f"context must be this model's text, (B, M, {size}), got {given}")
-        return self.model.read_text(context.to(self.device), visible)
+        given = () if context is None else tuple(context.shape)
+        fits = len(given) == 3 and given[0] in (1, batch_size) and given[2] == size
+        if context is None or not fits:
+            raise ValueError(
+                f"context must be this model's text, ({batch_size} or 1, M, {size}), got {given}"
+            )
+        return self.model.read_text(context.to(self.device))

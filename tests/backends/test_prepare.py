@@ -35,6 +35,11 @@ def test_half_precision_has_no_kernels_and_runs_eagerly():
     assert backend == "eager"
 
 
+def test_what_our_kernels_do_not_have_runs_eagerly():
+    model = tiny_model(position="rope3d", position_table=True, max_positions=32, prefix_length=1)
+    assert prepare(model)[2] == "eager"
+
+
 def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
     def fail(*arguments, **settings):
         raise OSError("no C++ compiler found (set CXX, or install g++)")

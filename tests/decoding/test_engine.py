@@ -342,6 +342,21 @@ def test_unknown_row_start_is_an_error_that_names_the_choices():
         generate(model_of("own"), Case(), row_start="none")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "sjd", "exact": True}, "exact is for a schedule .*, got sjd, None"),
+        ({"exact": True, "row_start": "spatial"}, "exact is for .* row_start, got .*, spatial"),
+        ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
+    ],
+)
+def test_options_that_contradict_each_other_are_errors(options, message):
+    case = Case()
+    options = {"schedule": case.schedule, **options}
+    with pytest.raises(ValueError, match=message):
+        diagd.generate_tokens(model_of("own"), case.prompt, **options)
+
+
 def test_errors_are_one_line():
     for options in ({"row_start": "none"}, {"context_frames": 9}, {"prompt": torch.zeros(3)}):
         with pytest.raises(ValueError, match="got") as error:

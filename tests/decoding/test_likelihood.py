@@ -9,9 +9,10 @@ from diagd.decoding import likelihood
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.likelihood import gap_to_raster, strategy_nll, view_nll
 from diagd.decoding.strategies.diagonal import Raster
+from diagd.decoding.strategies.exact.exact import Exact
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.models.transformer import Transformer
-from tests.decoding.cases import MODELS, Case, cases, model_of
+from tests.decoding.cases import MODELS, VOCAB_SIZE, Case, cases, model_of
 from tests.decoding.test_teacher_forcing import logits_of_reference, truth_of
 
 assert_close = partial(torch.testing.assert_close, atol=2e-5, rtol=1e-5)  # float32 sums, reordered
@@ -97,6 +98,26 @@ def test_shapes_that_do_not_fit_are_refused():
     tokens = torch.zeros(1, 31, 3, 5, dtype=torch.int64)
     with pytest.raises(ValueError, match="the model holds 320 positions, the clip takes 464"):
         strategy_nll(model, tokens, None, Raster())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": Exact()}, "strategy must have a schedule, got exact"),
+        (
+            {"prefix": torch.zeros(3, 1, dtype=torch.int64)},
+            r"prefix must be of shape \(2, P\), got",
+        ),
+        ({"prefix": torch.full((2, 1), VOCAB_SIZE)}, r"prefix ids must be in \[0, 24\), got 24"),
+        ({"tokens": torch.full((2, 4, 3, 5), -1)}, r"tokens ids must be in \[0, 24\), got -1"),
+        ({"actions": torch.zeros(2, 4, 2)}, "actions must be int64, got torch.float32"),
+        ({"actions": torch.full((2, 4, 2), 99)}, r"actions ids must be in \[0, 24\), got 99"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(changes, message):
+    arguments = arguments_of(Case(num_action_tokens=2))
+    with pytest.raises(ValueError, match=message):
+        strategy_nll(model_of("own"), **{**arguments, **changes})
 
 
 def test_the_gap_is_told_with_its_standard_error_over_clips():

@@ -198,7 +198,11 @@ def test_every_place_has_its_own_range(temperature):
     [
         ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
         ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1 and whole, got 0"),
+        ({"temperature": 1e-46}, r"temperature above 0 must be at least 2\*\*-100, got 1e-46"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1 and an int, got 0"),
+        ({"temperature": 1.0, "top_k": 5.0}, "top_k must be at least 1 and an int, got 5.0"),
+        ({"temperature": 1.0, "top_k": True}, "top_k must be at least 1 and an int, got True"),
+        ({"temperature": 1.0, "top_p": 1e-50}, r"top_p above 0 must be .*, got 1e-50"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"temperature": 1.0, "top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"top_k": 3}, "top_k and top_p need a temperature above 0, got temperature 0"),

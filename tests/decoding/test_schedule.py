@@ -166,6 +166,14 @@ def test_a_grid_has_at_least_one_token(sizes):
         diagd.TokenGrid(*sizes)
 
 
+def test_sizes_and_lags_are_whole_numbers():
+    with pytest.raises(ValueError, match=r"^num_frames must be a whole number, got 1\.5$"):
+        diagd.TokenGrid(1.5, 2, 3)
+    for name in ("row_lag", "frame_lag"):
+        with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got 1\.5$"):
+            diagd.DiagonalSchedule(diagd.TokenGrid(1, 2, 3), **{"row_lag": 1, name: 1.5})
+
+
 def test_grid_is_parsed_from_frames_height_width():
     assert diagd.TokenGrid.parse("3x40x64") == diagd.TokenGrid(3, 40, 64)
     assert diagd.TokenGrid.parse("3x40x64").tokens_per_frame == 2560

@@ -230,6 +230,39 @@ def test_without_need_nothing_is_dropped():
     assert engine.num_dropped_frames == 0
 
 
+def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_frame():
+    case = Case(2, height=2, width=3, num_action_tokens=2, context_frames=0, prefix_length=1)
+    engine = open_stream(case, max_slots=31, keep_frames=2)
+    actions = case.actions(8)
+    frames = decode(engine, case, 8, actions)
+    assert (engine.num_dropped_frames, engine.window) == (1 + 2 + 2, 4)
+
+    reference, written = case.reference(), []
+    for done, count in ((0, 3), (3, 2), (5, 2), (7, 1)):
+        if done:
+            reference = restart(case, reference, 2, oracles.greedy, done)
+        heard = actions[:, done : done + count]
+        written.append(reference.decode(count, case.row_lag, case.frame_lag, heard))
+    assert torch.equal(frames, torch.cat(written, dim=1))
+
+
+def test_nothing_is_decoded_before_a_prefill():
+    engine = diagd.DecodingEngine(model_of("own"), 3, 5, num_action_tokens=2)
+    with pytest.raises(ValueError, match=r"^there is nothing to go on from: prefill comes before"):
+        engine.decode("k=1", torch.full((1, 1, 2), NUM_VISUAL))
+
+
+def test_sampling_changes_between_calls_of_decode_only():
+    engine = open_stream(Case())
+    frames = engine.decode(Case().schedule)
+    next(frames)
+    with pytest.raises(ValueError, match=r"^sampling cannot change under way: close decode's gen"):
+        engine.set_sampling(diagd.SamplingOptions(1.0))
+    frames.close()
+    engine.set_sampling(diagd.SamplingOptions(1.0))
+    assert len(list(engine.decode("sjd,lanes=5", num_frames=1))) == 1
+
+
 def test_a_prompt_that_leaves_no_room_is_an_error():
     case = Case(prefix_length=20)
     with pytest.raises(ValueError, match=r"50 slots.* 49$"):
@@ -289,6 +322,12 @@ def test_a_drop_that_leaves_nothing_to_start_from_is_an_error():
 def test_a_seed_beyond_64_bits_is_an_error(seed):
     with pytest.raises(ValueError, match=rf"^seed must fit 64 bits, got {seed}$"):
         open_stream(Case(batch_size=1), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1.5, [0, 1.5]])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(ValueError, match=r"^seed must be a whole number, got 1\.5$"):
+        open_stream(Case(), seed=seed)
 
 
 def test_one_seed_or_one_a_row():

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagd.decoding.visibility import NEVER, visibility_mask, visible_slots
+from diagd.decoding.visibility import NEVER, sees, visible_slots
 
 STAYS = torch.tensor(NEVER)
 
@@ -30,7 +30,8 @@ def test_mask_of_a_sequence_is_the_rule_in_words(feed, data):
     positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
     leave = st.integers(1, 6) | st.just(NEVER + 1)
     leaves_at = data.draw(st.lists(leave, min_size=len(lanes), max_size=len(lanes)))
-    mask = visibility_mask(positions, fed, stands_in, torch.tensor(leaves_at))
+    all_lanes = torch.arange(len(lanes))
+    mask = sees(positions, fed, stands_in, torch.tensor(leaves_at), all_lanes[:, None], all_lanes)
     assert mask.dtype == torch.bool
     for q, (slot_q, fed_q, _) in enumerate(lanes):
         for r, (slot_r, fed_r, is_stand_in) in enumerate(lanes):
@@ -48,7 +49,8 @@ def test_a_step_sees_what_the_mask_of_the_sequence_says(feed):
     if not lanes:
         return
     positions, fed, stands_in = (torch.tensor(column) for column in zip(*lanes, strict=True))
-    mask = visibility_mask(positions, fed, stands_in, STAYS.expand_as(fed))
+    all_lanes = torch.arange(len(lanes))
+    mask = sees(positions, fed, stands_in, STAYS.expand_as(fed), all_lanes[:, None], all_lanes)
     for step in {fed for _, fed, _ in lanes}:
         now = [q for q, (_, fed, _) in enumerate(lanes) if fed == step]
         positions = torch.tensor([lanes[q][0] for q in now])

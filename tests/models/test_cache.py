@@ -23,11 +23,6 @@ def test_reading_copies_nothing():
     assert cache.read(0, 3)[0].data_ptr() == cache.keys[0].data_ptr()
 
 
-def test_bytes_counts_keys_and_values_of_all_layers():
-    cache = StaticKVCache(2, 1, 3, 6, 4, dtype=torch.bfloat16)
-    assert cache.bytes == 2 * 2 * (1 * 3 * 6 * 4) * 2
-
-
 def test_a_cache_that_never_fits_is_refused_before_it_is_allocated():
     for model in (tiny_model(), NativeModel(tiny_model()), NativeModel(tiny_model(), "bfloat16")):
         message = (

@@ -3,6 +3,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from diagd.models.config import ModelConfig
+from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
 from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 
@@ -131,6 +132,29 @@ def test_ids_that_can_only_be_fed_have_no_logits():
     model = tiny_model(extra_embeddings=3)
     assert (model.vocab_size, model.num_embeddings) == (50, 53)
     assert model.logits(torch.tensor([[52]])).shape == (1, 1, 50)
+
+
+def test_a_text_is_of_one_row_or_of_all():
+    model = tiny_model(context_size=8)
+    for rows in (1, 2):
+        model.make_cache(2, 5, torch.zeros(rows, 3, 8))
+    message = r"context must be this model's text, \(2 or 1, M, 8\), got \(3, 3, 8\)"
+    with pytest.raises(ValueError, match=message):
+        model.make_cache(2, 5, torch.zeros(3, 3, 8))
+    with pytest.raises(ValueError, match=message):
+        model.logits(random_tokens(2, 4), torch.zeros(3, 3, 8))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"context_size": 8},
+        {"position": "rope3d", "position_table": True, "max_positions": 32, "prefix_length": 1},
+    ],
+)
+def test_what_a_llama_has_not_is_refused(more):
+    with pytest.raises(ValueError, match="only LLaMA-like models have a Hugging Face LLaMA"):
+        llama_of(tiny_model(**more))
 
 
 def test_wrong_calls_are_refused():

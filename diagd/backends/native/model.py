@@ -49,11 +49,6 @@ class NativeCache:
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.key_pointers, self.value_pointers = _pointers(self.keys), _pointers(self.values)
 
-    @property
-    def bytes(self) -> int:
-        """Memory the buffers hold."""
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
-
 
 class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
@@ -183,6 +178,7 @@ class NativeModel(CausalModel):
         Raises:
             ValueError: Arguments of another shape, dtype or device, a cache of another model or
                 batch, an index out of range, or too many lanes; no memory has been touched then.
+            MemoryError: There is not enough for the lanes and slots.
         """
         check_step(tokens, positions, slots, visible)
         batch, lanes = tokens.shape
@@ -218,8 +214,11 @@ class NativeModel(CausalModel):
             setattr(step, name, one.data_ptr())
         record = self._laid_out.record
         record.threads = self._num_threads
-        if self._decode(ctypes.byref(record), ctypes.byref(step)):
+        failure = self._decode(ctypes.byref(record), ctypes.byref(step))
+        if failure == 1:
             raise ValueError("a token, position or slot is out of range")
+        if failure:
+            raise MemoryError(f"no memory for {lanes} lanes over {visible.shape[1]} slots")
         return logits[..., : self.vocab_size]
 
     def sample(
@@ -255,7 +254,7 @@ class NativeModel(CausalModel):
             vocab=logits.shape[2],
             stride=logits.stride(1),
             threads=self._num_threads,
-            top_k=options.top_k or 0,
+            top_k=min(options.top_k or 0, logits.shape[2]),
             exclusive_top_p=options.exclusive_top_p,
             temperature=options.temperature,
             top_p=1.0 if options.top_p is None else options.top_p,

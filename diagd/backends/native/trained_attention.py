@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.backends.native.boundary import AttendedRecord
+from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.library import load_library
 from diagd.models.attention import MaskKernel, attend
 
@@ -125,10 +126,16 @@ def run_backward(
     return found
 
 
+@cache
+def _most_threads() -> int:
+    return usable_cores()
+
+
 def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:
     batch, lanes, heads, head_dim = given[0].shape
     shape = batch, heads, given[1].shape[2], lanes, head_dim
-    record = AttendedRecord(*shape, torch.get_num_threads(), head_dim**-0.5)
+    threads = min(torch.get_num_threads(), _most_threads())
+    record = AttendedRecord(*shape, threads, head_dim**-0.5)
     names = ("queries", "keys", "values", *TrainedMask._fields)
     for name, tensor in {**dict(zip(names, given, strict=True)), **others}.items():
         setattr(record, name, tensor.data_ptr())

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
+import numpy as np
+
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.stream import Stream
@@ -79,7 +81,9 @@ class Strategy(ABC):
         for one, prefix, _ in _spelled(type(self)):
             value = getattr(self, one.name)
             if value != one.default:
-                text += prefix + (f"{value:g}" if isinstance(value, float) else str(value))
+                if isinstance(value, float):
+                    value = np.format_float_positional(value, trim="-")
+                text += f"{prefix}{value}"
         return text
 
     def __str__(self) -> str:

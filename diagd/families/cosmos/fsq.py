@@ -42,10 +42,3 @@ def codes_to_indices(codes: Tensor) -> Tensor:
         half = levels // 2
         ids += (values.float() * half + half).round().to(torch.int64) * basis
     return ids
-
-
-def indices_to_codes(indices: Tensor) -> Tensor:
-    """Look ids up: (B, ...) integers in [0, CODEBOOK_SIZE) -> (B, 6, ...) float32 codes."""
-    digits = [indices // basis % levels for levels, basis in zip(LEVELS, _BASIS, strict=True)]
-    halves = [levels // 2 for levels in LEVELS]
-    return torch.stack([(d.float() - h) / h for d, h in zip(digits, halves, strict=True)], dim=1)

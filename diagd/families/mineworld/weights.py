@@ -37,6 +37,7 @@ def convert(source: Source) -> Renamed:
         if not name.startswith(TOKENIZER_PREFIX)
     }
     side = _llama_fields(source.side)
+    rope = _rope_of(side)
     vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
     num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
@@ -59,7 +60,7 @@ def convert(source: Source) -> Renamed:
         grid_width=width,
         num_action_tokens=actions,
         norm_eps=float(side.get("rms_norm_eps", ModelConfig.norm_eps)),
-        rope_theta=float(side.get("rope_theta", ModelConfig.rope_theta)),
+        rope_theta=float(rope.get("rope_theta", ModelConfig.rope_theta)),
         bias=bool(side.get("attention_bias", False)),
         tie_embeddings="lm_head.weight" not in weights,
     )
@@ -71,6 +72,16 @@ def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("model", "params", "transformer_config", "params"):
         side = side.get(key, side)
     return side
+
+
+def _rope_of(side: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what tells of rotary angles, where transformers 5 and where earlier ones write it."""
+    scaling, parameters = side.get("rope_scaling"), side.get("rope_parameters")
+    rope = {**side, **(scaling or {}), **(parameters or {})}
+    for name, known in (("rope_type", "default"), ("type", "default"), ("hidden_act", "silu")):
+        if rope.get(name, known) != known:
+            raise ValueError(f"{name} must be {known}, got {rope[name]!r}")
+    return rope
 
 
 RELEASED = ReleasedFormat(

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
 FIRST_STICK_ID = 2 * NUM_BUTTONS
-# From each edge on the next bin begins, for values in [-1, 1].
-BIN_EDGES = (-0.95, -0.75, -0.5, -0.25, -0.05, 0.05, 0.25, 0.5, 0.75, 0.95)
 
 _BUTTON_PLACES = {f"button{place + 1}": place for place in range(NUM_BUTTONS)}
 _STICK_PLACES = {f"stick{place + 1}": place for place in range(NUM_STICKS)}
@@ -128,22 +126,6 @@ def actions_of_rows(rows: ArrayLike) -> list[str]:
             f"got {values[row, place]}"
         )
     return [_write(row) for row in values.astype(np.int64).tolist()]
-
-
-def stick_bins(values: ArrayLike) -> NDArray[np.int64]:
-    """Return the bins, 0 to 10, of raw stick axes, each binned alone.
-
-    Args:
-        values: numbers in [-1, 1], of any shape.
-
-    Raises:
-        ValueError: a value outside [-1, 1].
-    """
-    values = np.asarray(values, dtype=np.float64)
-    wrong = values[~(np.abs(values) <= 1)]
-    if wrong.size:
-        raise ValueError(f"stick values must be in [-1, 1], got {wrong[0]}")
-    return np.digitize(values, BIN_EDGES).astype(np.int64)
 
 
 def action_ranges() -> tuple[tuple[int, int], ...]:

@@ -1,5 +1,7 @@
 """What only our C++ kernels have to keep; the rest is in `tests/backends/conformance.py`."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +123,25 @@ def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes,
         native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_step_without_memory_for_it_is_an_error(weights):
+    import resource  # there is none on Windows
+
+    lanes, slots = torch.arange(4096), torch.arange(60000)
+    native = NativeModel(tiny_model(), weights)
+    cache, rule = native.make_cache(1, 60000), SlotRule(lanes, slots, slots)
+    tokens = torch.zeros(1, 4096, dtype=torch.int64)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the mask alone takes 2**30
+    try:
+        with pytest.raises(MemoryError, match=r"^no memory for 4096 lanes over 60000 slots$"):
+            native.forward(tokens, lanes, lanes, rule, cache, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def test_a_cache_of_another_model_is_refused():
     native, slots = NativeModel(tiny_model()), torch.arange(2)
     step = torch.zeros(1, 2, dtype=torch.int64), slots, slots, slots[:, None] >= slots
@@ -167,6 +188,17 @@ def test_draws_that_do_not_fit_are_refused_before_memory_is_touched(changes, mes
     }
     with pytest.raises(ValueError, match=message):
         NativeModel(tiny_model()).sample(**{**draw, **changes})
+
+
+def test_a_top_k_beyond_32_bits_keeps_all():
+    native, lane = NativeModel(tiny_model()), torch.arange(5)
+    logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(0))
+    given = ValidRanges(0, 50, None), torch.arange(3), lane, lane, lane
+    whole, beyond = (
+        native.sample(logits, SamplingOptions(2.0, top_k=top_k), *given)
+        for top_k in (None, 2**32 + 1)
+    )
+    assert torch.equal(whole, beyond)
 
 
 def test_records_of_another_size_are_refused(monkeypatch):

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from diagd.backends.native import trained_attention
 from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.model import NativeModel
 from tests.models.feeding import feed
@@ -100,3 +102,14 @@ def test_no_more_threads_than_a_container_may_use(tmp_path, groups, files, cores
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="ascii")
     assert usable_cores(tmp_path) == (cores or free)
+
+
+def test_attention_trains_on_no_more_threads_than_may_be_used(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(trained_attention, "_most_threads", lambda: 2)
+    calls = []
+    library = SimpleNamespace(attend_forward=lambda record: calls.append(record._obj.threads))
+    states = torch.zeros(1, 4, 1, 32, dtype=torch.bfloat16)
+    mask = trained_attention.trained_mask(torch.ones(4, 4, dtype=torch.bool))
+    trained_attention.run_forward(library, states, states, states, *mask)
+    assert calls == [2]

@@ -28,6 +28,8 @@ SPELLED = {
     "jacobi,lanes=96": Jacobi(96),
     "tolerance=1.5": Tolerant(1.5),
     "tolerance=3,lanes=8": Tolerant(3.0, 8),
+    "tolerance=1.23456789": Tolerant(1.23456789),
+    "tolerance=1000000": Tolerant(1e6),
     "sjd": SpeculativeJacobi(),
     "mc-sjd,lanes=96": CoupledJacobi(96),
 }

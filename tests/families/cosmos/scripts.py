@@ -8,9 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.families.cosmos.fsq import LEVELS, codes_to_indices, indices_to_codes, quantize
+from diagd.families.cosmos.fsq import LEVELS, codes_to_indices, quantize
 
 PATCH = (8, 16, 16)  # frames, rows and columns of pixels per token
+
+
+def indices_to_codes(indices: Tensor) -> Tensor:
+    """Look ids up: (B, ...) integers in [0, CODEBOOK_SIZE) -> (B, 6, ...) float32 codes."""
+    codes = []
+    for levels in LEVELS:
+        half = levels // 2
+        codes.append((indices % levels - half).float() / half)
+        indices = indices // levels
+    return torch.stack(codes, dim=1)
 
 
 class TinyEncoder(nn.Module):

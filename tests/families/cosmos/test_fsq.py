@@ -1,12 +1,7 @@
 import torch
 
-from diagd.families.cosmos.fsq import (
-    CODEBOOK_SIZE,
-    LEVELS,
-    codes_to_indices,
-    indices_to_codes,
-    quantize,
-)
+from diagd.families.cosmos.fsq import CODEBOOK_SIZE, LEVELS, codes_to_indices, quantize
+from tests.families.cosmos.scripts import indices_to_codes
 from tests.golden import golden
 
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.fsq import indices_to_codes
 from diagd.families.cosmos.tokenizer import CosmosTokenizer, fit_frames
-from tests.families.cosmos.scripts import write_scripts
+from tests.families.cosmos.scripts import indices_to_codes, write_scripts
 from tests.tokenizers.rectangles import rectangles
 
 SIZE = (32, 48)  # 2 x 3 tokens

@@ -39,16 +39,6 @@ def test_cosmos_logits_and_every_block_are_those_of_its_own_code(name):
         close(output, data[f"block_out_{i}"])
 
 
-@pytest.mark.parametrize("name", ["cosmos_tiny_b", "cosmos_tiny_d"])
-@torch.no_grad()
-def test_cosmos_reads_a_text_of_which_only_a_part_may_be_seen(name):
-    model, data = load_model(FIXTURES / name), model_golden(name)
-    logits = model.logits(
-        data["tokens"], data["context"], context_visible=data["context_mask_ragged"]
-    )
-    close(logits, data["full_logits_ragged"])
-
-
 @pytest.mark.parametrize("name", COSMOS)
 @torch.no_grad()
 def test_cosmos_through_the_cache_is_cosmos_in_one_step(name):

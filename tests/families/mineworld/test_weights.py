@@ -1,5 +1,6 @@
 """MineWorld in miniature against what its own code computes with the same weights."""
 
+import dataclasses
 import json
 
 import pytest
@@ -60,7 +61,9 @@ def test_mineworld_diagonals_start_with_its_own_tokens_and_part_at_the_second_ro
     assert not torch.equal(ours, theirs)
 
 
-def test_hugging_face_llama_folders_are_read(tmp_path):
+@pytest.fixture
+def llama_folder(tmp_path):
+    """A function that writes a Hugging Face LLaMA with more config fields; returns its folder."""
     weights = torch.load(FIXTURES / "mineworld_tiny_v256" / "model.ckpt", weights_only=True)
     plain = {
         name.removeprefix("transformer."): value
@@ -69,5 +72,39 @@ def test_hugging_face_llama_folders_are_read(tmp_path):
     }
     save_file(plain, tmp_path / "model.safetensors")
     fields = {"model_type": "llama", "num_attention_heads": 4, "max_position_embeddings": 1041}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert find_model(tmp_path).config == find_model(FIXTURES / "mineworld_tiny_v256").config
+
+    def write(**more):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, **more}))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("more", "rope_theta"),
+    [
+        ({}, 10000),
+        ({"rope_theta": 500, "rope_scaling": None, "hidden_act": "silu"}, 500),
+        ({"rope_parameters": {"rope_theta": 500, "rope_type": "default"}}, 500),  # transformers 5
+    ],
+)
+def test_hugging_face_llama_folders_are_read(more, rope_theta, llama_folder):
+    expected = find_model(FIXTURES / "mineworld_tiny_v256").config
+    expected = dataclasses.replace(expected, rope_theta=rope_theta)
+    assert find_model(llama_folder(**more)).config == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type must be default, got 'yarn'"),
+        ({"rope_scaling": {"type": "linear"}}, "type must be default, got 'linear'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+        ({"num_attention_heads": 0}, "MineWorld checkpoint: "),
+        ({"model": "llama"}, "MineWorld checkpoint: "),
+        ({"model": None}, "MineWorld checkpoint: "),
+    ],
+)
+def test_a_llama_of_another_kind_is_refused(more, message, llama_folder):
+    with pytest.raises(ValueError, match=message):
+        find_model(llama_folder(**more))

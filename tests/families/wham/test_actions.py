@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.families.wham.actions import (
-    WHAMActions,
-    action_ranges,
-    actions_of_rows,
-    stick_bins,
-)
+from diagd.families.wham.actions import WHAMActions, action_ranges, actions_of_rows
 from tests.golden import FIXTURES
 
 FIXTURE = FIXTURES / "wham_actions.json"
@@ -70,20 +65,6 @@ def test_the_names_are_single_words_of_different_meaning():
 def test_the_tokens_of_an_action_have_ranges_that_share_nothing():
     covered = [token for low, high in action_ranges() for token in range(low, high)]
     assert covered == list(range(CODEC.num_ids))
-
-
-def test_axes_are_binned_alone():
-    centres = [-1, -0.85, -0.625, -0.375, -0.15, 0, 0.15, 0.375, 0.625, 0.85, 1]
-    assert stick_bins(centres).tolist() == list(range(11))
-    edges = [-0.95, -0.75, -0.5, -0.25, -0.05, 0.05, 0.25, 0.5, 0.75, 0.95]
-    assert stick_bins([edges]).tolist() == [list(range(1, 11))]  # an edge belongs to the bin above
-    assert stick_bins(np.nextafter(edges, -1)).tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("value", [1.01, -1.01, float("nan"), float("inf")])
-def test_raw_values_out_of_range_are_refused(value):
-    with pytest.raises(ValueError, match=r"stick values must be in \[-1, 1\], got "):
-        stick_bins([0, value])
 
 
 @pytest.mark.parametrize(

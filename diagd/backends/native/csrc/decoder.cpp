@@ -3,6 +3,7 @@
 // Speaks of slots and masks only, like diagd/models/transformer.py, whose numbers it reproduces.
 // Activations are float32 throughout; weights and cache are float32, bfloat16 or (weights) int8.
 
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -316,29 +317,33 @@ bool in_range(const Model& m, const Step& s) {
 }
 
 template <class W, class C>
-int decode(const Model& m, const Step& s) {
+int decode(const Model& m, const Step& s) try {
   if (!in_range(m, s)) return 1;
-  static thread_local std::vector<float> memory, own;
+  static thread_local std::vector<float> memory;
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride;
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t turns = (size_t)s.lanes * m.head_dim;
-  const size_t needed = normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + turns;
+  const size_t own = normed + Decoder<W, C>::Attending::floats(d.head), all = m.threads * own;
+  const size_t needed =
+      normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + all + turns;
   if (memory.size() < needed) memory.resize(needed);
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
-  d.turns = d.hidden_slots + mask;
+  float* const owned = d.hidden_slots + mask;  // by threads, who could not say that there is none
+  d.turns = owned + all;
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
-    const size_t here = normed + Decoder<W, C>::Attending::floats(d.head);
-    if (own.size() < here) own.resize(here);
-    std::memset(own.data(), 0, normed * sizeof(float));
-    d.run(thread, threads, barrier, own.data(), own.data() + normed);
+    float* here = owned + thread * own;
+    std::memset(here, 0, normed * sizeof(float));
+    d.run(thread, threads, barrier, here, here + normed);
   });
   return 0;
+} catch (const std::bad_alloc&) {
+  return 2;
 }
 
 }  // namespace
@@ -372,7 +377,8 @@ extern "C" double meet(const Model* m) {
   return came == m->threads ? seconds : -1;
 }
 
-// Each returns 0, or 1 without having done anything where an index is out of range.
+// Each returns 0, or without having done anything 1 where an index is out of range, 2 where there is
+// not enough memory.
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
 extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
 extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad, bf16>(*m, *s); }

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
-from diagd.decoding.strategies.exact.statistics import DraftStatistics
+from diagd.decoding.strategies.exact.statistics import BUNDLED
 
 DryStep = Callable[[int], object]
 Clock = Callable[[DryStep, int], float]
@@ -24,11 +24,7 @@ def median_seconds(dry_step: DryStep, num_lanes: int) -> float:
 
 
 def measure_costs(
-    model: object,
-    kind: Hashable,
-    dry_step: DryStep,
-    drafts: DraftStatistics,
-    clock: Clock = median_seconds,
+    model: object, kind: Hashable, dry_step: DryStep, clock: Clock = median_seconds
 ) -> dict[int, float]:
     """Time steps of 1 lane and more, until no more lanes can pay: {lanes: seconds}.
 
@@ -37,23 +33,23 @@ def measure_costs(
         dry_step: does all that a step of so many lanes does, waits for it, and leaves no trace.
     """
     measured = _MEASURED.setdefault(model, {})
-    if (kind, drafts) not in measured:
+    if kind not in measured:
         costs: dict[int, float] = {}
-        tokens = dict(drafts.tokens_per_step)
-        for num_lanes in drafts.num_lanes:
+        tokens = dict(BUNDLED.tokens_per_step)
+        for num_lanes in BUNDLED.num_lanes:
             costs[num_lanes] = clock(dry_step, num_lanes)
             least = min(seconds / tokens[lanes] for lanes, seconds in costs.items())
             if costs[num_lanes] > least * max(tokens.values()):
                 break
-        measured[kind, drafts] = costs
-    return measured[kind, drafts]
+        measured[kind] = costs
+    return measured[kind]
 
 
-def best_num_lanes(costs: dict[int, float], drafts: DraftStatistics) -> int:
-    """Return the lanes with the most final tokens a second, if drafts fare as they did there.
+def best_num_lanes(costs: dict[int, float]) -> int:
+    """Return the lanes with the most final tokens a second, if drafts fare as `BUNDLED` says.
 
     Args:
         costs: {lanes: seconds of a step}.
     """
-    tokens = dict(drafts.tokens_per_step)
+    tokens = dict(BUNDLED.tokens_per_step)
     return max(costs, key=lambda num_lanes: tokens[num_lanes] / costs[num_lanes])

@@ -12,7 +12,7 @@ Lanes are counted from 0, the lane at the last slot before the generation; lane 
 import numpy as np
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.strategies.exact.statistics import BUNDLED, DraftStatistics
+from diagd.decoding.strategies.exact.statistics import BUNDLED
 
 
 class Drafts:
@@ -26,7 +26,6 @@ class Drafts:
             and fills the step with the lanes behind the prefix (plain Jacobi decoding). None is
             the best by the statistics.
         width: columns that a row's drafts advance in a step.
-        statistics: how drafts fare.
     """
 
     def __init__(
@@ -36,12 +35,10 @@ class Drafts:
         num_lanes: int,
         lag: int | None,
         width: int = 3,
-        statistics: DraftStatistics = BUNDLED,
     ) -> None:
         if lag is None:
-            lag = statistics.draft_lag if num_lanes <= statistics.drafted_lanes else 0
-        self.layout, self.num_lanes, self.statistics = layout, num_lanes, statistics
-        self.lag, self.width = lag, width
+            lag = BUNDLED.draft_lag if num_lanes <= BUNDLED.drafted_lanes else 0
+        self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
         self.size = layout.num_slots
         first = 0 if layout.has_prompt else 1
         self.verified = np.full(batch_size, first)  # lanes of each row that are final
@@ -55,7 +52,7 @@ class Drafts:
         within = (np.arange(self.size) % layout.slots_per_frame - num_actions).clip(0)
         self.frames = np.arange(self.size) // layout.slots_per_frame
         self.rows, self.columns = np.divmod(within, grid.width)
-        self.doubts = np.where(self.is_action, 0, statistics.fresh)  # chances of change
+        self.doubts = np.where(self.is_action, 0, BUNDLED.fresh)  # chances of change
         self.neighbours = self._neighbours()
 
     @property
@@ -74,11 +71,9 @@ class Drafts:
         if not self.lag:
             return np.arange(first, min(first + self.num_lanes, self.size))
         survival = np.cumprod(1 - self.doubts[first : first + self.num_lanes - 1])
-        reached = int((survival > self.statistics.least_survival).sum())
+        reached = int((survival > BUNDLED.least_survival).sum())
         end = min(first + 1 + reached, self.size)
-        room = min(
-            self.num_lanes - (end - first), int(self.num_lanes * self.statistics.draft_share)
-        )
+        room = min(self.num_lanes - (end - first), int(self.num_lanes * BUNDLED.draft_share))
         return np.concatenate([np.arange(first, end), self._ahead(end)[:room]])
 
     def update(self, lanes: np.ndarray, changed: np.ndarray) -> int:
@@ -102,7 +97,7 @@ class Drafts:
         self.is_stale[lanes] = False
         if self.lag:
             turned = changed.any(0)
-            doubts = np.where(turned, self.statistics.changed, self.statistics.confirmed)
+            doubts = np.where(turned, BUNDLED.changed, BUNDLED.confirmed)
             self.doubts[lanes] = doubts * ~self.is_action[lanes]
             self._spread(lanes[turned])
         return self.num_verified - before
@@ -131,13 +126,13 @@ class Drafts:
         neighbours = self.neighbours[lanes]
         near, right = neighbours[neighbours > self.num_verified], neighbours[:, 0]
         self.is_stale[near] = self.is_fed[near]
-        self.doubts[near] = np.maximum(self.doubts[near], self.statistics.stale)
-        self.doubts[right] = np.maximum(self.doubts[right], self.statistics.beside_a_change)
+        self.doubts[near] = np.maximum(self.doubts[near], BUNDLED.stale)
+        self.doubts[right] = np.maximum(self.doubts[right], BUNDLED.beside_a_change)
 
     def _neighbours(self) -> np.ndarray:
         """Return (lanes, neighbours) which lanes to look at when one changes, 0 for none."""
         grid = self.layout.grid
-        down, right = np.array(self.statistics.neighbours).T
+        down, right = np.array(BUNDLED.neighbours).T
         rows, columns = self.rows[:, None] + down, self.columns[:, None] + right
         inside = (rows < grid.height) & (columns >= 0) & (columns < grid.width)
         inside &= ~self.is_action[:, None]

@@ -1,7 +1,7 @@
 """Strategies that verify drafts by the noise of their place: raster's tokens in fewer steps."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from torch import Tensor
@@ -12,7 +12,6 @@ from diagd.decoding.sampling import gumbel_noise, if_any_best, truncated_logits
 from diagd.decoding.strategies.exact.costs import best_num_lanes
 from diagd.decoding.strategies.exact.drafts import Drafts
 from diagd.decoding.strategies.exact.rules import keep_within
-from diagd.decoding.strategies.exact.statistics import BUNDLED, DraftStatistics
 from diagd.decoding.strategies.exact.verification import step_costs, verify_frames
 from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
 from diagd.decoding.stream import Stream
@@ -42,14 +41,12 @@ class Exact(Strategy):
         draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
             nothing ahead. None: as the statistics have it.
         draft_width: columns by which the drafts of a row advance in a step.
-        statistics: how drafts fare on a model.
     """
 
     word = "exact"
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
     draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
     draft_width: Annotated[int, Spelled(",draft-width=")] = 3
-    statistics: DraftStatistics = field(default=BUNDLED, repr=False)
 
     def __post_init__(self) -> None:
         check_least(self, num_lanes=1, draft_lag=0, draft_width=1)
@@ -61,11 +58,8 @@ class Exact(Strategy):
 
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify drafts that run ahead along a diagonal."""
-        measured = self.statistics
-        num_lanes = self.num_lanes or best_num_lanes(step_costs(stream, measured), measured)
-        drafts = Drafts(
-            layout, stream.batch_size, num_lanes, self.draft_lag, self.draft_width, measured
-        )
+        num_lanes = self.num_lanes or best_num_lanes(step_costs(stream))
+        drafts = Drafts(layout, stream.batch_size, num_lanes, self.draft_lag, self.draft_width)
         return verify_frames(stream, layout, drafts)
 
 
@@ -115,7 +109,8 @@ class Tolerant(Strategy):
     def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
         """Verify drafts that run ahead, and keep those within the tolerance."""
         drafts = Drafts(layout, stream.batch_size, self.num_lanes, lag=None)
-        return verify_frames(stream, layout, drafts, _KeepWithin(self.tolerance))
+        rule = _KeepWithin(self.tolerance) if self.tolerance > 1 else None
+        return verify_frames(stream, layout, drafts, rule)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import gumbel_noise
+from diagd.decoding.sampling import gumbel_noise, lowest_id_of
 
 _FRAMES = 4096  # the noise of step n is that of frame n * _FRAMES + frame
 
@@ -29,10 +29,11 @@ def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
     Returns:
         (B, L) int64.
     """
-    best, drawn = scores.max(-1)
+    best = scores.amax(-1)
     known = (drafts >= 0) & (drafts < scores.shape[-1])
     score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
-    return torch.where(known & (score >= best - math.log(tolerance)), drafts, drawn)
+    stays = known & (score >= best - math.log(tolerance))
+    return torch.where(stays, drafts, lowest_id_of(best, scores))
 
 
 def couple(
@@ -61,6 +62,7 @@ def couple(
     keep = known & (uniform * source.gather(-1, ids)[..., 0] < target.gather(-1, ids)[..., 0])
     after = (~keep).cumsum(-1) - (~keep).long() > 0 if afresh else torch.zeros_like(keep)
     residual = (target - source).clamp(min=0)
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)  # uniform was 1
     weights = torch.where(after[..., None], target, residual)
     drawn = (weights.log() + noise[..., :size]).argmax(-1)
     return torch.where(keep & ~after, drafts, drawn)

@@ -18,7 +18,6 @@ from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import SCRATCH, Lanes, padded_width
 from diagd.decoding.strategies.exact.costs import measure_costs
 from diagd.decoding.strategies.exact.drafts import Drafts
-from diagd.decoding.strategies.exact.statistics import DraftStatistics
 from diagd.decoding.stream import Stream, VerifiedStep
 from diagd.decoding.workspace import DrawRule
 
@@ -47,7 +46,7 @@ def verify_frames(
             yield
 
 
-def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
+def step_costs(stream: Stream) -> dict[int, float]:
     """Return the seconds of a step by its lanes (see `costs`); between frames."""
     zero = torch.zeros(1, dtype=torch.int64)
     here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
@@ -58,7 +57,7 @@ def step_costs(stream: Stream, statistics: DraftStatistics) -> dict[int, float]:
         _feed(stream, table, np.zeros(num_lanes, np.int64), verified, None)
 
     before = stream.num_steps, stream.num_fed, stream.fed_at.clone()
-    costs = measure_costs(stream.model, (stream.batch_size, stream.runner), dry_step, statistics)
+    costs = measure_costs(stream.model, (stream.batch_size, stream.runner), dry_step)
     stream.num_steps, stream.num_fed, fed_at = before
     stream.fed_at.copy_(fed_at)
     return costs

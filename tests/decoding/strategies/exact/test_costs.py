@@ -18,20 +18,20 @@ def test_costs_are_measured_once_and_leave_no_trace():
     engine.prefill(random_tokens(1, 15, vocab_size=44))
     before = [engine.tokens[:, :-1], engine.fed_at]
     before = [tensor.clone() for tensor in before]
-    costs = step_costs(engine, BUNDLED)
+    costs = step_costs(engine)
     assert list(costs) == list(LANES[: len(costs)])
     assert all(seconds > 0 for seconds in costs.values())
     after = [engine.tokens[:, :-1], engine.fed_at]
     assert all(map(torch.equal, before, after))
-    assert step_costs(engine, BUNDLED) is costs
+    assert step_costs(engine) is costs
     assert (engine.num_steps, engine.num_fed) == (0, 0)
 
 
 def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
-    assert best_num_lanes(dict.fromkeys(LANES, 1.0), BUNDLED) == LANES[-1]
-    assert best_num_lanes({lanes: float(lanes) for lanes in LANES}, BUNDLED) == LANES[0]
-    assert best_num_lanes({lanes: 1 + 0.05 * lanes for lanes in LANES}, BUNDLED) in (16, 24)
-    assert best_num_lanes({1: 1.0, 8: 4.0, 16: 8.0}, BUNDLED) == 1  # raster order
+    assert best_num_lanes(dict.fromkeys(LANES, 1.0)) == LANES[-1]
+    assert best_num_lanes({lanes: float(lanes) for lanes in LANES}) == LANES[0]
+    assert best_num_lanes({lanes: 1 + 0.05 * lanes for lanes in LANES}) in (16, 24)
+    assert best_num_lanes({1: 1.0, 8: 4.0, 16: 8.0}) == 1  # raster order
 
 
 def test_measuring_ends_where_more_lanes_cannot_pay():
@@ -41,7 +41,7 @@ def test_measuring_ends_where_more_lanes_cannot_pay():
         timed.append(num_lanes)
         return float(num_lanes)
 
-    costs = measure_costs(tiny_model(), "kind", lambda num_lanes: None, BUNDLED, clock)
+    costs = measure_costs(tiny_model(), "kind", lambda num_lanes: None, clock)
     most = max(dict(BUNDLED.tokens_per_step).values())
     assert list(costs) == timed == [n for n in LANES if n <= most] + timed[-1:]
     assert timed[-1] > most

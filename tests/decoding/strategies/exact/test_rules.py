@@ -9,6 +9,7 @@ import torch
 import diagd
 from diagd.decoding.plan import Lanes
 from diagd.decoding.strategies.exact.rules import couple, keep_within
+from tests.decoding.cases import Case, Passing, model_of
 from tests.models.tiny import tiny_model
 
 SAMPLES = 20000
@@ -25,6 +26,28 @@ def test_a_draft_stays_within_the_tolerance_only():
         for draft in (-3, 0, 1, 2, 3, 4, 9):
             kept = keep_within(scores, torch.tensor([[draft]]), tolerance)
             assert kept.item() == (draft if draft in staying else 0)
+
+
+class Tied(Passing):
+    """A model whose likeliest ids often tie."""
+
+    def forward(self, *args, **kwargs):
+        return (self.model.forward(*args, **kwargs) / 4).round()
+
+
+def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
+    case, model = Case(), Tied(model_of("own"))
+    raster, tolerant = (
+        diagd.generate_tokens(model, case.prompt, strategy, grid=case.grid).tokens
+        for strategy in ("raster", "tolerance=1,lanes=9")
+    )
+    assert torch.equal(raster, tolerant)
+
+
+def test_a_coupled_draw_never_has_an_id_of_no_probability():
+    certain = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]])
+    seed = torch.tensor([14616057])  # its uniform rounds to 1
+    assert couple(certain, certain, torch.tensor([[3]]), seed, lanes_of(1), True).item() == 3
 
 
 @pytest.mark.parametrize("afresh", [True, False])
