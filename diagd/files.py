@@ -83,6 +83,8 @@ def append_line(path: Path, line: str) -> None:
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
     """Copy a file, or the files of a folder, each whole or not at all; others at the goal stay.
 
+    What a writer that was killed left half-written is no file of the folder.
+
     Args:
         source: passed over if there is none.
         without: names of files and folders inside that are left out.
@@ -93,7 +95,7 @@ def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
             shutil.copyfile(source, temporary)
     elif source.is_dir():
         for part in source.iterdir():
-            if part.name not in without:
+            if part.name not in without and part.suffix != ".partial":
                 copy_whole(part, goal / part.name, without)
 
 
