@@ -9,6 +9,8 @@ from pathlib import Path
 
 import tyro
 
+from diagd.decoding.likelihood import spell_error
+
 
 @dataclass(frozen=True)
 class Options:
@@ -39,7 +41,7 @@ def main(options: Options) -> None:
         cells = []
         for model, rows in found.items():
             gap = rows[name]["gap"]
-            cell = f"{gap:+.4f} ± {rows[name]['gap_error']:.4f}"
+            cell = f"{gap:+.4f} ± {spell_error(rows[name]['gap_error'])}"
             if model != options.before and row["gap"] > 0:
                 cell += f" ({1 - gap / row['gap']:.0%})"
             cells.append(cell)

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import Sees, gap_to_raster, view_nll
+from diagd.decoding.likelihood import Sees, gap_to_raster, spell_error, view_nll
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.table import parse_strategies
@@ -116,7 +116,7 @@ def main(options: Options) -> None:
     ]
     for name in views:
         gaps = [row for row in rows if row["strategy"] == name]
-        cells = [f"{row['gap']:+.4f} ± {row['gap_error']:.4f}" for row in gaps]
+        cells = [f"{row['gap']:+.4f} ± {spell_error(row['gap_error'])}" for row in gaps]
         table.append(f"| {name} | " + " | ".join(cells) + " |")
     (options.out / "gap_study.md").write_text("\n".join(table) + "\n", encoding="utf-8")
     print("\n".join(table))

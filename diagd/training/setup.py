@@ -36,7 +36,6 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
     names = ()
     if config.num_action_tokens:
         names = ActionVocabulary.load(model_path(model) / "actions.json").names
-    check_tokenizer(model, clips)
     for what, of_model, of_clips in (
         ("grid", (config.grid_height, config.grid_width), tuple(clips.tokens.shape[2:])),
         ("number of visual ids", config.image_vocab_size, clips.codebook_size),
@@ -47,6 +46,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
             raise ValueError(
                 f"the clips do not fit {model}: {what} is {of_clips}, the model's {of_model}"
             )
+    check_tokenizer(model, clips)
 
 
 def check_tokenizer(model: str, clips: TokenClips) -> None:
