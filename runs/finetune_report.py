@@ -10,6 +10,7 @@ from pathlib import Path
 import tyro
 
 from diagd.decoding.likelihood import spell_error
+from diagd.files import write_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def main(options: Options) -> None:
                 cell += f" ({1 - gap / row['gap']:.0%})"
             cells.append(cell)
         lines.append(f"| {name} | {row['num_steps']} | " + " | ".join(cells) + " |")
-    (options.results / "finetune.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(options.results / "finetune.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

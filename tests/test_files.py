@@ -213,3 +213,8 @@ def test_what_a_killed_writer_left_is_not_copied(tmp_path):
     (source / ".config.json.0a1b2c3d.partial").touch()
     copy_whole(source, goal)
     assert [path.name for path in goal.iterdir()] == ["config.json"]
+
+
+def test_the_folder_of_a_file_is_made(tmp_path):
+    write_text(tmp_path / "results" / "new" / "table.md", "| |")
+    assert [path.name for path in (tmp_path / "results" / "new").iterdir()] == ["table.md"]

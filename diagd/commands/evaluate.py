@@ -222,7 +222,6 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         "options": json.loads(json.dumps(asdict(options), default=str)),
         **provenance(device),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.teacher_forced:
         forced = [task for task in tasks if task.method not in BASELINES]
         gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out, run))
@@ -269,7 +268,5 @@ def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run
     video = None
     if options.save_videos:
         video = video_path(*key_of(record))
-        path = options.out / video
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_video(path, outcome.frames, record["fps"])
+        write_video(options.out / video, outcome.frames, record["fps"])
     writer.append({**record, "run": run, "video": video})

@@ -123,7 +123,6 @@ def write_shards(
     surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
     encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:

@@ -115,7 +115,6 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
             plan = larger
     assert plan is not None
-    options.out.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(plan))
     return plan
 

@@ -68,7 +68,6 @@ def make_default(document: dict[str, Any], options: TuneOptions) -> None:
 
 def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:
     """Write tune.json and the plots beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "tune.json", document, indent=1)
     plot_frontier(folder / "tune.png", document["rows"], options.tolerance)
     for axis in options.by:
