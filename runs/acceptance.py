@@ -11,6 +11,7 @@ with the table; `doom.jsonl` holds it all by clip.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,37 +121,29 @@ class Clips:
 
 def main(options: Options) -> None:
     """Measure what is missing, model by model, and write the table."""
-    path = options.out / "doom.jsonl"
-    with ResultsWriter(path) as writer:
-        text = table(rows_of(options, read_json_lines(path), writer))
-        write_text(options.out / "doom.md", text)
-    print(text)
-
-
-def rows_of(
-    options: Options, known: list[dict[str, Any]], writer: ResultsWriter
-) -> list[dict[str, Any]]:
-    """Return a row for each model and scenario; measure and write those that are not known."""
+    path, rows = options.out / "doom.jsonl", list[dict[str, Any]]()
     asked = settings_of(options)
     for name in ("models", "scenarios"):
         del asked[name]
     here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        label, _, folder = model.partition("=")
-        about = {"options": asked, "weights": fingerprint(model_path(folder))}
-        for scenario in options.scenarios or here:
-            found = {"clips": [clip_fingerprint(path) for path in paths_of(options, scenario)]}
-            key = {"model": label, "scenario": scenario, **about, **found}
+    with ResultsWriter(path) as writer:
+        known = read_json_lines(path)
+        for model, scenario in product(options.models, options.scenarios or here):
+            label, _, folder = model.partition("=")
+            about = {"options": asked, "weights": fingerprint(model_path(folder))}
+            of = {"clips": [clip_fingerprint(path) for path in paths_of(options, scenario)]}
+            key = {"model": label, "scenario": scenario, **about, **of}
             # older rows do not say of which clips they are
-            row = next((row for row in known if (found | row).items() >= key.items()), None)
+            row = next((row for row in known if (of | row).items() >= key.items()), None)
             if row is None:
                 clips = read(VideoGenerator.from_pretrained(folder), options, scenario)
                 picture = options.out / f"{scenario}-{label}.png"
                 row = key | measure(clips, picture) | provenance(torch.device("cpu"))
                 writer.append(row)
             rows.append(row)
-    return rows
+    text = table(rows)
+    write_text(options.out / "doom.md", text)
+    print(text)
 
 
 def paths_of(options: Options, scenario: str) -> list[Path]:

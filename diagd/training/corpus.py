@@ -71,7 +71,6 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     if vocabulary != STILL:
         for path, length in lengths.items():
             read_actions(path.with_suffix(".jsonl"), vocabulary, length)
-    _check_sizes(options, list(lengths))
     piece = piece_length(list(lengths.values()))
     clips, others = (
         [path for path in paths if lengths[path] >= piece] for paths in (clips, others)
@@ -85,6 +84,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: no clip of at least {piece} frames, into which the others are cut: "
                 "record another"
             )
+    _check_sizes(options, [*clips, *others])
     console = make_console()
     left_out = len(lengths) - sum(map(len, parts.values()))
     console.print(
