@@ -93,7 +93,7 @@ def _run(name: str, flags: list[str]) -> None:
         examples = re.findall(r"^ *(diagd .*)", module.__doc__ or "", re.MULTILINE)
         parsed = parsing.parse(options.annotation, name, flags, examples)
         result: dict[str, Any] = module.main(parsed)
-    if shared.json:
+    if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
         # JSON knows no NaN, which Python writes nonetheless
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
         print(json.dumps(strict))

@@ -23,7 +23,7 @@ from typing import Any
 def replacing(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to, which becomes `path` when the block ends well.
 
-    After an exception `path` is as it was, and nothing else is left.
+    Its folder is made. After an exception `path` is as it was, and no other file is left.
 
     Raises:
         OSError: it cannot be written; names `path`.
@@ -32,6 +32,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with _naming(path, temporary):
+            path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             os.replace(temporary, path)
     finally:
@@ -83,17 +84,18 @@ def append_line(path: Path, line: str) -> None:
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
     """Copy a file, or the files of a folder, each whole or not at all; others at the goal stay.
 
+    What a writer that was killed left half-written is no file of the folder.
+
     Args:
         source: passed over if there is none.
         without: names of files and folders inside that are left out.
     """
     if source.is_file():
-        goal.parent.mkdir(parents=True, exist_ok=True)
         with replacing(goal) as temporary:
             shutil.copyfile(source, temporary)
     elif source.is_dir():
         for part in source.iterdir():
-            if part.name not in without:
+            if part.name not in without and part.suffix != ".partial":
                 copy_whole(part, goal / part.name, without)
 
 

@@ -67,3 +67,9 @@ def fingerprint(model: Path) -> str:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:12]
+
+
+def clip_fingerprint(video: Path) -> str:
+    """Return hex digits that stand for a clip: its file, and its actions if they lie beside it."""
+    parts = (video, video.with_suffix(".jsonl"))
+    return "-".join(fingerprint(part) for part in parts if part.is_file())

@@ -10,8 +10,8 @@ Each call goes on with what is missing, and with what other weights or options m
 with the table; `doom.jsonl` holds it all by clip.
 """
 
-import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,16 @@ from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import TokenGrid
+from diagd.evaluation.results import ResultsWriter
 from diagd.evaluation.revisit import walk
 from diagd.evaluation.summary import bootstrap_interval
 from diagd.families.checkpoints import model_path
-from diagd.files import append_line, read_json_lines, write_text
+from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.latents import frame_features
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
-from diagd.provenance import fingerprint, provenance, settings_of
+from diagd.provenance import clip_fingerprint, fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
 
 STRATEGIES = ("raster", "k=1")
@@ -120,37 +121,41 @@ class Clips:
 
 def main(options: Options) -> None:
     """Measure what is missing, model by model, and write the table."""
-    path = options.out / "doom.jsonl"
-    options.out.mkdir(parents=True, exist_ok=True)
-    known = read_json_lines(path) if path.is_file() else []
+    path, rows = options.out / "doom.jsonl", list[dict[str, Any]]()
     asked = settings_of(options)
     for name in ("models", "scenarios"):
         del asked[name]
     here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))
-    rows: list[dict[str, Any]] = []
-    for model in options.models:
-        label, _, folder = model.partition("=")
-        about = {"options": asked, "weights": fingerprint(model_path(folder))}
-        for scenario in options.scenarios or here:
-            key = {"model": label, "scenario": scenario, **about}
-            row = next((row for row in known if row.items() >= key.items()), None)
+    with ResultsWriter(path) as writer:
+        known = read_json_lines(path)
+        for model, scenario in product(options.models, options.scenarios or here):
+            label, _, folder = model.partition("=")
+            about = {"options": asked, "weights": fingerprint(model_path(folder))}
+            of = {"clips": [clip_fingerprint(path) for path in paths_of(options, scenario)]}
+            key = {"model": label, "scenario": scenario, **about, **of}
+            # older rows do not say of which clips they are
+            row = next((row for row in known if (of | row).items() >= key.items()), None)
             if row is None:
                 clips = read(VideoGenerator.from_pretrained(folder), options, scenario)
                 picture = options.out / f"{scenario}-{label}.png"
                 row = key | measure(clips, picture) | provenance(torch.device("cpu"))
-                append_line(path, json.dumps(row))
+                writer.append(row)
             rows.append(row)
     text = table(rows)
     write_text(options.out / "doom.md", text)
     print(text)
 
 
+def paths_of(options: Options, scenario: str) -> list[Path]:
+    """Return the clips of a scenario."""
+    return sorted((options.data / f"heldout_{scenario}").glob("clip_*.mp4"))[: options.num_clips]
+
+
 @torch.inference_mode()
 def read(world: VideoGenerator, options: Options, scenario: str) -> Clips:
     """Read the clips of a scenario."""
-    folder = options.data / f"heldout_{scenario}"
-    recorded = ActionVocabulary.load(folder / "actions.json")
-    paths = sorted(folder.glob("clip_*.mp4"))[: options.num_clips]
+    paths = paths_of(options, scenario)
+    recorded = ActionVocabulary.load(options.data / f"heldout_{scenario}" / "actions.json")
     videos = torch.stack([read_video(path, options.frames).frames for path in paths])
     taken = [read_actions(p.with_suffix(".jsonl"), recorded)[: options.frames] for p in paths]
     tokens = torch.stack([world.tokenizer.encode(video) for video in videos])

@@ -24,7 +24,7 @@ import tyro
 
 from diagd.decoding.likelihood import strategy_nll
 from diagd.families.checkpoints import load_model
-from diagd.files import write_text
+from diagd.files import read_json_lines, write_text
 from diagd.provenance import provenance
 from diagd.tokenizers.shards import read_shards
 from diagd.training.mixture import Mixture
@@ -155,6 +155,7 @@ def main(options: Options) -> None:
         for arm in options.arms or STUDIES[options.study].arms:
             result = options.out / options.study / f"{arm}-{seed}.jsonl"
             if result.is_file():
+                check_same(result, options, arm)
                 continue
             folder, log = options.work / options.study / f"{arm}-{seed}", ""
             if arm != UNTOUCHED:
@@ -164,10 +165,24 @@ def main(options: Options) -> None:
                 log = (folder / "log.jsonl").read_text(encoding="utf-8")
             rows = judge(options, arm, folder)
             about = {"arm": arm, "seed": seed, "flags": options.flags(arm)}
-            result.parent.mkdir(parents=True, exist_ok=True)
             write_text(result.with_suffix(".log.jsonl"), log)
             write_text(result, "".join(json.dumps(about | row) + "\n" for row in rows))
             print(f"{result}: done", file=sys.stderr)
+
+
+def check_same(result: Path, options: Options, arm: str) -> None:
+    """Raise ValueError if a finished arm was trained or judged otherwise than is asked for."""
+    first = read_json_lines(result)[0]
+    found, asked = (
+        {"clips": clips, **{flag: str(value) for flag, value in flags.items()}}
+        for clips, flags in ((first["clips"], first["flags"]), (options.clips, options.flags(arm)))
+    )
+    for name in found | asked:
+        if found.get(name) != asked.get(name):
+            raise ValueError(
+                f"{result} is of {name}={found.get(name)}, now {asked.get(name)}: remove it, "
+                "or choose another --out"
+            )
 
 
 def train(options: Options, arm: str, seed: int, folder: Path, seconds: float) -> bool:

@@ -13,6 +13,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from diagd.decoding.likelihood import spell_error
 from diagd.files import read_json_lines, write_text
 from diagd.reporting.pictures import save_figure
 
@@ -83,8 +84,8 @@ def table(found: Found) -> str:
 def cell(gap: Tensor) -> str:
     """Spell the mean of (clips, columns) and its standard error over clips."""
     by_clip = gap.mean(1)
-    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else 0.0
-    return f"{by_clip.mean().item():+.4f} ± {error:.4f}"
+    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None
+    return f"{by_clip.mean().item():+.4f} ± {spell_error(error)}"
 
 
 def draw_curves(found: Found, path: Path) -> None:

@@ -7,7 +7,6 @@ model knows no others.
 python runs/attention_start.py --out docs/results/attention_start.json
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import tyro
 
 from diagd.attention.analysis import measure_attention
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json
 from diagd.models.attention_init import aim_heads
 from diagd.models.transformer import Transformer
 
@@ -43,7 +43,7 @@ def main(options: Options) -> None:
         numbers = found.report()
         layers = [layer["shares"] for layer in numbers["layers"]]
         report[name] = {"shares": numbers["shares"], "layers": layers}
-    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out, report, indent=1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import read_shards
 from diagd.training.sequences import draw_batch
@@ -52,9 +53,7 @@ def main(options: Options) -> None:
     stand = torch.full((len(frame), 1), codes + names.index("none"))
     still = torch.cat([frame, *[stand, frame] * (FRAMES - 1)], dim=1)
     report["loss_by_frame_of_a_still_video"] = losses(model, still)
-    (options.out / "doom_actions.json").write_text(
-        json.dumps(report, indent=1) + "\n", encoding="utf-8"
-    )
+    write_json(options.out / "doom_actions.json", report, indent=1)
     print(json.dumps(report, indent=1))
 
 

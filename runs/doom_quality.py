@@ -19,8 +19,10 @@ import tyro
 from diagd.data.actions import read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.families.defaults import GenerationDefaults
+from diagd.files import write_json
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.generator import VideoGenerator
+from diagd.reporting.pictures import save_figure
 from runs.acceptance import Clips, ids_of, turns
 
 STRATEGIES = ("raster", "k=4", "k=2", "k=1")
@@ -75,7 +77,6 @@ def main(options: Options) -> None:
         for name, dream in dreams.items()
         if name != "raster"
     }
-    options.out.mkdir(parents=True, exist_ok=True)
     shifts = turns(clips, options.out / "doom_turns.png")
     left, right = (torch.tensor(shifts[name]).float() for name in ("left", "right"))
     turning = {
@@ -98,7 +99,7 @@ def main(options: Options) -> None:
         "tokens_equal_to_raster": agreement,
         "turning": turning,
     }
-    (options.out / "doom.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out / "doom.json", report, indent=1)
     plot(quality, options.out / "doom_quality.png")
     chosen = torch.cat([truth[:3], *(rows[name][:3] for name in ("raster", "k=2", "k=1"))], 1)
     write_image(options.out / "doom_dreams.png", contact_sheet(chosen.flatten(0, 1), HORIZON))
@@ -119,7 +120,7 @@ def plot(quality: dict[str, dict[str, list[float]]], path: Path) -> None:
         axis.set(xlabel="frames after the context", ylabel=label)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ Needs `pip install -e '.[metrics]'`. Each call goes on with the next clip, kille
 time is up, and ends with a table of the clips that all models have been through.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -30,14 +29,15 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.sampling import sample
 from diagd.evaluation.named_clips import Clip, choose_clips, read_clip
-from diagd.evaluation.results import pack, unpack
-from diagd.files import append_line, read_json_lines, write_text
+from diagd.evaluation.results import ResultsWriter, pack, unpack
+from diagd.families.checkpoints import model_path
+from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.latents import frame_features
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.provenance import provenance, settings_of
+from diagd.provenance import fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
 
 SPANS = (8, 16, 32, 48, 64)  # frames of a dream that are one column of the table, up to these
@@ -80,36 +80,45 @@ def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     end = time.monotonic() + 60 * options.minutes
     names = choose_clips(options.clips, options.num_clips, options.seed)
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "draft_errors.jsonl"
-    rows = read_rows(path, options)
-    done = {(row["model"], row["clip"]) for row in rows}
     worlds = {label: VideoGenerator.from_pretrained(folder) for label, _, folder in options.parts}
-    for name in names:
-        for label, world in worlds.items():
-            if (label, name) not in done and time.monotonic() < end:
-                row = {"model": label, "clip": name, **measure(world, name, options)}
-                append_line(path, json.dumps(row))
-                rows.append(row)
-    text = table(rows, options)
-    write_text(options.out / "draft_errors.md", text)
+    weights = {label: fingerprint(model_path(folder)) for label, _, folder in options.parts}
+    with ResultsWriter(path) as writer:
+        rows = read_rows(path, writer, options, weights)
+        done = {(row["model"], row["clip"]) for row in rows}
+        for name in names:
+            for label, world in worlds.items():
+                if (label, name) not in done and time.monotonic() < end:
+                    row = {"model": label, "weights": weights[label], "clip": name}
+                    row |= measure(world, name, options)
+                    writer.append(row)
+                    rows.append(row)
+        text = table(rows, options)
+        write_text(options.out / "draft_errors.md", text)
     print(text)
 
 
-def read_rows(path: Path, options: Options) -> list[dict[str, Any]]:
-    """Return what was measured so far; refuse rows of other settings.
+def read_rows(
+    path: Path, writer: ResultsWriter, options: Options, weights: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Return what was measured of models with these weights; refuse rows of other settings.
 
-    The first line says what all rows depend on.
+    The first line says what all rows depend on. Older rows do not say of which weights they are.
     """
     settings = settings_of(options)
     for name in ("models", "num_clips", "minutes", "threads"):
         del settings[name]
-    if not path.is_file():
-        append_line(path, json.dumps({"options": settings, **provenance(torch.device("cpu"))}))
+    if not read_json_lines(path):
+        writer.append({"options": settings, **provenance(torch.device("cpu"))})
     first, *rows = read_json_lines(path)
     if first["options"] != settings:
         raise ValueError(f"{path} was measured with other options: remove it, or choose --out")
-    return rows
+    return [
+        row
+        for row in rows
+        if row["model"] in weights
+        and row.get("weights", weights[row["model"]]) == weights[row["model"]]
+    ]
 
 
 @torch.inference_mode()

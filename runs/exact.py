@@ -31,11 +31,13 @@ from diagd.decoding.strategies.exact.verification import step_costs
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.named_clips import choose_clips, read_clip
+from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.provenance import cpu_name
+from diagd.provenance import cpu_name, fingerprint
+from diagd.reporting.pictures import save_figure
 
 SHOWN = "exact"  # the strategy in the picture
 
@@ -103,7 +105,6 @@ def main(options: Options) -> None:
         world.check(strategy, options.sampling())
     for name in track([name for name in names if name not in report["clips"]]):
         add_clip(report, measure(world, options, todo, name, report), name, world)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, report, indent=1)
     if SHOWN in report["runs"]:
         draw_runs(report, path.with_name(f"{path.stem}_runs.png"))
@@ -114,13 +115,18 @@ def main(options: Options) -> None:
 def start_report(path: Path, options: Options) -> dict[str, Any]:
     """Return what was measured so far; refuse numbers of other settings."""
     device = cpu_name() if options.device == "cpu" else torch.cuda.get_device_name()
-    new = {"settings": options.settings(), "threads": torch.get_num_threads(), "device": device}
+    new = {
+        "settings": options.settings(),
+        "weights": fingerprint(model_path(options.model)),
+        "threads": torch.get_num_threads(),
+        "device": device,
+    }
     if not path.is_file():
         parts = ("milliseconds_by_lanes", "strategies", "totals", "runs")
         return {**new, "clips": [], **{part: {} for part in parts}}
     report = json.loads(path.read_text(encoding="utf-8"))
     for key, value in new.items():
-        if report.get(key) != value:
+        if report.setdefault(key, value) != value:  # older reports do not say of which weights
             raise ValueError(
                 f"{path} was measured with another {key}: remove it, or choose another --out"
             )
@@ -251,8 +257,7 @@ def draw_runs(report: dict[str, Any], path: Path) -> None:
         axis.bar(list(bars), list(bars.values()), width=0.4 if label == labels[-1] else 0.8)
         axis.set(xlabel=label, ylabel=what)
         axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

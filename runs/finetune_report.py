@@ -9,6 +9,9 @@ from pathlib import Path
 
 import tyro
 
+from diagd.decoding.likelihood import spell_error
+from diagd.files import write_text
+
 
 @dataclass(frozen=True)
 class Options:
@@ -39,12 +42,12 @@ def main(options: Options) -> None:
         cells = []
         for model, rows in found.items():
             gap = rows[name]["gap"]
-            cell = f"{gap:+.4f} ± {rows[name]['gap_error']:.4f}"
+            cell = f"{gap:+.4f} ± {spell_error(rows[name]['gap_error'])}"
             if model != options.before and row["gap"] > 0:
                 cell += f" ({1 - gap / row['gap']:.0%})"
             cells.append(cell)
         lines.append(f"| {name} | {row['num_steps']} | " + " | ".join(cells) + " |")
-    (options.results / "finetune.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(options.results / "finetune.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -6,7 +6,6 @@ Hygiene of the cache is the design's claim: stand-ins are seen by nobody else, a
 always reach the cache. Each claim is broken here, and here only; the product has no such switch.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import Sees, gap_to_raster, view_nll
+from diagd.decoding.likelihood import Sees, gap_to_raster, spell_error, view_nll
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json, write_text
 from diagd.provenance import settings_of
 from diagd.tokenizers.shards import read_shards
 from diagd.training.sequences import windows
@@ -103,11 +103,8 @@ def main(options: Options) -> None:
         {"strategy": name, "rule": variant, **gap_to_raster(cost, base)}
         for (name, variant), cost in nll.items()
     ]
-    options.out.mkdir(parents=True, exist_ok=True)
     document = {"options": settings_of(options), "rows": rows}
-    (options.out / "gap_study.json").write_text(
-        json.dumps(document, indent=1) + "\n", encoding="utf-8"
-    )
+    write_json(options.out / "gap_study.json", document, indent=1)
     table = [
         f"Nats a token above raster ({base.mean():.4f}), {options.clips} clips of "
         f"{options.frames} frames, {options.model}; ± standard error over clips.\n",
@@ -116,9 +113,9 @@ def main(options: Options) -> None:
     ]
     for name in views:
         gaps = [row for row in rows if row["strategy"] == name]
-        cells = [f"{row['gap']:+.4f} ± {row['gap_error']:.4f}" for row in gaps]
+        cells = [f"{row['gap']:+.4f} ± {spell_error(row['gap_error'])}" for row in gaps]
         table.append(f"| {name} | " + " | ".join(cells) + " |")
-    (options.out / "gap_study.md").write_text("\n".join(table) + "\n", encoding="utf-8")
+    write_text(options.out / "gap_study.md", "\n".join(table) + "\n")
     print("\n".join(table))
 
 

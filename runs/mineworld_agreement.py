@@ -3,7 +3,6 @@
 python runs/mineworld_agreement.py --out docs/results
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.families.checkpoints import load_model
+from diagd.files import write_json
 
 FIXTURE = Path(__file__).parent.parent / "tests" / "fixtures" / "mineworld_tiny"
 GRID = TokenGrid(3, 4, 6)
@@ -53,8 +53,7 @@ def main(options: Options) -> None:
             }
     for name, row in report.items():
         print(name, row)
-    path = options.out / "mineworld_agreement.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(options.out / "mineworld_agreement.json", report, indent=1)
 
 
 if __name__ == "__main__":

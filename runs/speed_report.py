@@ -13,6 +13,8 @@ import tyro
 
 from diagd.benchmark.disturbance import MARK, disturbed_note, is_disturbed
 from diagd.benchmark.print_rows import after, cell
+from diagd.files import write_text
+from diagd.reporting.pictures import save_figure
 
 SPEED = {
     "steps": "{steps}",
@@ -69,7 +71,7 @@ def main(options: Options) -> None:
         for name, row in json.loads(precision.read_text(encoding="utf-8")).items():
             share = row["likeliest_token_unchanged"]
             lines.append(f"| {name} | {row['loss']:.4f} | {share:.2%} |")
-    (options.results / "speed.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    write_text(options.results / "speed.md", "\n".join(lines).rstrip() + "\n")
 
 
 def describe(document: dict[str, Any]) -> list[str]:
@@ -132,8 +134,7 @@ def draw(documents: list[dict[str, Any]], path: Path) -> None:
         axis.set_title(f"{document['options']['model']}: frames a second", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

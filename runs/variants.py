@@ -55,7 +55,6 @@ def main(options: Options) -> None:
             rows += [{"variant": name, **row} for row in found]
             print(name, *found, sep="\n", file=sys.stderr)
     told = {"options": settings_of(options), **provenance(torch.device("cpu"))}
-    options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "variants.json", {**told, "rows": rows}, indent=1)
 
 

@@ -50,7 +50,6 @@ class Options:
 
 def main(options: Options) -> dict[str, Any]:
     """Start the server, visit it, write what was read; returns the document written."""
-    options.out.mkdir(parents=True, exist_ok=True)
     flags = ("play", "--model", options.model, "--port", "0", "--no-open")
     command = [sys.executable, "-m", "diagd", *flags, "--max-sessions", str(options.at_once)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

@@ -253,6 +253,13 @@ def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monke
         assert other == (document if flags else "")
 
 
+def test_of_the_processes_of_one_launch_one_prints_the_document(command, monkeypatch):
+    flags = ("plan", "--grid", COSMOS, "-k", 1, "--json")
+    for rank, printed in (("0", True), ("1", False)):
+        monkeypatch.setenv("RANK", rank)
+        assert bool(command(*flags).out) == printed
+
+
 def test_a_mistake_leaves_stdout_empty_with_json_as_well(command):
     outcome = command("plan", "--json", "--grid", "3x0x64")
     outcome.assert_refused("height must be at least 1, got 0")

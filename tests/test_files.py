@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from diagd.files import (
+    copy_whole,
     read_json_lines,
     recover_folder,
     replacing,
@@ -203,3 +204,17 @@ def test_a_log_is_cut_back_to_a_step(tmp_path):
     assert path.read_text() == "".join(lines[:4])
     rewind_log(tmp_path / "none.jsonl", 3)
     assert names_in(tmp_path) == ["log.jsonl"]
+
+
+def test_what_a_killed_writer_left_is_not_copied(tmp_path):
+    source, goal = tmp_path / "tokenizer", tmp_path / "model" / "tokenizer"
+    source.mkdir()
+    (source / "config.json").touch()
+    (source / ".config.json.0a1b2c3d.partial").touch()
+    copy_whole(source, goal)
+    assert [path.name for path in goal.iterdir()] == ["config.json"]
+
+
+def test_the_folder_of_a_file_is_made(tmp_path):
+    write_text(tmp_path / "results" / "new" / "table.md", "| |")
+    assert [path.name for path in (tmp_path / "results" / "new").iterdir()] == ["table.md"]

@@ -39,7 +39,7 @@ from diagd.families.presets import PRESETS
 from diagd.flags import RowLags
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.provenance import cpu_name
+from diagd.provenance import provenance
 from diagd.tokenizers.text import NUM_PLACES
 
 
@@ -132,9 +132,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
         "options": asdict(options),
         "grid": [grid.num_frames, grid.height, grid.width],
         "parameters": num_parameters(config),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
+        **provenance(device),
         "ceilings": {dtype: asdict(ceiling) for dtype, ceiling in ceilings.items()},
         "peak_memory_bytes": peak_memory_bytes(device),
         "rows": report_rows(rows, config, grid, ceilings),

@@ -33,7 +33,7 @@ from diagd.evaluation.likelihood_gap import (
     summarize_likelihood,
 )
 from diagd.evaluation.measure import ClipMeter, Outcome, Settings, Task
-from diagd.evaluation.named_clips import choose_clips
+from diagd.evaluation.named_clips import choose_clips, fingerprint_clips
 from diagd.evaluation.print_summary import print_summary
 from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.results import (
@@ -208,24 +208,25 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         for method in options.methods()
     ]
     meter = ClipMeter(settings, options.save_videos)
-    if options.teacher_forced:
-        options.out.mkdir(parents=True, exist_ok=True)
-        forced = [task for task in tasks if task.method not in BASELINES]
-        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out))
-        print_likelihood(gaps, console)
-        return {"results": str(options.out / LIKELIHOOD_FILE), "rows": gaps}
     pool = options.pool()
     if pool.is_this_process:  # else others load the models
-        _check_strategies(options, meter)
+        for label in reversed(settings.models):  # the first one stays loaded
+            meter.check(label, options.strategies(), clips)
     run = {
         "kind": "run",
         "settings": json.loads(json.dumps(asdict(settings), default=str)),
         "metrics": meter.provenance,
         "models": fingerprints,
+        "clips": fingerprint_clips(options.clips, clips),
+        "tokenizer": options.tokenizer and fingerprint(options.tokenizer),
         "options": json.loads(json.dumps(asdict(options), default=str)),
         **provenance(device),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
+    if options.teacher_forced:
+        forced = [task for task in tasks if task.method not in BASELINES]
+        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out, run))
+        print_likelihood(gaps, console)
+        return {"results": str(options.out / LIKELIHOOD_FILE), "rows": gaps}
     path = options.out / RESULTS_FILE
     with ResultsWriter(path) as writer:
         before = read_results(path)
@@ -261,20 +262,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
 
 
-def _check_strategies(options: EvaluateOptions, meter: ClipMeter) -> None:
-    """Raise ValueError for strategies that do not fit the first model, before any work."""
-    world = meter.world(next(iter(options.labelled_models())))
-    for strategy in options.strategies():
-        world.check(strategy, meter.settings.sampling)
-
-
 def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:
     """Write the video, then the line that speaks of it."""
     record = outcome.record
     video = None
     if options.save_videos:
         video = video_path(*key_of(record))
-        path = options.out / video
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_video(path, outcome.frames, record["fps"])
+        write_video(options.out / video, outcome.frames, record["fps"])
     writer.append({**record, "run": run, "video": video})

@@ -47,7 +47,7 @@ class ReportOptions:
 def main(options: ReportOptions) -> dict[str, Any]:
     """Write the files and return their names with the rows of the table."""
     results = read_results(options.results / RESULTS_FILE)
-    if not results.clips:
+    if not any(record["quality"] for record in results.clips):
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     (out / "figures").mkdir(parents=True, exist_ok=True)

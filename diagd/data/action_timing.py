@@ -116,7 +116,7 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
         given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
         chunks = torch.cat([_chunks(len(part[2])) + 1000 * n for n, part in enumerate(samples)])
         _, chunks = chunks.unique(return_inverse=True)
-        if int(chunks.max()) + 1 < FEWEST_CHUNKS:
+        if len(chunks.unique()) < FEWEST_CHUNKS:
             return RowTiming({}, {})
         without = _sums(_errors(given, wanted, chunks), chunks)
         with_it = _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
@@ -161,7 +161,7 @@ def _principal_components(movements: Sequence[Tensor]) -> list[Tensor]:
 def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return what is given, what is seen and which row is wanted, for each frame that has all."""
     first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
-    frames = torch.arange(first, len(rows) - max(SHIFTS))
+    frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
     before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
     given = torch.cat([*before, movement[frames - 2]], dim=1)
     return given, movement[frames - 1], rows[frames + shift]

@@ -187,7 +187,7 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # also: too long a number, nested too deeply
             record = None
         if not isinstance(record, dict):
             raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:60]!r}")

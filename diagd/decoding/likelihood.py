@@ -86,18 +86,24 @@ def strategy_nll(
     return nll.view(batch_size, grid.num_frames, height, width)
 
 
-def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float]:
+def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
     """Return the mean cost of clips, how far it is above raster's, and how sure that is.
 
     Args:
         nll, raster: (clips, ...) nats a token of the same clips.
 
     Returns:
-        `nll` and `gap`, both means, and `gap_error`, the standard error of the gap over clips.
+        `nll` and `gap`, both means, and `gap_error`, the standard error of the gap over clips;
+        None for one clip, which cannot tell.
     """
     by_clip = (nll - raster).reshape(len(nll), -1).mean(1)
-    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else 0.0
+    error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None
     return {"nll": nll.mean().item(), "gap": by_clip.mean().item(), "gap_error": error}
+
+
+def spell_error(error: float | None) -> str:
+    """Write a standard error for a table."""
+    return "-" if error is None else f"{error:.4f}"
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The teacher-forced gap on clips: what true frames cost under a strategy, minus under raster.
 
-One line a clip, model and strategy in `teacher_forced.jsonl`; a killed run goes on where it was.
+One line a clip, model and strategy in `teacher_forced.jsonl`, with run lines as in results.jsonl; a
+killed run goes on where it was.
 Nothing is generated: `diagd.decoding.likelihood` reads a clip once under the strategy's lanes.
 """
 
@@ -12,35 +13,44 @@ import torch
 from rich.console import Console
 
 from diagd.console import print_table, track
-from diagd.decoding.likelihood import gap_to_raster, strategy_nll
+from diagd.decoding.likelihood import gap_to_raster, spell_error, strategy_nll
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.measure import ClipMeter, Task
-from diagd.evaluation.results import RASTER, Record, ResultsWriter, key_of
-from diagd.files import read_json_lines
+from diagd.evaluation.results import (
+    RASTER,
+    Record,
+    ResultsWriter,
+    check_same,
+    key_of,
+    read_results,
+)
 
 LIKELIHOOD_FILE = "teacher_forced.jsonl"
 
 
-def measure_likelihood(meter: ClipMeter, tasks: Sequence[Task], folder: Path) -> list[Record]:
+def measure_likelihood(
+    meter: ClipMeter, tasks: Sequence[Task], folder: Path, run: Record
+) -> list[Record]:
     """Return one line a task, measuring those that the file does not hold yet.
+
+    Args:
+        run: what the file says, before its lines, of how they came about.
 
     Raises:
         ValueError: a clip longer than a model's context, or a file of other settings.
     """
-    path, clip_settings = folder / LIKELIHOOD_FILE, meter.settings
-    settings = {
-        "context_frames": clip_settings.context_frames,
-        "num_frames": clip_settings.num_frames,
-    }
+    path = folder / LIKELIHOOD_FILE
     with ResultsWriter(path) as writer:
-        lines = read_json_lines(path)
-        if any(line["settings"] != settings for line in lines):
-            raise ValueError(f"{path} was measured with other settings: {lines[0]['settings']}")
-        done = {key_of(line): line for line in lines}
+        before = read_results(path)
+        check_same(path, before, run)
+        done = {key_of(line): line for line in before.clips}
         missing = [task for task in tasks if tuple(task) not in done]
+        number = len(before.runs)
+        if missing:
+            writer.append({**run, "run": number})
         for task in track(missing, "teacher-forced"):
-            line = {**task._asdict(), "settings": settings, **_likelihood(meter, task)}
+            line = {"kind": "clip", "run": number, **task._asdict(), **_likelihood(meter, task)}
             writer.append(line)
             done[task] = line
     return [done[task] for task in tasks]
@@ -85,7 +95,7 @@ def print_likelihood(rows: Sequence[dict[str, Any]], console: Console) -> None:
             row["method"],
             str(row["clips"]),
             f"{row['nll']:.4f}",
-            f"{row['gap']:+.4f} ± {row['gap_error']:.4f}",
+            f"{row['gap']:+.4f} ± {spell_error(row['gap_error'])}",
         ]
         for row in rows
     ]

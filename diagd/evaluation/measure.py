@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from diagd.decoding.runner import CAPTURING
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.evaluation.named_clips import Clip, clip_after, read_clip
+from diagd.evaluation.named_clips import Clip, check_clips, clip_after, read_clip
 from diagd.evaluation.results import Record, pack
 from diagd.evaluation.revisit import CHANCE, walk
 from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
@@ -84,6 +85,12 @@ class Settings:
     revisit: int | None = None
     revisit_actions: tuple[str, str] = ("left", "right")
 
+    @property
+    def frames_read(self) -> tuple[int, int]:
+        """Frames to read of a clip, and how many are enough where it has no more."""
+        most = self.context_frames if self.revisit else self.num_frames
+        return most, self.context_frames + 1 if self.drift else most
+
 
 class ClipMeter:
     """Measures tasks one after the other; keeps the last model and the last clip."""
@@ -139,17 +146,25 @@ class ClipMeter:
             self._clip = (model, name), self._read(model, name)
         return self._clip[1]
 
+    def check(self, model: str, strategies: Sequence[Strategy], clips: Collection[str]) -> None:
+        """Raise FileNotFoundError or ValueError for what does not fit a model, before any work."""
+        world, settings = self.world(model), self.settings
+        for strategy in strategies:
+            world.check(strategy, settings.sampling)
+        where = settings.start, settings.frames_read[1], settings.fps
+        check_clips(settings.clips, clips, world.vocabulary, *where)
+
     def _read(self, model: str, name: str) -> Clip:
         world, settings = self.world(model), self.settings
-        wanted = settings.context_frames if settings.revisit else settings.num_frames
+        most, least = settings.frames_read
         clip = read_clip(
             settings.clips,
             name,
             world.vocabulary,
             settings.start,
-            wanted,
+            most,
             settings.fps,
-            least=settings.context_frames + 1 if settings.drift else None,
+            least=least,
         )
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 

@@ -3,10 +3,12 @@
 What lies in the folder is the business of `diagd.families.clip_files`.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from diagd.data.actions import ActionCodec
 from diagd.families.clip_files import Clip, find_clips, sample_clips
+from diagd.provenance import clip_fingerprint
 
 
 def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
@@ -17,6 +19,32 @@ def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
         ValueError: fewer clips in it.
     """
     return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
+
+
+def fingerprint_clips(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return hex digits that stand for what is in each of these clips of a folder."""
+    return {
+        clip.name: clip_fingerprint(clip.path) for clip in find_clips(folder) if clip.name in names
+    }
+
+
+def check_clips(
+    folder: Path,
+    names: Collection[str],
+    codec: ActionCodec | None,
+    start: int,
+    num_frames: int,
+    fps: float | None,
+) -> None:
+    """See that `read_clip` can read these clips, from their heads and their action files.
+
+    Raises:
+        FileNotFoundError, ValueError: a clip that cannot be read so (named).
+    """
+    for clip in find_clips(folder, codec=codec):
+        if clip.name in names:
+            clip.check(num_frames, start, fps)
+            clip.actions()
 
 
 def read_clip(

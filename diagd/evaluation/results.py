@@ -97,6 +97,14 @@ def check_same(path: Path, before: Results, run: Record) -> None:
                     f"{path}: model {label} has other weights now than when it was measured; "
                     "give it another label or choose another --out"
                 )
+        for clip, found in earlier.get("clips", {}).items():  # older runs do not say
+            if run["clips"].get(clip, found) != found:
+                raise ValueError(
+                    f"{path}: {clip} is another clip now than when it was measured; "
+                    "choose another --out"
+                )
+        if earlier.get("tokenizer", run["tokenizer"]) != run["tokenizer"]:
+            raise ValueError(f"{path} was measured with another tokenizer; choose another --out")
         if earlier["metrics"] != run["metrics"]:
             raise ValueError(f"{path} was measured with other metric weights; choose another --out")
         for name, value in earlier["settings"].items():

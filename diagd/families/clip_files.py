@@ -149,11 +149,16 @@ class ClipFile:
             raise ValueError(
                 f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
             )
-        actions = self._actions()
+        actions = self.actions()
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
-    def _actions(self) -> list[str] | None:
-        """Read the action that led to each stored frame."""
+    def actions(self) -> list[str] | None:
+        """Read the action that led to each stored frame; None without a codec.
+
+        Raises:
+            FileNotFoundError, ValueError: the file is missing, an action is none of the codec's, or
+                there is not one for each frame.
+        """
         if self.codec is None:
             return None
         stored, _ = self.length()

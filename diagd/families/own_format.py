@@ -96,7 +96,6 @@ def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Te
 
     The weights come last: where they are, all is there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
     write_weights(folder / WEIGHTS_FILE, weights)
 

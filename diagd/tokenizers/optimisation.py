@@ -193,7 +193,6 @@ class TokenizerTrainer:
                 tensors[f"optimizer.{index}.{name}"] = value
         tensors |= {"counts": self.counts, "sums": self.sums}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
         metadata = {
             "step": str(self.step),
             "seconds": str(self.seconds),

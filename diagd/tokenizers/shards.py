@@ -25,6 +25,7 @@ from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
 from diagd.files import write_bytes
+from diagd.provenance import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
@@ -39,7 +40,6 @@ class TokenClips:
         actions: (num_clips, T) int16, places in `action_names`; row t led to frame t.
         codebook_size: number of visual ids.
         action_names: what the action ids mean.
-        clip_names: the videos that the tokens are from.
         codebook: fingerprint of the tokenizer's codes.
     """
 
@@ -47,7 +47,6 @@ class TokenClips:
     actions: Tensor
     codebook_size: int
     action_names: tuple[str, ...]
-    clip_names: tuple[str, ...] = ()
     codebook: str = ""
 
 
@@ -82,7 +81,8 @@ def actions_of(
         for path in files
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
     ):
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # told by read_actions
+        # told by read_actions
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
             names.add(str(json.loads(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
@@ -123,7 +123,6 @@ def write_shards(
     surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     written, shape = 0, None
     encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
@@ -133,8 +132,8 @@ def write_shards(
                 clips, found = _read_shard(shard)
                 if found != metadata:
                     raise ValueError(
-                        f"{shard} is of other clips, actions or another tokenizer: "
-                        "delete it or use another folder"
+                        f"{shard} is of other clips, actions or another tokenizer (or from before "
+                        "this was noted): delete it or use another folder"
                     )
                 shape = clips.tokens.shape[1:]
             else:
@@ -219,7 +218,6 @@ def read_shards(folder: str | Path) -> TokenClips:
         torch.cat([part.actions for part in parts]),
         first.codebook_size,
         first.action_names,
-        sum((part.clip_names for part in parts), ()),
         first.codebook,
     )
 
@@ -234,7 +232,6 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
             actions,
             int(metadata["codebook_size"]),
             _names(metadata["action_names"]),
-            _names(metadata["clips"]),
             metadata.get("codebook", ""),
         )
     except (SafetensorError, KeyError, RecursionError, ValueError) as error:
@@ -276,15 +273,21 @@ def _metadata(
     piece: int | None,
     size_px: tuple[int, int] | None,
 ) -> dict[str, str]:
-    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
     return {
         "clips": json.dumps([path.stem for path in paths]),
-        "codebook": hashlib.sha256(codebook).hexdigest()[:16],
+        "content": json.dumps([clip_fingerprint(path) for path in paths]),
+        "codebook": codebook_fingerprint(tokenizer),
         "codebook_size": str(tokenizer.codebook_size),
         "compression": str(tokenizer.compression),
         "cut": json.dumps([piece, size_px]),
         "action_names": json.dumps(list(vocabulary.names)),
     }
+
+
+def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
+    """Return hex digits that stand for a tokenizer's codes, in whatever type they are held."""
+    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
+    return hashlib.sha256(codebook).hexdigest()[:16]
 
 
 def _describe(shape: Sequence[int]) -> str:

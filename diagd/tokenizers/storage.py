@@ -107,7 +107,6 @@ def save_files(
 ) -> None:
     """Write config.json and a safetensors file; both appear under their names only when whole."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
     write_bytes(folder / weights_name, save(stored, metadata={"format": "pt"}))
     write_json(folder / CONFIG_NAME, config, indent=2)

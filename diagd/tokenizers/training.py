@@ -24,6 +24,7 @@ from diagd.tokenizers.vq import VQTokenizer
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"
+OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
 LOG_EVERY = 50
 SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
 

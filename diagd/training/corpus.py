@@ -13,12 +13,14 @@ from rich.console import Console
 
 from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.video import video_length
+from diagd.data.video import read_video, video_length
 from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.files import copy_whole
 from diagd.flags import OutputFolder
+from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import STILL, actions_of, write_shards
 from diagd.tokenizers.training import (
+    OF_TRAINING,
     TokenizerOptions,
     find_clips,
     finished_tokenizer,
@@ -82,6 +84,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: no clip of at least {piece} frames, into which the others are cut: "
                 "record another"
             )
+    _check_sizes(options, [*clips, *others])
     console = make_console()
     left_out = len(lengths) - sum(map(len, parts.values()))
     console.print(
@@ -110,6 +113,26 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     console.print(f"next: diagd train --tokens {options.out} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
     return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
+
+
+def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> None:
+    """Raise ValueError unless frames are of one size, which tokens divide; decodes one each."""
+    height, width = options.size_px or read_video(paths[0], 1).frames.shape[1:3]
+    for path in paths if options.size_px is None else ():
+        size = read_video(path, 1).frames.shape[1:3]
+        if size != (height, width):
+            raise ValueError(
+                f"{path}: expected frames of {height}x{width} px as in {paths[0].name}, "
+                f"got {size[0]}x{size[1]} px: give --size to make them one"
+            )
+    if applied := options.tokenizer or options.init:
+        patch = VQTokenizer.from_pretrained(applied).compression
+    else:
+        patch = options.patch or choose_patch(height, width)
+    if height % patch or width % patch:
+        raise ValueError(
+            f"frame height and width must be multiples of {patch} px, got {height}x{width}"
+        )
 
 
 def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
@@ -148,8 +171,7 @@ def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) ->
     if tokenizer is None:
         tokenizer = train_tokenizer(options, frames, folder)
     elif options.tokenizer is not None:
-        tokenizer.encode(frames[:1])  # or it says which sizes would fit
-        copy_whole(options.tokenizer, folder)
+        copy_whole(options.tokenizer, folder, OF_TRAINING)
     size, patch = frames.shape[1:3], tokenizer.compression
     console.print(
         f"frames of {size[0]}x{size[1]} px are {size[0] // patch}x{size[1] // patch} tokens "

@@ -55,7 +55,7 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
         own = [row for row in rows if row["row_start"] == row_start]
         axis.errorbar(
             *zip(*[(row["num_steps"], row["gap"]) for row in own], strict=True),
-            yerr=[row["gap_error"] for row in own],
+            yerr=[row["gap_error"] or 0.0 for row in own],
             fmt="o",
             markersize=4,
             capsize=2,

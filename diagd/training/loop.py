@@ -2,7 +2,8 @@
 
 Pretraining and diagonal finetuning are this loop with two losses. The batch of a step is a function
 of seed and step alone, and every process takes its share of it, so neither a kill nor the number of
-processes changes the loss curve. `accelerate launch` spreads it.
+processes changes the loss curve of a batch of so many sequences in all. `accelerate launch` spreads
+it.
 """
 
 import json
@@ -83,6 +84,12 @@ class TrainingRun:
             **(purpose or {}),
         }
         self.length, self.batch_size = options.length_of(clips), options.batch_of(clips)
+        self.settings = {  # of the whole run
+            "seed": options.seed,
+            "hold": options.hold,
+            "batch_size": self.batch_size,
+            "optimizer": options.optimizer,
+        }
         precision = faster_precision() if options.precision == "auto" else options.precision
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(
@@ -113,6 +120,13 @@ class TrainingRun:
         if state_file.is_file():
             state = json.loads(state_file.read_text(encoding="utf-8"))
             step, seconds = state.pop("step"), state.pop("seconds", 0.0)
+            for name, value in self.settings.items():
+                before = state.pop(name, value)  # older runs do not say
+                if before != value:
+                    raise ValueError(
+                        f"{self.options.out} holds a run of {name} {before}, now {value}; "
+                        "choose another --out"
+                    )
             if state != self.identity:
                 raise ValueError(
                     f"{self.options.out} holds a run of another model, tokenizer or schedule; "
@@ -259,8 +273,8 @@ class TrainingRun:
             weights: Any = self.accelerator.get_state_dict(self.model)
             self.accelerator.wait_for_everyone()
             if is_main:
-                state = {"step": self.step, "seconds": self.seconds, **self.identity}
-                write_json(fresh / "run.json", state)
+                state = {"step": self.step, "seconds": self.seconds, **self.settings}
+                write_json(fresh / "run.json", state | self.identity)
         if not is_main:
             return
         save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)

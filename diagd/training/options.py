@@ -56,6 +56,14 @@ class LoopOptions:
             raise ValueError(f"warmup_steps must be in [0, steps={most}), got {self.warmup_steps}")
         if not 0 <= self.hold < 1:
             raise ValueError(f"hold must be in [0, 1), got {self.hold}")
+        for name in ("seed", "weight_decay", "save_minutes"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
+        if not 0 <= self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be 0 or more, got {self.learning_rate}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
         if self.precision not in ("auto", "bf16", "no"):
             raise ValueError(f"precision must be auto, bf16 or no, got {self.precision!r}")
 

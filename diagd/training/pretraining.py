@@ -19,7 +19,7 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.dreams import PICTURE, DreamStrip
 from diagd.training.loop import Look, TrainingRun, read_clips
 from diagd.training.mixture import MixtureLoss, MixtureOptions
-from diagd.training.setup import OptimizerName, fit_config, start_model
+from diagd.training.setup import OptimizerName, check_tokenizer, fit_config, start_model
 from diagd.training.sizing import plan_run
 from diagd.training.world_parts import copy_parts, next_steps
 
@@ -72,6 +72,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
     model = start_model(config, options.seed, options.init)
+    if options.init is not None:
+        check_tokenizer(options.init, clips)
     views = options.views(config.grid_height, config.grid_width)
     run = TrainingRun(options, clips, model, {"train": options.purpose()})
     run.resume()

@@ -9,11 +9,14 @@ import torch
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import load_model, model_path
+from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.families.presets import PRESETS
+from diagd.families.tokenizer_loading import load_tokenizer
 from diagd.models.attention_init import aim_heads
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.shards import TokenClips
+from diagd.tokenizers.shards import TokenClips, codebook_fingerprint
+from diagd.tokenizers.vq import VQTokenizer
 
 OptimizerName = Literal["adamw", "muon"]
 
@@ -43,6 +46,19 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
             raise ValueError(
                 f"the clips do not fit {model}: {what} is {of_clips}, the model's {of_model}"
             )
+    check_tokenizer(model, clips)
+
+
+def check_tokenizer(model: str, clips: TokenClips) -> None:
+    """Raise ValueError if a model brings a tokenizer, and the clips are tokens of another one."""
+    folder = model_path(model) / TOKENIZER_FOLDER
+    if not folder.is_dir() or not clips.codebook:
+        return
+    tokenizer = load_tokenizer(folder)
+    if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
+        raise ValueError(
+            f"the clips do not fit {model}: they are tokens of another tokenizer than its own"
+        )
 
 
 def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:

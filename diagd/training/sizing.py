@@ -96,24 +96,25 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
     if path.is_file():
         plan = RunPlan(**json.loads(path.read_text(encoding="utf-8")))
         return plan if model is None else replace(plan, model=model)
-    if model is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
     with waiting("measuring how fast this machine trains"):
         costs = [_probe(options, clips, name) for name in (PROBED if model is None else [model])]
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
-    step = options.batch_of(clips) * options.length_of(clips)
+    step = processes * options.batch_of(clips) * options.length_of(clips)
     steps = math.ceil(MOST_PASSES * data_tokens / step)
     most = min(options.steps or steps, steps) * step
     plan = None
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_weights(fit_config(name, clips, options.frames_held))
-        tokens = min(options.seconds / _seconds_per_token(costs, weights), most)
+        seconds = _seconds_per_token(costs, weights) / processes
+        tokens = min(options.seconds / seconds, most)
         larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
             plan = larger
     assert plan is not None
-    options.out.mkdir(parents=True, exist_ok=True)
     write_json(path, asdict(plan))
     return plan
 

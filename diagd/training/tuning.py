@@ -22,6 +22,7 @@ from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.checkpoints import available_models, load_model
 from diagd.flags import OutputFolder, RowLags
 from diagd.models.transformer import Transformer
+from diagd.provenance import provenance
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.sequences import windows
 from diagd.training.setup import check_fit
@@ -131,7 +132,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
             "out": options.out and str(options.out),
         },
         "grid": [grid.num_frames, grid.height, grid.width],
-        "torch": torch.__version__,
+        **provenance(device),
         "rows": rows,
         "choice": choice and {name: choice[name] for name in ("name", "row_start", "num_steps")},
     }

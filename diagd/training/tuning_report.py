@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from diagd.console import make_console, print_table
+from diagd.decoding.likelihood import spell_error
 from diagd.families.checkpoints import available_models, find_model
 from diagd.families.own_format import write_defaults
 from diagd.files import write_json
@@ -23,7 +24,7 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
             f"{row['speedup']:.1f}x",
             f"{row['nll']:.4f}",
             f"{row['gap']:+.4f}",
-            f"{row['gap_error']:.4f}",
+            spell_error(row["gap_error"]),
             "*" if row["frontier"] else "",
         ]
         for row in rows
@@ -67,7 +68,6 @@ def make_default(document: dict[str, Any], options: TuneOptions) -> None:
 
 def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:
     """Write tune.json and the plots beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "tune.json", document, indent=1)
     plot_frontier(folder / "tune.png", document["rows"], options.tolerance)
     for axis in options.by:

@@ -20,7 +20,7 @@ from diagd.families.own_format import (
 )
 from diagd.files import copy_whole
 from diagd.tokenizers.shards import STILL
-from diagd.tokenizers.training import LOG_NAME, STATE_NAME
+from diagd.tokenizers.training import OF_TRAINING
 
 PROMPT = "prompt.mp4"  # what is continued where nothing else is asked for
 WALK = "walk.jsonl"  # and under which actions
@@ -44,9 +44,8 @@ CRF = 4  # of H.264: what a world starts from should look as it was recorded
 def copy_parts(source: Path, folder: Path) -> None:
     """Copy what makes a world of a model, so that every command takes the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    unwanted = (LOG_NAME, Path(STATE_NAME).parts[0])  # of its training
     for name in PARTS:
-        copy_whole(source / name, folder / name, unwanted)
+        copy_whole(source / name, folder / name, OF_TRAINING)
 
 
 def next_steps(folder: Path, tokens: Path) -> str:

@@ -3,7 +3,7 @@ import pytest
 from diagd.benchmark import ceilings
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.provenance import cpu_name
+from diagd.provenance import cpu_name, git_commit
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
@@ -88,6 +88,7 @@ def test_the_report_says_what_was_run_on_what(bench):
     assert document["grid"] == [2, 3, 5]
     assert (document["options"]["seed"], document["options"]["repeats"]) == (4, 1)
     assert (document["device"], document["threads"]) == (cpu_name(), 1)
+    assert document["commit"] == git_commit()
     assert document["parameters"] == (
         2 * 30 * 32  # embedding, output
         + 32  # final norm

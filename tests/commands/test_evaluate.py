@@ -192,7 +192,7 @@ def test_bad_options_are_refused_before_anything_is_written(flags, message, eval
     assert not (tmp_path / "out").exists()
 
 
-def test_a_clip_that_is_too_short_is_named_and_what_was_measured_stays(evaluate, tmp_path, clips):
+def test_a_clip_that_is_too_short_is_named_before_anything_is_measured(evaluate, tmp_path, clips):
     folder = shutil.copytree(clips, tmp_path / "mixed")
     evaluate("--num-clips", 3, "--clips", folder)
     before = lines_of(tmp_path / "out")
@@ -200,6 +200,38 @@ def test_a_clip_that_is_too_short_is_named_and_what_was_measured_stays(evaluate,
         "--num-clips", 3, "--clips", folder, "--frames", 7, "--out", tmp_path / "two"
     ).assert_refused(r"clip_0\.mp4: expected at least 7 frames from frame 0 on, got 6")
     assert lines_of(tmp_path / "out") == before
+    assert not (tmp_path / "two").exists()
+
+
+def test_an_action_or_a_strategy_that_a_later_model_lacks_is_found_at_the_door(
+    evaluate, tmp_path, clips, world
+):
+    folder = shutil.copytree(clips, tmp_path / "acted")
+    (folder / "clip_2.jsonl").write_text('{"action": "none"}\n' * 5 + '{"action": "fly"}\n')
+    three = ("--num-clips", 3)
+    evaluate(*three, "--clips", folder).assert_refused(r"clip_2\.jsonl:6: unknown action 'fly'")
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VideoGenerator, "check", lambda world, *_: seen.append(world))
+        evaluate("--models", f"a={world}", f"b={world}", "--strategy", "k=1")
+    assert len(set(map(id, seen))) == 2
+
+
+def test_clips_of_the_same_names_from_elsewhere_are_not_mixed(evaluate, tmp_path, clips):
+    evaluate()
+    moved = shutil.copytree(clips, tmp_path / "moved")
+    assert evaluate("--clips", moved).document["measured"] == 0
+    for name in ("clip_0", "clip_1"):
+        shutil.copy(moved / "clip_2.mp4", moved / f"{name}.mp4")
+    evaluate("--clips", moved).assert_refused(r"clip_\d is another clip now than when it was")
+
+
+def test_a_tokenizer_that_changed_in_its_folder_is_refused(evaluate, tmp_path, world):
+    folder = shutil.copytree(world / "tokenizer", tmp_path / "tokenizer")
+    evaluate("--tokenizer", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n\n")
+    evaluate("--tokenizer", folder).assert_refused("was measured with another tokenizer")
 
 
 OTHERWISE = [
@@ -282,7 +314,7 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
     assert outcome.code == 0, outcome.err
     path = tmp_path / "out" / "teacher_forced.jsonl"
     text = path.read_text()
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = read_results(path).clips
     assert {(line["method"]) for line in lines} == {"raster", "k=2", "k=1"}
     generator = VideoGenerator.from_pretrained(world, backend="eager")
     for line in lines:
@@ -301,8 +333,10 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
     assert path.read_text() == text
     path.write_text(text[:-40])  # killed while it wrote the last line
     assert evaluate("--teacher-forced").document["rows"] == outcome.document["rows"]
-    assert path.read_text() == text
-    evaluate("--teacher-forced", "--frames", 4).assert_refused("measured with other settings")
+    assert read_results(path).clips[:-1] == lines[:-1]
+    assert read_results(path).clips[-1] == lines[-1] | {"run": 1}
+    evaluate("--teacher-forced", "--frames", 4).assert_refused("was measured with num_frames=5")
+    evaluate("--teacher-forced", "--start", 1).assert_refused("was measured with start=0, now 1")
     evaluate("--teacher-forced", "--workers", 2).assert_refused("leave --workers out")
 
 
@@ -326,7 +360,7 @@ def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, c
     }
     assert "9-12" in outcome.said
     assert evaluate("--drift", "--frames", 14).document["measured"] == 0
-    evaluate("--frames", 14).assert_refused("was measured with drift=True, now False")
+    evaluate("--frames", 14).assert_refused("expected at least 14 frames from frame 0 on, got 6")
     record = next(r for r in records if r["method"] == "k=1")
     generator = VideoGenerator.from_pretrained(world, backend="eager")
     size = generator.frame_size_px

@@ -1,8 +1,9 @@
 import pytest
 
+from diagd.data.video import write_video
 from diagd.tokenizers.shards import read_shards
 from diagd.tokenizers.vq import VQTokenizer
-from tests.tokenizers.rectangles import write_clips
+from tests.tokenizers.rectangles import rectangles, write_clips
 
 QUICK = ("--steps", 1, "--batch", 2, "--codes", 16, "--frame-stride", 1, "--learning-rate", 1e-5)
 
@@ -15,8 +16,7 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
     document = training.document
     assert (document["clips"], document["frames_per_clip"]) == ({"train": 2, "heldout": 1}, 4)
     assert document["psnr"] > 10
-    assert read_shards(tokens / "train").clip_names == ("clip_000000", "clip_000001")
-    assert read_shards(tokens / "heldout").clip_names == ("clip_000002",)
+    assert len(read_shards(tokens / "train").tokens) == 2
     assert read_shards(tokens / "train").action_names == ("none", "forward", "left")
     assert VQTokenizer.from_pretrained(tokens / "tokenizer").compression == 4  # 24x40 px are small
 
@@ -27,6 +27,7 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
     assert applying.code == 0, applying
     assert read_shards(again / "train").tokens[:2].equal(read_shards(tokens / "train").tokens)
     assert (again / "tokenizer" / "config.json").is_file()
+    assert not (again / "tokenizer" / "training").exists()
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
         (("--tokenizer", "t", "--init", "t"), "--tokenizer is applied as it is"),
         (("--heldout", "absent"), r"no \.mp4 clips in absent"),
         (("--size", "64"), "size must be height x width"),
+        (("--size", "26x40", "--patch", 4), "must be multiples of 4 px, got 26x40"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_written(flags, message, command, tmp_path):
@@ -44,6 +46,16 @@ def test_mistakes_are_told_in_one_line_and_nothing_is_written(flags, message, co
     out = tmp_path / "out"
     command("tokenize", "--clips", tmp_path / "clips", "--out", out, *flags).assert_refused(message)
     assert not out.exists()
+
+
+def test_held_out_clips_of_another_size_are_found_before_the_work(command, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2)
+    (other,) = write_clips(tmp_path / "heldout", num_clips=1)
+    write_video(other, rectangles(4, size=(32, 40)))
+    folders = ("--clips", tmp_path / "clips", "--heldout", tmp_path / "heldout")
+    outcome = command("tokenize", *folders, "--out", tmp_path / "out")
+    outcome.assert_refused(r"clip_000000\.mp4: expected frames of 24x40 px as in .*, got 32x40 px")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_action_file_is_found_before_the_work(command, tmp_path):

@@ -25,6 +25,7 @@ def test_a_folder_gets_the_numbers_and_the_plots(options, tmp_path, capfd):
     assert json.loads((tmp_path / "out" / "tune.json").read_text()) == json.loads(
         json.dumps(document)
     )
+    assert document.keys() > {"commit", "device", "threads", "torch"}
     pictures = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
     assert pictures == ["tune.png", "tune_column.png", "tune_row.png"]
     printed = capfd.readouterr().out

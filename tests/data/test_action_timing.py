@@ -119,6 +119,14 @@ def test_too_little_to_tell():
     assert timing_of(still, acted, 0) == RowTiming({}, {})
 
 
+@pytest.mark.parametrize("frames", [3, 4, 5, 6])
+def test_clips_of_a_few_frames_leave_it_open(frames):
+    generator = torch.Generator().manual_seed(6)
+    movement = movement_between(film(held_actions(generator, count=frames), generator))
+    rows = torch.arange(frames) % 2
+    assert row_timing([movement] * 2, [rows] * 2) == RowTiming({}, {})
+
+
 def test_two_rows_that_tell_about_as_much_are_not_told_apart():
     sure: dict[int, float] = {-1: 9.0, 0: 9.0, 1: 9.0}
     assert RowTiming({-1: 0.2, 0: 0.3, 1: 0.0}, sure).found == 0

@@ -128,6 +128,8 @@ def test_a_file_of_another_length_tells_both_lengths(num_frames, given, tmp_path
         ('{"move": "left"}', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got \{\"move\""),
         ('["left"]', r"walk\.jsonl:2: expected a JSON object, got '\[\"left\"\]'"),
         ("", r"walk\.jsonl:2: expected a JSON object, got ''"),
+        ('{"a":' * 100_000, r"walk\.jsonl:2: expected a JSON object, got"),
+        ('{"action": ' + "9" * 5000 + "}", r"walk\.jsonl:2: expected a JSON object, got"),
         ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, f"),
         ('{"action": 1}', r"walk\.jsonl:2: expected \{\"action\": NAME\}, got \{\"action\": 1\}"),
         (

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from diagd.decoding import likelihood
 from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import gap_to_raster, strategy_nll, view_nll
+from diagd.decoding.likelihood import gap_to_raster, spell_error, strategy_nll, view_nll
 from diagd.decoding.strategies.diagonal import Raster
 from diagd.decoding.strategies.exact.exact import Exact
 from diagd.decoding.teacher_forcing import teacher_view
@@ -126,4 +126,5 @@ def test_the_gap_is_told_with_its_standard_error_over_clips():
     found = gap_to_raster(raster + above, raster)
     assert found == pytest.approx({"nll": 5.0, "gap": 1.0, "gap_error": 0.5 / 3**0.5})
     assert gap_to_raster((raster + above).mean(1), raster.mean(1)) == pytest.approx(found)
-    assert gap_to_raster(raster[:1], raster[:1]) == {"nll": 3.0, "gap": 0.0, "gap_error": 0.0}
+    assert gap_to_raster(raster[:1], raster[:1]) == {"nll": 3.0, "gap": 0.0, "gap_error": None}
+    assert (spell_error(0.12345), spell_error(None)) == ("0.1235", "-")

@@ -1,6 +1,7 @@
 """runs/acceptance.py on a tiny world: all its numbers, and that a second call measures nothing."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -60,3 +61,9 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     assert not asked
     acceptance.main(dataclasses.replace(options, seed=1))  # what was measured otherwise is another
     assert len(asked) == 1
+    path = tmp_path / "out" / "doom.jsonl"
+    path.write_text(path.read_text() + '{"torn')
+    shutil.copy(clips / "clip_0.mp4", clips / "clip_1.mp4")  # other clips of the same names
+    acceptance.main(options)
+    assert len(asked) == 2
+    assert len(read_json_lines(path)) == 3

@@ -1,5 +1,6 @@
 """runs/arms.py and runs/arms_report.py on six-token frames: a part of the plan each call."""
 
+import dataclasses
 import json
 import time
 
@@ -68,6 +69,25 @@ def test_the_untouched_world_is_told_column_by_column(options, capsys):
     for part in (gap.mean(1), gap[:, 0], gap[:, 1]):
         assert f"{part.mean().item():+.4f} ± {part.std().item() / 3**0.5:.4f}" in text
     assert text.startswith("Nats a token above the arm `untouched` in raster order")
+
+
+def test_a_finished_arm_is_skipped_only_if_it_is_what_is_asked_for(options):
+    plan = options("row-starts", arms=("untouched",))
+    arms.main(plan)
+    arms.main(plan)
+    with pytest.raises(ValueError, match=r"untouched-0\.jsonl is of clips=3, now 2: remove it, or"):
+        arms.main(dataclasses.replace(plan, clips=2))
+    changes = tuple(one.replace("steps=2", "steps=5") for one in plan.changes)
+    with pytest.raises(ValueError, match="is of steps=2, now 5"):
+        arms.main(dataclasses.replace(plan, changes=changes))
+
+
+def test_numbers_in_flags_are_those_of_the_command_line(options, tmp_path):
+    plan = options("scratch", changes=("steps=400",))
+    flags = plan.flags("k1") | {"steps": 400}
+    result = tmp_path / "k1-0.jsonl"
+    result.write_text(json.dumps({"clips": 3, "flags": flags}) + "\n")
+    arms.check_same(result, plan, "k1")
 
 
 def test_prices_are_paired_with_the_raster_arm_of_the_seed(tmp_path):

@@ -1,5 +1,7 @@
 """runs/draft_errors.py on a tiny world: what it measures, and that a killed run goes on."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,8 @@ def options_of(world: Path, clips: Path, out: Path, **changes) -> draft_errors.O
         "priced_frames": 3,
         "changes": 14,
     }
-    models = (f"control={world}", f"same={world}")
-    return draft_errors.Options(clips, models, out, **values | changes)
+    values["models"] = (f"control={world}", f"same={world}")
+    return draft_errors.Options(clips, out=out, **values | changes)
 
 
 def test_a_killed_run_goes_on_and_like_models_are_alike(world, clips, tmp_path, monkeypatch):
@@ -59,6 +61,32 @@ def test_a_killed_run_goes_on_and_like_models_are_alike(world, clips, tmp_path, 
         assert "TFD" in what or float(error[0]) == 0
     with pytest.raises(ValueError, match=r"was measured with other options: remove it, or choose"):
         draft_errors.main(options_of(world, clips, tmp_path / "killed", changes=2))
+
+
+def test_a_torn_line_and_rows_of_other_weights_are_measured_again(
+    world, clips, tmp_path, monkeypatch
+):
+    measured = []
+    monkeypatch.setattr(draft_errors, "measure", lambda *given: measured.append(given[1]) or {})
+    monkeypatch.setattr(draft_errors, "table", lambda rows, options: f"{len(rows)} rows")
+    copy = shutil.copytree(world, tmp_path / "world")
+    options = options_of(copy, clips, tmp_path, models=(f"control={copy}",))
+    path = tmp_path / "draft_errors.jsonl"
+    draft_errors.main(options)
+    path.write_text(path.read_text() + '{"torn')
+    draft_errors.main(options)
+    assert len(measured) == 2
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config) + "\n\n")
+    draft_errors.main(options)
+    assert len(measured) == 4
+    assert (tmp_path / "draft_errors.md").read_text() == "2 rows"
+    first, *rows = read_json_lines(path)
+    for row in rows:
+        del row["weights"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, *rows[:2])))
+    draft_errors.main(options)  # older rows do not say of which weights they are
+    assert len(measured) == 4
 
 
 def test_a_changed_token_turns_the_draws_of_later_ones(world, clips, tmp_path):

@@ -73,6 +73,18 @@ def test_a_killed_run_goes_on_with_the_next_clip(world, clips, tmp_path, monkeyp
         exact.main(options_of(world, clips, tmp_path / "killed", strategy=names, seed=1))
 
 
+def test_clips_of_a_model_that_has_changed_are_not_added(world, clips, tmp_path):
+    path = tmp_path / "exact.json"
+    options = options_of(world, clips, tmp_path)
+    path.write_text(json.dumps({**exact.start_report(path, options), "weights": "other"}))
+    with pytest.raises(ValueError, match="was measured with another weights: remove it, or"):
+        exact.start_report(path, options)
+    older = json.loads(path.read_text())
+    del older["weights"]
+    path.write_text(json.dumps(older))
+    assert exact.start_report(path, options)["weights"]
+
+
 def test_greedy_numbers_stand_beside_sampled_ones(world, clips, tmp_path):
     options = options_of(world, clips, tmp_path, num_clips=1, strategy=("exact",), temperature=0.0)
     exact.main(options)

@@ -11,7 +11,6 @@ from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 WALK = ActionVocabulary(("none", "forward", "left"))
 GOOD = {
-    "clips": '["a"]',
     "codebook_size": "20",
     "action_names": '["none", "forward"]',
 }
@@ -35,7 +34,6 @@ def test_shards_hold_the_tokens_and_actions_of_the_clips(tmp_path):
         assert tokens.equal(tokenizer.encode(read_video(path).frames).short())
     assert clips.actions.tolist() == [[0, 1, 2, 1]] * 3
     assert (clips.codebook_size, clips.action_names) == (20, WALK.names)
-    assert clips.clip_names == tuple(path.stem for path in paths)
 
 
 def test_large_codebooks_take_32_bits(tmp_path):
@@ -66,6 +64,19 @@ def test_shards_of_other_clips_or_another_tokenizer_are_left_alone(tmp_path):
         write_shards(small_tokenizer(seed=1), paths, folder, WALK, clips_per_shard=1)
     with pytest.raises(ValueError, match=r"shard_00001.* is not of these 1 clips: use another fol"):
         write_shards(small_tokenizer(), paths[:1], folder, WALK, clips_per_shard=1)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".jsonl"])
+def test_shards_of_clips_that_have_changed_since_are_not_taken_for_theirs(tmp_path, suffix):
+    paths = write_clips(tmp_path / "clips", num_clips=1)
+    folder = tmp_path / "shards"
+    write_shards(small_tokenizer(), paths, folder, WALK)
+    if suffix == ".mp4":
+        write_video(paths[0], rectangles(4, seed=9))
+    else:
+        write_actions(paths[0].with_suffix(suffix), ["none", "left", "left", "left"])
+    with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
+        write_shards(small_tokenizer(), paths, folder, WALK)
 
 
 @pytest.mark.parametrize("clips_per_shard", [1, 8])
@@ -106,6 +117,13 @@ def test_the_order_of_actions_is_given_or_found_or_made(tmp_path):
     assert actions_of(paths, WALK) is WALK
 
 
+@pytest.mark.parametrize("line", ['{"a":' * 100_000, '{"action": ' + "9" * 5000 + "}"])
+def test_a_line_that_json_cannot_hold_names_no_action(tmp_path, line):
+    (path,) = write_clips(tmp_path, num_clips=1)
+    path.with_suffix(".jsonl").write_text('{"action": "left"}\n' + line)
+    assert actions_of([path]).names == ("none", "left")
+
+
 def test_actions_for_some_clips_only_are_refused(tmp_path):
     paths = write_clips(tmp_path, num_clips=2)
     paths[1].with_suffix(".jsonl").unlink()
@@ -129,7 +147,7 @@ def test_a_truncated_shard_is_refused(tmp_path):
     ("wrong", "message"),
     [
         ({"codebook_size": "many"}, "is no token shard"),
-        ({"clips": "5"}, "is no token shard"),
+        ({"action_names": "5"}, "is no token shard"),
         ({"tokens": torch.zeros(4, 3, 5)}, r"tokens must be \(clips, T, height, width\), got \(4,"),
         (
             {"tokens": torch.full((1, 4, 3, 5), 20, dtype=torch.int16)},

@@ -15,7 +15,8 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.likelihood import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
-from diagd.tokenizers.shards import TokenClips, read_shards
+from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
+from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.mixture import Mixture
 from diagd.training.sequences import draw_batch
@@ -178,7 +179,8 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     tokens = torch.randint(NUM_CODES, (3, 5, HEIGHT, WIDTH), generator=generator)
     actions = torch.randint(len(NAMES), (3, 5), generator=generator)
     clips = TokenClips(tokens.to(torch.int16), actions.to(torch.int16), NUM_CODES, NAMES)
-    shards = write_shard(tmp_path / "world_tokens", clips)
+    codebook = codebook_fingerprint(VQTokenizer.from_pretrained(world / "tokenizer"))
+    shards = write_shard(tmp_path / "world_tokens", clips, codebook)
     shutil.copytree(world, tmp_path / "init_world")
     world, out = tmp_path / "init_world", tmp_path / "tuned"
     (world / "generation.json").write_text('{"fps": 12, "row_lag": 2}')

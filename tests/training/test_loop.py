@@ -163,6 +163,32 @@ def test_a_finished_run_is_left_as_it_is(options):
     assert all(torch.equal(weights_of(run.out)[name], weights[name]) for name in weights)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "seed 0, now 1"),
+        ({"batch_size": 3}, "batch_size 2, now 3"),
+        ({"optimizer": "muon"}, "optimizer adamw, now muon"),
+    ],
+)
+def test_what_a_run_began_with_is_not_changed_on_the_way(changes, message, options):
+    pretrain(options(steps=1, warmup_steps=0))
+    with pytest.raises(ValueError, match=rf"run holds a run of {message}; choose another --out"):
+        pretrain(options(**changes))
+    pretrain(options(steps=2, warmup_steps=0, learning_rate=1e-3))
+
+
+def test_a_run_from_before_these_were_noted_goes_on(options):
+    pretrain(options(steps=1, warmup_steps=0))
+    path = options().out / "training" / "run.json"
+    state = json.loads(path.read_text())
+    for name in ("seed", "hold", "batch_size", "optimizer"):
+        del state[name]
+    path.write_text(json.dumps(state))
+    pretrain(options(steps=2, warmup_steps=0))
+    assert log_of(options().out)[-1]["step"] == 2
+
+
 def test_a_run_of_another_model_is_refused(options):
     pretrain(options(steps=1, warmup_steps=0))
     message = r"run holds a run of another model, tokenizer or schedule; choose another --out"
@@ -186,6 +212,12 @@ def test_a_run_of_another_model_is_refused(options):
         ({"hold": 1.0}, r"hold must be in \[0, 1\), got 1.0"),
         ({"minutes": 0}, r"minutes must be above 0, got 0"),
         ({"hours": math.inf}, r"hours must be above 0, got inf"),
+        ({"seed": -1}, r"seed must be 0 or more, got -1"),
+        ({"weight_decay": -0.1}, r"weight_decay must be 0 or more, got -0.1"),
+        ({"save_minutes": math.nan}, r"save_minutes must be 0 or more, got nan"),
+        ({"learning_rate": math.nan}, r"learning_rate must be 0 or more, got nan"),
+        ({"learning_rate": -1.0}, r"learning_rate must be 0 or more, got -1.0"),
+        ({"clip_norm": 0.0}, r"clip_norm must be above 0, got 0.0"),
         ({"precision": "fp16"}, r"precision must be auto, bf16 or no, got 'fp16'"),
     ],
 )

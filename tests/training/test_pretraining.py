@@ -9,7 +9,7 @@ from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config, start_model
 from tests.training.runs import log_of, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
-from tests.worlds import clips_of
+from tests.worlds import clips_of, tokenizer
 
 HEIGHT, WIDTH = 2, 3  # of the clips
 
@@ -71,6 +71,14 @@ def test_a_model_of_another_shape_is_no_start(options, world):
     message = rf"init: {world} is a model of another shape or vocabulary"
     with pytest.raises(ValueError, match=message):
         pretrain(options(init=str(world)))
+
+
+def test_a_start_whose_tokenizer_is_another_is_refused(options):
+    first = options(out="first", steps=1, warmup_steps=0)
+    pretrain(first)
+    tokenizer().save_pretrained(first.out / "tokenizer")
+    with pytest.raises(ValueError, match="first: they are tokens of another tokenizer"):
+        pretrain(options(out="second", init=str(first.out)))
 
 
 def test_bf16_trains_float32_weights(options):

@@ -1,10 +1,16 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
+from diagd.families.checkpoints import load_model
 from diagd.families.presets import PRESETS
+from diagd.tokenizers.shards import codebook_fingerprint
+from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.sequences import draw_batch
-from diagd.training.setup import fit_config, make_optimizers, start_model
+from diagd.training.setup import check_fit, fit_config, make_optimizers, start_model
 from tests.worlds import SHARD_CODES as NUM_CODES
-from tests.worlds import clips_of, model_config
+from tests.worlds import clips_of, model_config, tokenizer, write_shard_model
 
 
 def test_the_preset_is_fitted_to_the_data(monkeypatch):
@@ -14,6 +20,17 @@ def test_the_preset_is_fitted_to_the_data(monkeypatch):
     assert (config.grid_height, config.grid_width, config.num_action_tokens) == (2, 3, 1)
     assert config.max_positions == draw_batch(clips_of(), 3, 1, 0).shape[1]
     assert config.hidden_size == model_config().hidden_size
+
+
+def test_tokens_of_another_tokenizer_do_not_fit_a_model_that_brings_its_own(tmp_path):
+    write_shard_model(tmp_path)
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    own = codebook_fingerprint(VQTokenizer.from_pretrained(tmp_path / "tokenizer"))
+    config = load_model(tmp_path).config
+    for codebook in ("", own):  # older shards do not say whose they are
+        check_fit(str(tmp_path), config, replace(clips_of(), codebook=codebook))
+    with pytest.raises(ValueError, match=r"do not fit .*: they are tokens of another tokenizer"):
+        check_fit(str(tmp_path), config, replace(clips_of(), codebook="0" * 16))
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once():

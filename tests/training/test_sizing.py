@@ -99,6 +99,15 @@ def test_several_processes_are_not_measured(timed, monkeypatch):
     assert not timed().out.exists()
 
 
+def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, monkeypatch):
+    speed(10.0)
+    alone = plan_run(timed(out="one"), CLIPS, "mc-ar-128x3")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    both = plan_run(timed(out="two"), CLIPS, "mc-ar-128x3")
+    assert both.tokens == 2 * alone.tokens
+    assert both.steps == -(-alone.steps // 2)
+
+
 def test_the_probe_measures_real_steps(timed):
     weights, seconds = sizing._probe(timed(), CLIPS, "mc-ar-128x3")
     config = fit_config("mc-ar-128x3", CLIPS, 3)

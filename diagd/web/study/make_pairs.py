@@ -107,7 +107,6 @@ def _make_system(folder: Path, model: str, strategy: Strategy, options: MakeOpti
 
 def _remember(folder: Path, options: MakeOptions) -> None:
     """Write down with which options clips are made; others, but for more, would mix two studies."""
-    folder.mkdir(parents=True, exist_ok=True)
     given = {**vars(options), "clips": str(options.clips) if options.clips else None}
     del given["num_pairs"]
     made = json.loads(json.dumps({**given, "torch": torch.__version__}))
