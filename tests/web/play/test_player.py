@@ -157,6 +157,7 @@ def test_who_has_left_can_still_be_saved_but_holds_no_engine(player):
     player.begin(PendingStart(START))
     player.release()
     assert (player.session, player.pending_start) == (None, None)
+    assert player.past is not None
     assert save(player.past, "doom") == document
 
 
