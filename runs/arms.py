@@ -96,18 +96,23 @@ STUDIES = {
         },
         ("raster", "k=1", "k=1/action", "k=2"),
     ),
-    # Which mixture makes one model of all strategies?
+    # What makes one model of all strategies out of one that exists already?
     "recipe": Study(
         "finetune",
-        FINETUNED | {"batch-size": 4, "steps": 1500, "learning-rate": 3e-4},
+        FINETUNED
+        | {
+            "batch-size": 4,
+            "steps": 5000,
+            "optimizer": "muon",
+            "learning-rate": 1e-3,
+            "warmup-steps": 100,
+        },
         {
             UNTOUCHED: {},
             "raster": {"strategies": "raster"},
-            "mixture": {"strategies": ALL},
-            "mixture-k1": {"strategies": "raster k=1:3 k=2 k=1,d=14"},
-            "mixture-muon": {"strategies": ALL, "optimizer": "muon", "learning-rate": 1e-3},
+            "mixture": {"strategies": "raster k=1/action k=2/action k=1,d=14/action"},
         },
-        ("raster", "k=1", "k=2", "k=4", "k=1,d=14"),
+        ("raster", "k=1/action", "k=2/action", "k=4/action", "k=1,d=14/action", "k=1", "k=2"),
     ),
 }
 
