@@ -1,6 +1,7 @@
 """`diagd/decoding/schedule.py`: the formula is the simulation, and the paper's numbers hold."""
 
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -168,7 +169,7 @@ def test_a_grid_has_at_least_one_token(sizes):
 
 def test_sizes_and_lags_are_whole_numbers():
     with pytest.raises(ValueError, match=r"^num_frames must be a whole number, got 1\.5$"):
-        diagd.TokenGrid(1.5, 2, 3)
+        diagd.TokenGrid(cast(Any, 1.5), 2, 3)
     for name in ("row_lag", "frame_lag"):
         with pytest.raises(ValueError, match=rf"^{name} must be a whole number, got 1\.5$"):
             diagd.DiagonalSchedule(diagd.TokenGrid(1, 2, 3), **{"row_lag": 1, name: 1.5})

@@ -234,6 +234,7 @@ def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_fram
     case = Case(2, height=2, width=3, num_action_tokens=2, context_frames=0, prefix_length=1)
     engine = open_stream(case, max_slots=31, keep_frames=2)
     actions = case.actions(8)
+    assert actions is not None
     frames = decode(engine, case, 8, actions)
     assert (engine.num_dropped_frames, engine.window) == (1 + 2 + 2, 4)
 
