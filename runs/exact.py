@@ -30,6 +30,7 @@ from diagd.decoding.strategies.exact.exact import Exact
 from diagd.decoding.strategies.exact.verification import step_costs
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.stream import VerifiedStep
 from diagd.evaluation.named_clips import choose_clips, read_clip
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
@@ -43,11 +44,12 @@ SHOWN = "exact"  # the strategy in the picture
 
 
 class Measured(NamedTuple):
-    """A clip continued: the engine that did, its (T, height, width) tokens, and the seconds."""
+    """A clip continued: by which engine, its (T, height, width) tokens, seconds, verified steps."""
 
     engine: DecodingEngine
     tokens: Tensor
     seconds: float
+    verified: list[VerifiedStep]
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,13 @@ def measure(
         stretch = 1 if frame_by_frame else options.frames
         started = time.perf_counter()
         frames: list[Tensor] = []
+        verified: list[VerifiedStep] = []
         for first in range(given, length, stretch):
             actions = None if ids is None else ids[:, first : first + stretch]
             frames += [frame[0].cpu() for frame in engine.decode(strategy, actions, stretch)]
-        measured[label] = Measured(engine, torch.stack(frames), time.perf_counter() - started)
+            verified += engine.verified
+        seconds = time.perf_counter() - started
+        measured[label] = Measured(engine, torch.stack(frames), seconds, verified)
     return measured
 
 
@@ -179,7 +184,7 @@ def add_clip(
     """Add a clip to the report's totals, and put each strategy into numbers."""
     report["clips"].append(name)
     raster = measured["raster"].tokens
-    for label, (engine, tokens, seconds) in measured.items():
+    for label, (engine, tokens, seconds, verified) in measured.items():
         same = tokens == raster
         numbers = {
             "steps": engine.num_steps,
@@ -192,14 +197,14 @@ def add_clip(
         totals = report["totals"].setdefault(label, dict.fromkeys(numbers, 0))
         for key, number in numbers.items():
             totals[key] += number
-        if engine.verified:
+        if verified:
             runs = report["runs"].setdefault(label, {"runs": {}, "by_row": {}, "by_entropy": {}})
-            gained = Counter(one.num_accepted for one in engine.verified)
+            gained = Counter(one.num_accepted for one in verified)
             for gain, count in gained.items():
                 runs["runs"][str(gain)] = runs["runs"].get(str(gain), 0) + count
-            add_up(runs["by_row"], [(str(one.row), one.num_accepted) for one in engine.verified])
+            add_up(runs["by_row"], [(str(one.row), one.num_accepted) for one in verified])
             nats = entropies(engine, world) if label == SHOWN else torch.empty(0)
-            waited = [one for one in engine.verified if one.frame < len(nats)]
+            waited = [one for one in verified if one.frame < len(nats)]
             bins = [str(int(nats[one.frame, one.row, one.column] * 2) / 2) for one in waited]
             add_up(runs["by_entropy"], zip(bins, (one.num_accepted for one in waited), strict=True))
     first, count = report["totals"]["raster"], len(report["clips"])

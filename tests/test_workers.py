@@ -105,7 +105,7 @@ def test_a_pool_that_cannot_be_is_refused(numbers, message):
 def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     for pool in (Pool(2), Pool(address="auto")):
-        with pytest.raises(ValueError, match=r"--workers needs ray: pip install 'diagd\[scale\]'"):
+        with pytest.raises(ValueError, match=r"--workers needs ray: pip install -e '\.\[scale\]'"):
             next(do_tasks([2, 4], partial(Halver, 0), pool))
 
 

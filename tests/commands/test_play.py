@@ -99,4 +99,4 @@ def test_the_extra_that_is_missing_is_named(module, command, monkeypatch):
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    command("play").assert_refused(rf"play needs {module}: pip install 'diagd\[web\]', .*")
+    command("play").assert_refused(rf"play needs {module}: pip install -e '\.\[web\]' .*")

@@ -182,7 +182,7 @@ def test_a_missing_extra_is_named(command, monkeypatch):
         name for name in sys.modules if name.startswith(("diagd.web.", "diagd.commands."))
     ]:
         monkeypatch.delitem(sys.modules, name)
-    message = r"study needs uvicorn: pip install 'diagd\[web\]'"
+    message = r"study needs uvicorn: pip install -e '\.\[web\]'"
     command("study", "--pairs", "nowhere").assert_refused(message)
 
 

@@ -189,6 +189,6 @@ def test_an_output_that_is_a_file_is_refused(command, tmp_path):
 
 def test_without_vizdoom_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vizdoom", None)
-    with pytest.raises(ValueError, match=r"needs vizdoom: pip install 'diagd\[doom\]'"):
+    with pytest.raises(ValueError, match=r"needs vizdoom: pip install -e '\.\[doom\]'"):
         record(tmp_path / "out")
     assert not (tmp_path / "out").exists()

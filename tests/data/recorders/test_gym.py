@@ -180,6 +180,6 @@ def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ValueError, match=r"needs gymnasium: pip install 'diagd\[gym\]'"):
+    with pytest.raises(ValueError, match=r"needs gymnasium: pip install -e '\.\[gym\]'"):
         record(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -134,6 +134,7 @@ def test_a_held_key_and_a_replay_are_activity(generator):
     player.turn()
     assert player.last_active == 50.0
     player.take(Act("none", 2))
+    assert player.session is not None
     player.begin(load(save(player.session, "doom"), generator))
     now[0] = 90.0
     player.turn()
