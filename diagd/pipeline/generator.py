@@ -195,7 +195,7 @@ class VideoGenerator(StoredWorld):
         rows = rows_of(frames, actions, context_actions)
         if num_frames is None:
             num_frames = self._num_frames(rows[0][1])
-        num_grids = self.grids_of(num_frames)
+        num_grids = grids_of(num_frames, self.tokenizer.temporal_compression)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
         prompts = [self.prompts.read(clip, between) for clip, _, between in rows]
         given = check_one_length([prompt.frames for prompt in prompts])
@@ -229,10 +229,6 @@ class VideoGenerator(StoredWorld):
             return self.defaults.num_frames
         return len(as_actions(actions, self.vocabulary))
 
-    def grids_of(self, num_frames: int) -> int:
-        """Return the token grids of num_frames generated frames; ValueError if that is uneven."""
-        return grids_of(num_frames, self.tokenizer.temporal_compression)
-
     def stream(
         self,
         frames: Clip,
@@ -259,15 +255,10 @@ class VideoGenerator(StoredWorld):
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
             actions = parse_actions(actions, self.vocabulary)
-        return self._stream(self.start(frames, **settings), chosen, actions)
-
-    def _stream(
-        self, engine: DecodingEngine, strategy: Strategy, actions: Iterable[str]
-    ) -> Iterator[Tensor]:
-        for action in actions:
-            ids = self.action_ids([action], 1, "generated frame")
-            for tokens in engine.decode(strategy, ids, 1):
-                yield self.tokenizer.decode(tokens)[0].cpu()
+        engine = self.start(frames, **settings)
+        ids = (self.action_ids([action], 1, "generated frame") for action in actions)
+        grids = (tokens for one in ids for tokens in engine.decode(chosen, one, 1))
+        return (self.tokenizer.decode(tokens)[0].cpu() for tokens in grids)
 
     def start(
         self,

@@ -16,6 +16,7 @@ from diagd.flags import FrameLag, OptionalRowLag
 from diagd.pipeline.coming import asked_actions, one_a_frame, read_text, walk_actions
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompt_tokens import grids_of
 from diagd.pipeline.prompts import Prompt
 
 
@@ -112,7 +113,7 @@ class PreparedWorld:
         self.num_frames = recipe.frames or world.defaults.num_frames
         self.strategy = recipe.decoding(world.defaults, world.height)
         world.check(self.strategy, self.sampling)  # before anything ran in vain
-        world.grids_of(self.num_frames)
+        grids_of(self.num_frames, world.tokenizer.temporal_compression)
         self._notes: list[str] = []
         self._asked = asked_actions(recipe.actions, world.vocabulary, self.num_frames, self._notes)
         text = read_text(
