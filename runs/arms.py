@@ -66,7 +66,8 @@ FINETUNED: Flags = {
     "init": "doom",
     "frames": 4,
     "batch-size": 2,
-    "steps": 1000,
+    "steps": 400,
+    "optimizer": "adamw",
     "learning-rate": 1e-4,
     "warmup-steps": 20,
 }

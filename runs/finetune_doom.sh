@@ -15,7 +15,8 @@ tune() {
 tune --model doom --out "$results/doom"
 for lag in 1 2; do
   diagd finetune --init doom --tokens "$train" --validation "$work/tokens/heldout" \
-    --out "$work/doom-k$lag" --strategies "k=$lag" --frames 8 --batch-size 1 --learning-rate 1e-4
+    --out "$work/doom-k$lag" --strategies "k=$lag" --frames 8 --batch-size 1 \
+    --steps 1000 --optimizer adamw --learning-rate 1e-4 --warmup-steps 20
   tune --model "$work/doom-k$lag" --out "$results/doom-k$lag"
   cp "$work/doom-k$lag/log.jsonl" "$work/doom-k$lag/loss.png" "$results/doom-k$lag/"
 done

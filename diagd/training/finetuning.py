@@ -14,7 +14,7 @@ from diagd.families.checkpoints import load_model, model_path
 from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.mixture import MixtureLoss, MixtureOptions
-from diagd.training.setup import check_fit
+from diagd.training.setup import OptimizerName, check_fit
 from diagd.training.world_parts import copy_parts, next_steps
 
 RECORD_FILE = "finetune.json"
@@ -28,8 +28,10 @@ class FinetuneOptions(MixtureOptions):
     # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
     strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
     context_frames: int = 1  # frames at the start, in raster order, that are not learnt
-    steps: int = 1000  # optimiser steps
-    warmup_steps: int = 20  # steps of linear warm-up
+    steps: int = 5000  # optimiser steps
+    learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
+    optimizer: OptimizerName = "muon"  # for the blocks' matrices, and adamw for the rest; or adamw
+    warmup_steps: int = 100  # steps of linear warm-up
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(
     training = ("--steps", 40, "--warmup-steps", 2, "--learning-rate", 0.01, "--frames", 4)
     exactly = ("--precision", "no", "--no-compile", "--strategies", "raster k=1")
     often = ("--log-every", 1, "--save-minutes", 0)
-    flags = ("--init", start, "--tokens", tokens, *training, *exactly, *often)
+    flags = ("--init", start, "--tokens", tokens, "--optimizer", "adamw")
+    flags = (*flags, *training, *exactly, *often)
     one, two = tmp_path / "one", tmp_path / "two"
     assert command("finetune", *flags, "--batch-size", 4, "--out", one).code == 0
 
