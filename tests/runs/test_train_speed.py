@@ -6,7 +6,7 @@ from diagd.backends.native.trained_attention import kernels_train
 from runs.train_speed import Case, Options, main
 
 
-@pytest.mark.skipif(not kernels_train(), reason="no matrix units here")
+@pytest.mark.skipif(not kernels_train(), reason="no products of bfloat16 here")
 def test_both_are_timed_on_the_same_tokens(tmp_path, capsys):
     case = Case(2, 1, "k=1")
     main(Options(tmp_path, "mc-ar-128x3", (case,), repeats=2, compile=False))

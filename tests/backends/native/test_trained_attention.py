@@ -22,7 +22,7 @@ from tests.models.tiny import random_tokens, tiny_model
 
 pytestmark = [
     pytest.mark.skipif(
-        not kernels_train(), reason="no matrix units here: attention is trained by PyTorch"
+        not kernels_train(), reason="no products of bfloat16 here: attention is trained by PyTorch"
     ),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
 ]

@@ -102,22 +102,18 @@ class Attention {
     return fade;
   }
 
-#if defined(MATRIX_UNITS)
-  const bool rounds = std::is_same_v<Cached, Pair> && matrix_units();
-#endif
-  // A weight is rounded at once where the matrix units take it, over what was read.
+  // A weight is rounded at once where products are of bfloat16, over what was read.
   INLINE void keep(float* row, int j, Floats weight) const {
-#if defined(MATRIX_UNITS)
-    if (rounds) return round_to((bf16*)row + j, weight);
+#if defined(BF16_DOTS)
+    if constexpr (std::is_same_v<Cached, Pair>) return round_to((bf16*)row + j, weight);
 #endif
     store(row + j, weight);
   }
 
   void mix(int some, const Matrix<Cached>& values) const {
-#if defined(MATRIX_UNITS)
+#if defined(BF16_DOTS)
     if constexpr (std::is_same_v<Cached, Pair>)
-      if (rounds)
-        return multiply_units({(const bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0,
+      return multiply_rounded({(const bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0,
                               head / BLOCK, {mixed, head, nullptr, nullptr, false});
 #endif
     multiply(Input<Cached>(scores, STRIDE, some, values.K), values, 0, head / BLOCK, mixed, head,

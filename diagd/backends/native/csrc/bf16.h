@@ -1,7 +1,22 @@
-// Products with bfloat16 weights on the matrix units (AMX). A number of the result is one sum over k, in
-// order, however many rows there are.
+// Products of bfloat16 with bfloat16, on the matrix units (AMX) or on vectors. A number of the result is
+// one sum over k, in order, however many rows there are.
 #pragma once
 #include "kernels.h"
+
+#if defined(BF16_DOTS)
+constexpr int STEP = 32;  // values of k at a time
+
+// Rows of bfloat16: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
+struct Rows16 {
+  const bf16* x;
+  ptrdiff_t pitch, step, group;  // from a row, a step of k, 16 rows to the next
+  const bf16* of(int row, int k) const { return x + row / 16 * group + k / STEP * step; }
+  ptrdiff_t row_bytes() const { return pitch * sizeof(bf16); }
+};
+
+INLINE void round_to(bf16* to, Floats x) {
+  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
 
 #if defined(MATRIX_UNITS)
 // Asks Linux for the matrix units of this processor (AMX), once.
@@ -16,17 +31,8 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-constexpr int STEP = 32;  // values of k at a time
 // What more than 16 rows take together: values of k, blocks of columns, groups of 32 rows.
 constexpr int PANEL = 128, BLOCKS = 16, GROUPS = 4;
-
-// Rows of bfloat16 where tiles find them: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
-struct Rows16 {
-  const bf16* x;
-  ptrdiff_t pitch, step, group;  // from a row, a step of k, 16 rows to the next
-  const bf16* of(int row, int k) const { return x + row / 16 * group + k / STEP * step; }
-  ptrdiff_t row_bytes() const { return pitch * sizeof(bf16); }
-};
 
 // Fetches so many lines from `p` on into the level-2 cache, and moves on.
 INLINE void fetch(const char*& p, int lines) {
@@ -150,10 +156,6 @@ static void multiply_many(const Rows16& x, int rows, const Matrix<Pair>& w, int 
     }
 }
 
-INLINE void round_to(bf16* to, Floats x) {
-  _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-}
-
 // There has to be memory to fill the last tile of 16 rows unless it is the only one.
 static void multiply_units(const Rows16& x, int rows, const Matrix<Pair>& w, int from, int to,
                            const Output& out) {
@@ -169,25 +171,35 @@ static void multiply_units(const Rows16& x, int rows, const Matrix<Pair>& w, int
       multiply_many(x, rows, w, b, std::min(BLOCKS, to - b), out);
   _tile_release();
 }
+#else
+INLINE bool matrix_units() { return false; }
+static void multiply_units(const Rows16&, int, const Matrix<Pair>&, int, int, const Output&) {}
+#endif
+
+static void multiply_rounded(const Rows16& x, int rows, const Matrix<Pair>& w, int from, int to,
+                             const Output& out) {
+  if (matrix_units())
+    multiply_units(x, rows, w, from, to, out);
+  else  // the next row is one pitch further in all of x
+    multiply_vectors(x.x, x.pitch, rows, w, from, to, out);
+}
 
 template <>
 struct Input<Pair> {
-  const float* x;
-  ptrdiff_t stride;
   int rows;
-  Rows16 rounded{};  // tile by tile
+  Rows16 rounded;  // for the matrix units tile by tile, else row by row
 
-  Input(const float* x, ptrdiff_t stride, int rows, int K) : x(x), stride(stride), rows(rows) {
-    if (!matrix_units()) return;
+  Input(const float* x, ptrdiff_t stride, int rows, int K) : rows(rows) {
     static thread_local std::vector<bf16> memory;
-    const ptrdiff_t group = 16 * ceil_to(K, STEP);
-    const size_t needed = ceil_to(rows, 16) / 16 * group;
+    const ptrdiff_t long_row = ceil_to(K, STEP) + STEP;  // see `apart` in decoder.cpp
+    rounded = matrix_units() ? Rows16{nullptr, STEP, 16 * STEP, 16 * ceil_to(K, STEP)}
+                             : Rows16{nullptr, long_row, STEP, 16 * long_row};
+    const size_t needed = ceil_to(rows, 16) / 16 * rounded.group;
     if (memory.size() < needed) memory.resize(needed);
-    bf16* to = memory.data();
-    rounded = {to, STEP, 16 * STEP, group};
+    rounded.x = memory.data();
     for (int row = 0; row < rows; row++)
       for (int k = 0; k < K; k += WIDTH)
-        round_to(to + row / 16 * group + k / STEP * 16 * STEP + row % 16 * STEP + k % STEP,
+        round_to(memory.data() + (rounded.of(row, k) - rounded.x) + row % 16 * rounded.pitch + k % STEP,
                  load(x + row * stride + k));
   }
 };
@@ -195,10 +207,6 @@ struct Input<Pair> {
 template <>
 void multiply(const Input<Pair>& in, const Matrix<Pair>& w, int from, int to, float* out,
               ptrdiff_t out_stride, bool add) {
-  const Output output{out, out_stride, w.bias, w.scale, add};
-  if (in.rounded.x)
-    multiply_units(in.rounded, in.rows, w, from, to, output);
-  else
-    multiply_floats(in, w, from, to, output);
+  multiply_rounded(in.rounded, in.rows, w, from, to, {out, out_stride, w.bias, w.scale, add});
 }
 #endif

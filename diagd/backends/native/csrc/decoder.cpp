@@ -317,24 +317,32 @@ bool in_range(const Model& m, const Step& s) {
 }
 
 template <class W, class C>
-int decode(const Model& m, const Step& s) try {
+int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory;
   Decoder<W, C> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride;
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t turns = (size_t)s.lanes * m.head_dim;
-  const size_t own = normed + Decoder<W, C>::Attending::floats(d.head), all = m.threads * own;
+  const size_t line = 64 / sizeof(float);  // of the cache: threads do not share one
+  const size_t own = (normed + Decoder<W, C>::Attending::floats(d.head)) / line * line + line;
+  const size_t all = m.threads * own + line;
   const size_t needed =
       normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + all + turns;
-  if (memory.size() < needed) memory.resize(needed);
+  try {
+    if (memory.size() < needed) memory.resize(needed);
+  } catch (const std::bad_alloc&) {
+    return 2;
+  }
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;
   d.mixed = d.middle + rows * d.middle_stride;
   d.hidden_slots = d.mixed + mixed;
-  float* const owned = d.hidden_slots + mask;  // by threads, who could not say that there is none
-  d.turns = owned + all;
+  d.turns = d.hidden_slots + mask;
+  // What the threads own is made here, for they could not say that there is no memory.
+  const uintptr_t end = (uintptr_t)(d.turns + turns);
+  float* const owned = (float*)((end + 63) / 64 * 64);
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
   team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
     float* here = owned + thread * own;
@@ -342,8 +350,6 @@ int decode(const Model& m, const Step& s) try {
     d.run(thread, threads, barrier, here, here + normed);
   });
   return 0;
-} catch (const std::bad_alloc&) {
-  return 2;
 }
 
 }  // namespace

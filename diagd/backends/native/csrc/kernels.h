@@ -15,7 +15,10 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#if defined(__AVX512BF16__)
+#define BF16_DOTS  // products of pairs of bfloat16
+#endif
+#if defined(BF16_DOTS) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define MATRIX_UNITS  // AMX; other systems grant it in other ways, which nobody has tried
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -64,6 +67,19 @@ INLINE Floats unpack(const Quad* p, int j) {
   return __builtin_convertvector(*(const Ints*)p << (24 - 8 * j) >> 24, Floats);
 }
 INLINE void store(float* p, Floats x) { *(Floats*)p = x; }
+// An activation for 16 columns, and their sums plus its product with their weights.
+INLINE Floats spread(const float* x) { return splat(*x); }
+INLINE void add_product(Floats& sums, const float*, Floats x, Floats weights) { sums += x * weights; }
+#if defined(BF16_DOTS)  // two activations, and a pair of weights a column
+INLINE Floats spread(const bf16* x) {
+  int32_t pair;
+  std::memcpy(&pair, x, sizeof(pair));
+  return (Floats)_mm512_set1_epi32(pair);
+}
+INLINE void add_product(Floats& sums, const bf16*, Floats x, Floats weights) {
+  sums = (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)weights);
+}
+#endif
 
 INLINE void prefetch_lines(const void* p, int lines) {
   for (int line = 0; line < lines; line++) __builtin_prefetch((const char*)p + line * 64);
@@ -141,26 +157,28 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
 template <class T>  // weights in a T
 constexpr int PACKED = std::is_same_v<T, float> ? 1 : std::is_same_v<T, Pair> ? 2 : 4;
 
-// ROWS x (32 * BLOCKS) outputs; `stride` between Ts of successive k, `pitch` between blocks.
-template <int ROWS, int BLOCKS, class T>
-static void tile(const float* x, ptrdiff_t x_stride, const T* w, ptrdiff_t stride, ptrdiff_t pitch,
+// ROWS x (32 * BLOCKS) outputs of floats, or of bfloat16 and Pairs; `stride` between Ts of successive k,
+// `pitch` between blocks.
+template <int ROWS, int BLOCKS, class X, class T>
+static void tile(const X* x, ptrdiff_t x_stride, const T* w, ptrdiff_t stride, ptrdiff_t pitch,
                  int K, const Output& out, int column) {
+  constexpr int TURNS = std::is_same_v<X, float> ? PACKED<T> : 1;
   Floats sums[ROWS][BLOCKS * 2] = {};
   for (int k = 0; k < K; k += PACKED<T>) {
 #pragma GCC unroll 4
-    for (int j = 0; j < PACKED<T>; j++) {
+    for (int j = 0; j < TURNS; j++) {
       Floats weights[BLOCKS * 2];
 #pragma GCC unroll 8
       for (int b = 0; b < BLOCKS * 2; b++) {
         const T* p = w + (b / 2) * pitch + k / PACKED<T> * stride + (b % 2) * WIDTH;
         if (!j) __builtin_prefetch(p + PREFETCH * stride);
-        weights[b] = unpack(p, j);
+        weights[b] = TURNS == PACKED<T> ? unpack(p, j) : load((const float*)p);
       }
 #pragma GCC unroll 16
       for (int row = 0; row < ROWS; row++) {
-        const Floats value = splat(x[row * x_stride + k + j]);
+        const Floats value = spread(x + row * x_stride + k + j);
 #pragma GCC unroll 8
-        for (int b = 0; b < BLOCKS * 2; b++) sums[row][b] += value * weights[b];
+        for (int b = 0; b < BLOCKS * 2; b++) add_product(sums[row][b], x, value, weights[b]);
       }
     }
   }
@@ -183,8 +201,8 @@ struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][sto
   }
 };
 
-template <int ROWS, class T>
-static void tiles(const float* x, ptrdiff_t x_stride, const Matrix<T>& w, int from, int to,
+template <int ROWS, class X, class T>
+static void tiles(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int from, int to,
                   Output out) {
   constexpr int GROUP = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;  // enough sums to hide their latency
   const ptrdiff_t pitch = w.pitch();
@@ -225,14 +243,14 @@ struct Input {
 };
 
 // The columns of blocks [from, to) of x W for all rows; weights outermost, so read once.
-template <class T>
-static void multiply_floats(const Input<T>& in, const Matrix<T>& w, int from, int to,
-                            const Output& out) {
-  const int group = in.rows == 1 ? to - from : 4;
+template <class X, class T>
+static void multiply_vectors(const X* x, ptrdiff_t stride, int rows, const Matrix<T>& w, int from,
+                             int to, const Output& out) {
+  const int group = rows == 1 ? to - from : 4;
   for (int b = from; b < to; b += group)
-    in_chunks(in.rows, [&](int first, int count) {
+    in_chunks(rows, [&](int first, int count) {
       with_rows(count, [&](auto constant) {
-        tiles<constant.value>(in.x + first * in.stride, in.stride, w, b, std::min(b + group, to),
+        tiles<constant.value>(x + first * stride, stride, w, b, std::min(b + group, to),
                               out.from(first));
       });
     });
@@ -241,5 +259,6 @@ static void multiply_floats(const Input<T>& in, const Matrix<T>& w, int from, in
 template <class T>
 static void multiply(const Input<T>& in, const Matrix<T>& w, int from, int to, float* out,
                      ptrdiff_t out_stride, bool add) {
-  multiply_floats(in, w, from, to, {out, out_stride, w.bias, w.scale, add});
+  multiply_vectors(in.x, in.stride, in.rows, w, from, to,
+                   {out, out_stride, w.bias, w.scale, add});
 }

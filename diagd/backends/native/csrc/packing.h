@@ -1,4 +1,4 @@
-// What attention is handed in training, and its rows of numbers as the matrix units take them.
+// What attention is handed in training, and its rows of numbers as products of bfloat16 take them.
 #pragma once
 #include "bf16.h"
 
@@ -15,7 +15,7 @@ struct Attended {
 };
 }
 
-#if defined(MATRIX_UNITS)
+#if defined(BF16_DOTS)
 
 constexpr int SIDE = 32;  // lanes of a block
 

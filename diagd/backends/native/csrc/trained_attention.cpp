@@ -1,5 +1,5 @@
-// Softmax attention under any mask, and its gradients, on the matrix units: what training by
-// schedules consists of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys
+// Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules consists
+// of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys
 // that nobody sees are left out (Dao, arXiv:2307.08691, on other hardware).
 #include <atomic>
 
@@ -8,23 +8,26 @@
 
 extern "C" int size_of_attended() { return sizeof(Attended); }
 
-#if defined(MATRIX_UNITS)
+#if defined(BF16_DOTS)
 namespace {
 
 constexpr int AT_ONCE = 8;  // blocks that are multiplied together
 constexpr float NEVER = -INFINITY;
 
+#if defined(MATRIX_UNITS)
 void use_whole_tiles() {
+  if (!matrix_units()) return;
   TileShapes shapes;
   for (int t = 0; t < 8; t++) shapes.row_bytes[t] = 64, shapes.rows[t] = 16;
   _tile_loadconfig(&shapes);
 }
 
-// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows, `a_pitch`
-// apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more columns
-// `b_right` away.
+void leave_tiles() {
+  if (matrix_units()) _tile_release();
+}
+
 template <class Columns>
-INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
+INLINE void multiply_tiles(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
                            ptrdiff_t b_right, int steps, float* to, ptrdiff_t pitch, bool add) {
   const ptrdiff_t row = pitch * sizeof(float), a_row = a_pitch * sizeof(bf16);
   if (add) {
@@ -52,6 +55,51 @@ INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, p
   _tile_stored(1, to + 16, row);
   _tile_stored(2, to + 16 * pitch, row);
   _tile_stored(3, to + 16 * pitch + 16, row);
+}
+#else
+void use_whole_tiles() {}
+void leave_tiles() {}
+template <class... Arguments>
+INLINE void multiply_tiles(const Arguments&...) {}
+#endif
+
+template <class Columns>
+INLINE void multiply_vectors(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
+                             ptrdiff_t b_right, int steps, float* to, ptrdiff_t pitch, bool add) {
+  constexpr int ROWS = 8;
+  for (int row = 0; row < SIDE; row += ROWS, a += ROWS * a_pitch, to += ROWS * pitch) {
+    Floats sums[ROWS][2] = {};
+    if (add)
+      for (int r = 0; r < ROWS; r++)
+        for (int side = 0; side < 2; side++) sums[r][side] = load(to + r * pitch + 16 * side);
+    for (int s = 0; s < steps; s++) {
+      const bf16* columns = b(s);
+      for (int k = 0; k < 32; k += 2, columns += b_pitch / sizeof(bf16)) {
+        const Floats left = load((const float*)columns);
+        const Floats right = load((const float*)(columns + b_right));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+          const bf16* pair = a + r * a_pitch + s * 32 + k;
+          add_product(sums[r][0], pair, spread(pair), left);
+          add_product(sums[r][1], pair, spread(pair), right);
+        }
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int side = 0; side < 2; side++) store(to + r * pitch + 16 * side, sums[r][side]);
+  }
+}
+
+// 32 x 32 numbers, `pitch` apart, (added to) the sum over `steps` times 32 of a's 32 rows, `a_pitch`
+// apart, and the columns of b(step): 16 pairs of rows, `b_pitch` bytes apart, and 16 more columns
+// `b_right` away.
+template <class Columns>
+INLINE void multiply_block(const bf16* a, ptrdiff_t a_pitch, const Columns& b, ptrdiff_t b_pitch,
+                           ptrdiff_t b_right, int steps, float* to, ptrdiff_t pitch, bool add) {
+  if (matrix_units())
+    multiply_tiles(a, a_pitch, b, b_pitch, b_right, steps, to, pitch, add);
+  else
+    multiply_vectors(a, a_pitch, b, b_pitch, b_right, steps, to, pitch, add);
 }
 
 // The products of 32 rows with 32 turned ones.
@@ -309,7 +357,7 @@ void pass_over(const Attended& a) {
       for (int j = 0; j < group; j++) pass.run(a, batch, kv_head * group + j);
       pass.write(a, batch, kv_head);
     }
-    _tile_release();
+    leave_tiles();
   });
 }
 
@@ -319,14 +367,14 @@ void pass_over(const Attended& a) {
 extern "C" {
 // Whether there are kernels for it here.
 int attention_trains() {
-#if defined(MATRIX_UNITS)
-  return matrix_units();
+#if defined(BF16_DOTS)
+  return 1;
 #else
   return 0;
 #endif
 }
 
-#if defined(MATRIX_UNITS)
+#if defined(BF16_DOTS)
 // Writes `to` and `masses`.
 void attend_forward(const Attended* a) { pass_over<Forward>(*a); }
 // Writes the three gradients.
