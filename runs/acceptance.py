@@ -131,14 +131,14 @@ def main(options: Options) -> None:
         for model, scenario in product(options.models, options.scenarios or here):
             label, _, folder = model.partition("=")
             about = {"options": asked, "weights": fingerprint(model_path(folder))}
-            of = {"clips": [clip_fingerprint(path) for path in paths_of(options, scenario)]}
-            key = {"model": label, "scenario": scenario, **about, **of}
-            # older rows do not say of which clips they are
-            row = next((row for row in known if (of | row).items() >= key.items()), None)
+            clips = [clip_fingerprint(path) for path in paths_of(options, scenario)]
+            key = {"model": label, "scenario": scenario, **about, "clips": clips}
+            row = next((row for row in known if row.items() >= key.items()), None)
             if row is None:
-                clips = read(VideoGenerator.from_pretrained(folder), options, scenario)
+                world = VideoGenerator.from_pretrained(folder)
                 picture = options.out / f"{scenario}-{label}.png"
-                row = key | measure(clips, picture) | provenance(torch.device("cpu"))
+                measured = measure(read(world, options, scenario), picture)
+                row = key | measured | provenance(torch.device("cpu"))
                 writer.append(row)
             rows.append(row)
     text = table(rows)

@@ -62,15 +62,7 @@ SCRATCH: Flags = {
     "learning-rate": 3e-3,
     "warmup-steps": 50,
 }
-FINETUNED: Flags = {
-    "init": "doom",
-    "frames": 4,
-    "batch-size": 2,
-    "steps": 400,
-    "optimizer": "adamw",
-    "learning-rate": 1e-4,
-    "warmup-steps": 20,
-}
+FINETUNED: Flags = {"init": "doom", "frames": 4}
 STUDIES = {
     # What does an order cost a model that is born to it?
     "scratch": Study(
@@ -88,7 +80,14 @@ STUDIES = {
     # The first column knows little of the row above: what helps there?
     "row-starts": Study(
         "finetune",
-        FINETUNED,
+        FINETUNED
+        | {
+            "batch-size": 2,
+            "steps": 400,
+            "optimizer": "adamw",
+            "learning-rate": 1e-4,
+            "warmup-steps": 20,
+        },
         {
             UNTOUCHED: {},
             "raster": {"strategies": "raster"},

@@ -61,7 +61,7 @@ def main(options: Options) -> None:
         view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, learn_context=True)
         ours, theirs = (ViewLoss(view, torch.device("cpu"), options.compile) for _ in range(2))
         if ours.visible_rounded is None:
-            raise ValueError("there are no kernels for training on this machine: it needs AVX-512 with bfloat16")
+            raise ValueError("no kernels for training on this machine: it needs AVX512_BF16")
         theirs.visible_rounded = None
         length = case.frames * layout.slots_per_frame - config.num_action_tokens
         generator = torch.Generator().manual_seed(0)

@@ -1,11 +1,15 @@
 """Processes that tests start, and how to be rid of them."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+import httpx
 import psutil
 import pytest
 
@@ -41,3 +45,23 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in running:
         with process:  # closes its pipes
             kill(process)
+
+
+def interrupt_a_server(process: subprocess.Popen[str]) -> tuple[str, str, str]:
+    """Wait until a process serves at the address that it says, and press Ctrl-C.
+
+    Returns:
+        The address, and all that was written to stdout and, after the address, to stderr.
+    """
+    assert process.stderr is not None
+    said = iter(process.stderr.readline, "")
+    url = next(found[0] for line in said if (found := re.search(r"http://\S+", line)))
+    end = time.monotonic() + 60
+    while True:
+        try:
+            assert httpx.get(url).status_code == 200
+            break
+        except httpx.ConnectError:
+            assert time.monotonic() < end
+    process.send_signal(signal.SIGINT)
+    return url, *process.communicate(timeout=60)

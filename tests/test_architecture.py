@@ -41,6 +41,7 @@ LAYERS = (
         "parsing",
         "provenance",
         "system",
+        "torchscript",
         "unpickling",
     ),
 )

@@ -104,7 +104,8 @@ def generate_tokens(
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
     strategy = as_strategy(schedule)
     if exact and (row_start is not None or not isinstance(schedule, DiagonalSchedule)):
-        raise ValueError(f"exact is for a schedule without row_start, got {strategy}, {row_start}")
+        given = strategy if row_start is None else f"row_start={row_start!r}"
+        raise ValueError(f"exact takes a DiagonalSchedule, and no row_start, got {given}")
     if isinstance(schedule, DiagonalSchedule):
         if grid not in (None, schedule.grid):
             raise ValueError(f"the schedule has a grid of its own, {schedule.grid}, got {grid}")

@@ -7,7 +7,6 @@ from whom you trust. FVD depends on the preprocessing by several percent, so it 
 belongs beside every number, as do the hash of the detector, the number of clips and of frames.
 """
 
-import warnings
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.metrics.weights import short_sha256
+from diagd.torchscript import load_torchscript
 
 MIN_FRAMES = 10  # I3D halves time three times and pools the rest: shorter clips give no features
 INPUT_PX = 224
@@ -50,13 +50,7 @@ class VideoFeatures:
                 f"got {preprocessing!r}"
             )
         sha256 = short_sha256(detector)
-        try:
-            with warnings.catch_warnings():  # TorchScript is deprecated; FVD's reference is one
-                warnings.filterwarnings("ignore", ".*torch.jit.load", DeprecationWarning)
-                self._detector = torch.jit.load(str(detector), map_location=device).eval()
-        except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"{detector} is no TorchScript file: {reason}") from None
+        self._detector = load_torchscript(detector, device)
         self.device, self.preprocessing = device, preprocessing
         self.provenance = {"resize": preprocessing, "detector_sha256": sha256}
 

@@ -3,7 +3,7 @@
 `shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
 with the clips' names, the codebook size and the action names as metadata. Clips of any length are
 cut into pieces of one. A shard appears under its name only when it is whole, so writing goes on
-where it was killed.
+where it was killed; `num_shards.txt` says how many there will be.
 """
 
 import contextlib
@@ -24,10 +24,11 @@ from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.threads import one_thread_workers
 from diagd.data.video import read_video
-from diagd.files import write_bytes
+from diagd.files import write_bytes, write_text
 from diagd.provenance import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
+COUNT_NAME = "num_shards.txt"
 STILL = ActionVocabulary(("none",))  # what clips without action files do in every frame
 
 
@@ -123,6 +124,7 @@ def write_shards(
     surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
+    write_text(folder / COUNT_NAME, f"{len(shards)}\n")
     written, shape = 0, None
     encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
@@ -192,12 +194,19 @@ def read_shards(folder: str | Path) -> TokenClips:
 
     Raises:
         FileNotFoundError: no shards in the folder.
-        ValueError: a corrupt shard, or shards that do not belong together.
+        ValueError: a corrupt shard, missing ones, or shards that do not belong together.
     """
     paths = sorted(Path(folder).glob("shard_*.safetensors"))
     if not paths:
         raise FileNotFoundError(
             f"no token shards (shard_*.safetensors) in {folder}: diagd tokenize makes them of clips"
+        )
+    count = Path(folder) / COUNT_NAME  # shards of other makers have none
+    wanted = count.read_text(encoding="utf-8").strip() if count.is_file() else str(len(paths))
+    if wanted != str(len(paths)):
+        raise ValueError(
+            f"{folder} has {len(paths)} of {wanted[:9]} shards: run the same diagd tokenize again, "
+            "which goes on"
         )
     parts = [_read_shard(path)[0] for path in paths]
     first = parts[0]

@@ -1,10 +1,5 @@
-import os
-import signal
-import subprocess
 import sys
-import time
 
-import httpx
 import pytest
 
 from diagd.commands.play import PlayOptions, load
@@ -12,6 +7,7 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.families.own_format import write_defaults
 from diagd.web.address import listen
 from diagd.web.play.session import Controls
+from tests.processes import interrupt_a_server
 from tests.worlds import write_world
 
 
@@ -65,29 +61,11 @@ def test_a_port_in_use_is_named(command, world):
         outcome.assert_refused(rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use")
 
 
-def test_it_serves_until_it_is_interrupted_and_says_what_happened(world):
+def test_it_serves_until_it_is_interrupted_and_says_what_happened(world, spawn):
     """The command as people run it: it names its address, and Ctrl-C is a clean end."""
-    flags = ("play", "--model", str(world), "--no-open", "--port", "0", "--json")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    with subprocess.Popen(
-        [sys.executable, "-m", "diagd", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        assert process.stderr is not None
-        said = iter(process.stderr.readline, "")
-        url = next(line.split()[2] for line in said if line.startswith("dreaming at http://"))
-        end = time.monotonic() + 20
-        while True:
-            try:
-                assert httpx.get(url).status_code == 200
-                break
-            except httpx.ConnectError:
-                assert time.monotonic() < end
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+    flags = ("play", "--model", world, "--no-open", "--port", 0, "--json")
+    process = spawn("-m", "diagd", *flags, PYTHONUNBUFFERED="1", COLUMNS="200")
+    url, out, err = interrupt_a_server(process)
     assert (process.returncode, err) == (0, "")
     assert out == f'{{"url": "{url}", "sessions": 0, "frames": 0}}\n'
 

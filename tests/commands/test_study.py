@@ -1,12 +1,7 @@
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 
-import httpx
 import pytest
 import torch
 
@@ -14,6 +9,7 @@ from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.store import StudyStore
+from tests.processes import interrupt_a_server
 from tests.web.study.cases import write_pairs
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
@@ -200,28 +196,10 @@ def test_a_taken_port_is_refused(command, tmp_path):
     assert not (folder / "study.db").exists()  # the port is looked at first
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="NO SIGNALS HERE")
-def test_ctrl_c_is_a_clean_end_with_its_document(tmp_path):
+def test_ctrl_c_is_a_clean_end_with_its_document(tmp_path, spawn):
     folder = write_pairs(tmp_path, 1)
-    flags = ("study", "--pairs", str(folder), "--port", "0", "--json")
-    with subprocess.Popen(
-        [sys.executable, "-m", "diagd", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        assert process.stderr is not None
-        said = iter(process.stderr.readline, "")
-        address = next(line.split()[1] for line in said if line.startswith("study "))
-        end = time.monotonic() + 60
-        while True:
-            try:
-                assert httpx.get(address).status_code == 200
-                break
-            except httpx.ConnectError:
-                assert time.monotonic() < end
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+    flags = ("study", "--pairs", folder, "--port", 0, "--json")
+    process = spawn("-m", "diagd", *flags, PYTHONUNBUFFERED="1", COLUMNS="200")
+    address, out, _ = interrupt_a_server(process)
     assert process.returncode == 0
     assert json.loads(out) == {"address": address, "answers": str(folder / "study.db")}

@@ -345,8 +345,11 @@ def test_unknown_row_start_is_an_error_that_names_the_choices():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "sjd", "exact": True}, "exact is for a schedule .*, got sjd, None"),
-        ({"exact": True, "row_start": "spatial"}, "exact is for .* row_start, got .*, spatial"),
+        ({"schedule": "sjd", "exact": True}, "exact takes a DiagonalSchedule, .*, got sjd"),
+        (
+            {"exact": True, "row_start": "spatial"},
+            "exact .*, got row_start='spatial'",
+        ),
         ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
     ],
 )

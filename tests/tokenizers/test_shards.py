@@ -50,6 +50,8 @@ def test_writing_goes_on_where_it_was_killed(tmp_path):
     write_shards(tokenizer, paths, folder, WALK, clips_per_shard=1)
     whole = read_shards(folder)
     (folder / "shard_00001.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"shards has 2 of 3 shards: run the same diagd tokenize"):
+        read_shards(folder)
     kept = (folder / "shard_00000.safetensors").stat().st_mtime_ns
     assert write_shards(tokenizer, paths, folder, WALK, clips_per_shard=1) == 1
     assert read_shards(folder).tokens.equal(whole.tokens)

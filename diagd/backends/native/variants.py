@@ -29,13 +29,14 @@ class Variant(NamedTuple):
 
 _AVX2 = ("avx2", "fma", "bmi2", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
-_AMX = ("avx512bf16", "amx-tile", "amx-bf16", "amx-int8")
+_BF16 = (*_AVX512, "avx512vnni", "avx512bf16")
 VARIANTS = (  # the best first
     Variant(
         "amx",
         ("avx512_vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
-        (*_AVX512, "avx512vnni", *_AMX),
+        (*_BF16, "amx-tile", "amx-bf16", "amx-int8"),
     ),
+    Variant("avx512bf16", ("avx512_vl", "avx512_vnni", "avx512_bf16"), _BF16),
     Variant("avx512vnni", ("avx512_vl", "avx512_vnni"), (*_AVX512, "avx512vnni")),
     Variant("avx512", ("avx512_vl",), _AVX512),
     Variant("avx2", ("avx2",), _AVX2),

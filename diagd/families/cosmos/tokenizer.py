@@ -10,7 +10,6 @@ whole, as the released files are run (github.com/nvidia-cosmos/cosmos-predict1, 
 """
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from torch.nn import functional
 from diagd.families.cosmos.fsq import CODEBOOK_SIZE, LEVELS, codes_to_indices
 from diagd.tokenizers.frames import BATCH_SIZE, check_frames, check_tokens, normalise, paint
 from diagd.tokenizers.storage import require_file
+from diagd.torchscript import load_torchscript
 
 ENCODER_NAME = "encoder.jit"
 DECODER_NAME = "decoder.jit"
@@ -99,8 +99,10 @@ class CosmosTokenizer:
             FileNotFoundError: a file is missing.
             ValueError: a file is no TorchScript.
         """
-        networks = [_load_script(Path(path)) for path in (encoder_path, decoder_path)]
-        return cls(*networks).to(device, dtype)
+        paths = Path(encoder_path), Path(decoder_path)
+        for path in paths:
+            require_file(path)
+        return cls(*map(load_torchscript, paths)).to(device, dtype)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Move the networks; returns itself.
@@ -190,18 +192,6 @@ def _filled(sequence: Tensor, length: int) -> Tensor:
     """Repeat the last member until there are `length`."""
     missing = length - len(sequence)
     return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
-
-
-def _load_script(path: Path) -> Any:
-    """Load a program, as the released tokenizers are. It can run code: load what you trust."""
-    require_file(path)
-    try:
-        with warnings.catch_warnings():  # the released files are TorchScript, deprecated or not
-            warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
-            return torch.jit.load(path, map_location="cpu").eval()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].partition(". This is an internal")[0]
-        raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
 
 
 def _said(answer: object) -> str:

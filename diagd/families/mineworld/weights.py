@@ -37,7 +37,8 @@ def convert(source: Source) -> Renamed:
         if not name.startswith(TOKENIZER_PREFIX)
     }
     side = _llama_fields(source.side)
-    rope = _rope_of(side)
+    if (activation := side.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"hidden_act must be silu, got {activation!r}")
     vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
     num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
@@ -60,7 +61,7 @@ def convert(source: Source) -> Renamed:
         grid_width=width,
         num_action_tokens=actions,
         norm_eps=float(side.get("rms_norm_eps", ModelConfig.norm_eps)),
-        rope_theta=float(rope.get("rope_theta", ModelConfig.rope_theta)),
+        rope_theta=_theta_of(side),
         bias=bool(side.get("attention_bias", False)),
         tie_embeddings="lm_head.weight" not in weights,
     )
@@ -74,14 +75,13 @@ def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
     return side
 
 
-def _rope_of(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what tells of rotary angles, where transformers 5 and where earlier ones write it."""
-    scaling, parameters = side.get("rope_scaling"), side.get("rope_parameters")
-    rope = {**side, **(scaling or {}), **(parameters or {})}
-    for name, known in (("rope_type", "default"), ("type", "default"), ("hidden_act", "silu")):
-        if rope.get(name, known) != known:
-            raise ValueError(f"{name} must be {known}, got {rope[name]!r}")
-    return rope
+def _theta_of(side: Mapping[str, Any]) -> float:
+    """Return the base of the rotary angles, where transformers 5 or earlier ones write it."""
+    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
+    for name in ("rope_type", "type"):
+        if rope.get(name, "default") != "default":
+            raise ValueError(f"{name} must be default, got {rope[name]!r}")
+    return float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta)))
 
 
 RELEASED = ReleasedFormat(

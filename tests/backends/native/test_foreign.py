@@ -46,7 +46,11 @@ def test_kernels_of_a_platform_compute_what_those_of_this_machine_do(platform, t
     there = build_program(platform, tmp_path / "there.exe")
     expected = logits_of([here], find_or_make(), tmp_path)
     for name in RUNNABLE & set(wheels.PLATFORMS[platform].variants):
-        logits = logits_of([emulator, *flags, there], folder / f"{name}.so", tmp_path)
+        library = folder / f"{name}.so"
+        if platform == "linux-x86_64":  # attention that trains, too
+            self_test = "diagd.backends.native.self_test"
+            subprocess.run([sys.executable, "-m", self_test, library], check=True)
+        logits = logits_of([emulator, *flags, there], library, tmp_path)
         for weights, values in expected.items():
             error = (logits[weights] - values).abs().max() / values.abs().max()
             assert error <= TOLERANCE, (name, weights)

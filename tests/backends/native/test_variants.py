@@ -45,9 +45,12 @@ def prebuilt(tmp_path, monkeypatch):
         (HASWELL, ["avx2", "neon"]),
         (SKYLAKE, ["avx512", "avx2", "neon"]),
         (ICE_LAKE, ["avx512vnni", "avx512", "avx2", "neon"]),
-        (ZEN_4, ["avx512vnni", "avx512", "avx2", "neon"]),
-        (SAPPHIRE_RAPIDS, ["amx", "avx512vnni", "avx512", "avx2", "neon"]),
-        (SAPPHIRE_RAPIDS | {"amx_int8": False}, ["avx512vnni", "avx512", "avx2", "neon"]),
+        (ZEN_4, ["avx512bf16", "avx512vnni", "avx512", "avx2", "neon"]),
+        (SAPPHIRE_RAPIDS, ["amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "neon"]),
+        (
+            SAPPHIRE_RAPIDS | {"amx_int8": False},
+            ["avx512bf16", "avx512vnni", "avx512", "avx2", "neon"],
+        ),
     ],
 )
 def test_what_a_processor_has_decides_the_best_first(features, names, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def served(serve):
     return serve(max_sessions=3)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="NO SIGNALS HERE")
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals on Windows")
 def test_a_recording_survives_sigterm(world, tmp_path):
     flags = ("play", "--model", world, "--port", "0", "--no-open", "--recordings", tmp_path)
     arguments = [sys.executable, "-m", "diagd", *map(str, flags)]

@@ -1,0 +1,22 @@
+"""TorchScript files, which run code: load one only from whom you trust."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
+    """Load the program in a file for inference. This EXECUTES code that the file contains.
+
+    Raises:
+        ValueError: No TorchScript.
+    """
+    try:
+        with warnings.catch_warnings():  # deprecated; the released files are of it all the same
+            warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
+            return torch.jit.load(str(path), map_location=device).eval()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].partition(". This is an internal")[0]
+        raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
