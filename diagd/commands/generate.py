@@ -69,7 +69,8 @@ class GenerateOptions(Recipe):
         for name in alone if is_many else many:
             if getattr(self, name) != getattr(GenerateOptions, name):
                 kind = "one video, not" if is_many else "many videos: it needs"
-                raise ValueError(f"{name} is for {kind} --prompts")
+                hint = "; one video goes to --output" if name == "out" else ""
+                raise ValueError(f"{name} is for {kind} --prompts{hint}")
         if is_many and self.out is None:
             raise ValueError("prompts need --out, a folder for their videos")
         self.pool()

@@ -243,7 +243,7 @@ def test_bad_input_is_refused_before_anything_is_written(flags, message, generat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--out", "dreams"), "out is for many videos: it needs --prompts"),
+        (("--out", "dreams"), "out is for .*--prompts; one video goes to --output"),
         (("--workers", 2), "workers is for many videos: it needs --prompts"),
         (("--address", "auto"), "address is for many videos: it needs --prompts"),
         (("--prompts", "."), "prompts need --out, a folder for their videos"),
