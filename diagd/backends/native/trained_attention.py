@@ -1,4 +1,4 @@
-"""Attention under a mask, and its gradients, by kernels for the matrix units: for training on CPUs.
+"""Attention under a mask, and its gradients, where a CPU multiplies bfloat16: for training.
 
 PyTorch's multiplies what a mask forbids, too, and far below what the processor can: with it two
 thirds of a step of finetuning by diagonals was attention (docs/log.md).

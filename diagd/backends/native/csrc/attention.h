@@ -113,7 +113,7 @@ class Attention {
   void mix(int some, const Matrix<Cached>& values) const {
 #if defined(BF16_DOTS)
     if constexpr (std::is_same_v<Cached, Pair>)
-      return multiply_rounded({(const bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0,
+      return multiply_rounded({(bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0,
                               head / BLOCK, {mixed, head, nullptr, nullptr, false});
 #endif
     multiply(Input<Cached>(scores, STRIDE, some, values.K), values, 0, head / BLOCK, mixed, head,

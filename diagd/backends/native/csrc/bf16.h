@@ -8,9 +8,9 @@ constexpr int STEP = 32;  // values of k at a time
 
 // Rows of bfloat16: 16 rows of a step begin at `of(row, k)`, `pitch` apart.
 struct Rows16 {
-  const bf16* x;
+  bf16* x;
   ptrdiff_t pitch, step, group;  // from a row, a step of k, 16 rows to the next
-  const bf16* of(int row, int k) const { return x + row / 16 * group + k / STEP * step; }
+  bf16* of(int row, int k) const { return x + row / 16 * group + k / STEP * step; }
   ptrdiff_t row_bytes() const { return pitch * sizeof(bf16); }
 };
 
@@ -199,7 +199,7 @@ struct Input<Pair> {
     rounded.x = memory.data();
     for (int row = 0; row < rows; row++)
       for (int k = 0; k < K; k += WIDTH)
-        round_to(memory.data() + (rounded.of(row, k) - rounded.x) + row % 16 * rounded.pitch + k % STEP,
+        round_to(rounded.of(row, k) + row % 16 * rounded.pitch + k % STEP,
                  load(x + row * stride + k));
   }
 };

@@ -1,6 +1,6 @@
 // Softmax attention under any mask, and its gradients, in bfloat16: what training by schedules consists
-// of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys
-// that nobody sees are left out (Dao, arXiv:2307.08691, on other hardware).
+// of. The scores never are in memory as a whole; blocks of 32 queries and 32 keys that nobody sees are
+// left out (Dao, arXiv:2307.08691, on other hardware).
 #include <atomic>
 
 #include "packing.h"
