@@ -40,7 +40,7 @@ class Options:
 
 def main(options: Options) -> None:
     """Run both in turns, and print the ratio of their medians."""
-    seconds: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    seconds: dict[tuple[str, str, str, int], dict[str, list[float]]] = {}
     machine: dict[str, Any] = {}
     for _ in range(options.rounds):
         for model in options.models:
@@ -49,15 +49,22 @@ def main(options: Options) -> None:
                 machine = {name: document[name] for name in ("device", "threads", "torch")}
                 for row in document["rows"]:
                     strategy = row["schedule"].replace("row_lag ", "k=")  # as it was written once
-                    key = model, row["dtype"], strategy
+                    key = model, row["dtype"], strategy, row.get("context_frames", 1)
                     seconds.setdefault(key, {}).setdefault(label, []).append(row["seconds"])
     rows = [
-        {"model": model, "dtype": dtype, "strategy": strategy, **of_both, "ratio": _ratio(of_both)}
-        for (model, dtype, strategy), of_both in seconds.items()
+        {
+            "model": model,
+            "dtype": dtype,
+            "strategy": strategy,
+            "context_frames": context_frames,
+            **of_both,
+            "ratio": _ratio(of_both),
+        }
+        for (model, dtype, strategy, context_frames), of_both in seconds.items()
     ]
     table = Table("", "before, s", "now, s", "ratio", box=SIMPLE, title="medians of rounds")
     for row in rows:
-        name = f"{row['model']} {row['dtype']} {row['strategy']}"
+        name = f"{row['model']} {row['dtype']} {row['strategy']} after {row['context_frames']}"
         before, now = (f"{statistics.median(row[label]):.4f}" for label in ("before", "now"))
         table.add_row(name, before, now, f"{row['ratio']:.3f}")
     Console().print(table)
