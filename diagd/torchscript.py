@@ -11,10 +11,10 @@ def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> An
     """Load the program in a file for inference. This EXECUTES code that the file contains.
 
     Raises:
-        ValueError: No TorchScript.
+        ValueError: No TorchScript, or no such file.
     """
     try:
-        with warnings.catch_warnings():  # deprecated; the released files are of it all the same
+        with warnings.catch_warnings():  # it is deprecated; what was released stays
             warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
             return torch.jit.load(str(path), map_location=device).eval()
     except (RuntimeError, ValueError) as error:

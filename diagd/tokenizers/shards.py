@@ -124,7 +124,6 @@ def write_shards(
     surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
-    write_text(folder / COUNT_NAME, f"{len(shards)}\n")
     written, shape = 0, None
     encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
@@ -141,6 +140,7 @@ def write_shards(
             else:
                 tokens, actions = _join(group, list(pool.map(encode, group)), shape)
                 tokens = tokens.to(_dtype(tokenizer))
+                write_text(folder / COUNT_NAME, f"{len(shards)}\n")
                 write_bytes(shard, save({"tokens": tokens, "actions": actions}, metadata))
                 written, shape = written + 1, tokens.shape[1:]
             job.advance(len(group))

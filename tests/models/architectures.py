@@ -40,26 +40,29 @@ def architecture(name: str) -> Any:
     """Return a seeded tiny model; to be left as it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if name == "llama":
-            return LlamaForCausalLM(LlamaConfig(**SIZES, **NO_STOP)).eval()
-        if name == "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**SIZES, **NO_STOP, head_dim=8)).eval()
-        if name == "mistral":
-            config = MistralConfig(**SIZES, **NO_STOP, sliding_window=None)
-            return MistralForCausalLM(config).eval()
-        if name == "gpt2":
-            return GPT2LMHeadModel(
-                GPT2Config(
-                    vocab_size=VOCAB_SIZE,
-                    n_positions=160,
-                    n_embd=32,
-                    n_layer=2,
-                    n_head=4,
-                    initializer_range=0.4,
-                    **NO_STOP,
-                )
-            ).eval()
-        return _emu3()
+        return _random(name).eval()
+
+
+def _random(name: str) -> Any:
+    if name == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SIZES, **NO_STOP))
+    if name == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**SIZES, **NO_STOP, head_dim=8))
+    if name == "mistral":
+        return MistralForCausalLM(MistralConfig(**SIZES, **NO_STOP, sliding_window=None))
+    if name == "gpt2":
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=VOCAB_SIZE,
+                n_positions=160,
+                n_embd=32,
+                n_layer=2,
+                n_head=4,
+                initializer_range=0.4,
+                **NO_STOP,
+            )
+        )
+    return _emu3()
 
 
 def _emu3() -> Emu3ForConditionalGeneration:
@@ -79,4 +82,4 @@ def _emu3() -> Emu3ForConditionalGeneration:
         text_config=text,
         vocabulary_map={"<image>": 3, "<|extra_200|>": SEPARATOR, **visual},
     )
-    return Emu3ForConditionalGeneration(config).eval()
+    return Emu3ForConditionalGeneration(config)

@@ -63,7 +63,8 @@ def test_shards_of_other_clips_or_another_tokenizer_are_left_alone(tmp_path):
     folder = tmp_path / "shards"
     write_shards(small_tokenizer(), paths, folder, WALK, clips_per_shard=1)
     with pytest.raises(ValueError, match=r"shard_00000.* is of other clips, actions or another"):
-        write_shards(small_tokenizer(seed=1), paths, folder, WALK, clips_per_shard=1)
+        write_shards(small_tokenizer(seed=1), [*paths, *paths], folder, WALK, clips_per_shard=1)
+    assert len(read_shards(folder).tokens) == 2  # of two, as before
     with pytest.raises(ValueError, match=r"shard_00001.* is not of these 1 clips: use another fol"):
         write_shards(small_tokenizer(), paths[:1], folder, WALK, clips_per_shard=1)
 
