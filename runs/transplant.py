@@ -22,6 +22,7 @@ from diagd.data.actions import ActionVocabulary
 from diagd.data.video import read_video
 from diagd.families.checkpoints import load_model, model_path
 from diagd.families.own_format import ACTIONS_FILE, TOKENIZER_FOLDER, write_checkpoint
+from diagd.tokenizers.training import find_clips
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.world_parts import copy_parts
 
@@ -51,10 +52,8 @@ def main(options: Options) -> None:
     names, new_names = (
         ActionVocabulary.load(folder / ACTIONS_FILE).names for folder in (source, options.tokens)
     )
-    paths = sorted(options.clips.glob("*.mp4"))
+    paths = find_clips(options.clips)
     chosen = paths[:: max(1, len(paths) // options.num_clips)][: options.num_clips]
-    if not chosen:
-        raise ValueError(f"no mp4 clips in {options.clips}")
     shares = torch.block_diag(
         code_shares(old, new, chosen, options.frame_stride), action_shares(names, new_names)
     )
