@@ -7,8 +7,7 @@ from typing import Annotated
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-RowLag = Annotated[int, tyro.conf.arg(aliases=["-k"])]
-OptionalRowLag = Annotated[int | None, tyro.conf.arg(aliases=["-k"])]
+RowLag = Annotated[int | None, tyro.conf.arg(aliases=["-k"])]
 RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
 FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 

@@ -62,7 +62,7 @@ SCRATCH: Flags = {
     "learning-rate": 3e-3,
     "warmup-steps": 50,
 }
-FINETUNED: Flags = {"init": "doom", "frames": 4}
+FINETUNED: Flags = {"init": "maze", "frames": 4}
 STUDIES = {
     # What does an order cost a model that is born to it?
     "scratch": Study(
@@ -122,7 +122,7 @@ class Options:
     """Train and judge the arms of a study one after the other, seed by seed."""
 
     study: str = "scratch"
-    tokens: Path = Path("work/doom/tokens")  # folder with train and heldout
+    tokens: Path = Path("work/maze/tokens")  # folder with train and heldout
     work: Path = Path("work/arms")  # folder for the runs: STUDY/ARM-SEED
     out: Path = Path("docs/results/arms")  # folder for the results: STUDY/ARM-SEED.jsonl
     arms: tuple[str, ...] = ()  # in the order of training; none: all of the study

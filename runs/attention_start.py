@@ -25,7 +25,7 @@ class Options:
     """Measure untrained models of the bundled model's shape."""
 
     out: Path
-    model: str = "doom"
+    model: str = "maze"
     clips: int = 4
 
 

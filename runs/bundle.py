@@ -1,12 +1,15 @@
-"""Make the bundled world of a trained one: as small as it gets, with a prompt chosen by eye.
+"""Make the bundled world of a trained one: as small as it gets, with starts chosen by eye.
 
-The transformer is stored in bfloat16, beside the tokenizer, the action names, a prompt cut from a
-held-out clip, and the walk that `generate` takes by default.
+The transformer is stored in bfloat16, beside what makes a world of it, places to start cut from
+held-out clips, and the walk that `generate` takes by default.
 
-    python runs/bundle.py --world work/doom/model --clip work/doom/heldout/clip_1000003.mp4 \
-        --out diagd/assets/doom
+    python runs/bundle.py --world work/doom/world --clips work/doom/heldout \
+        --out diagd/assets/doom --prompt clip_1300004:20 \
+        --scenes lamps=clip_1000003:54 medicine=clip_1200000:42
 """
 
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +19,15 @@ import tyro
 from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.checkpoints import load_model
-from diagd.families.own_format import ACTIONS_FILE, TOKENIZER_FOLDER, save_model
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.world_parts import CRF, PROMPT, WALK
+from diagd.families.own_format import ACTIONS_FILE, save_model
+from diagd.training.world_parts import (
+    CRF,
+    PROMPT,
+    SCENE_FRAMES,
+    SCENES_FOLDER,
+    WALK,
+    copy_parts,
+)
 
 
 @dataclass(frozen=True)
@@ -26,27 +35,37 @@ class Options:
     """Bundle a world model."""
 
     world: Path  # folder of diagd train
-    clip: Path  # held-out clip (mp4 with its jsonl) that gives the prompt
+    clips: Path  # folder of held-out clips (mp4 with their jsonl) that give the starts
     out: Path
-    first_frame: int = 0  # of the prompt within the clip
-    frames: int = 4  # of the prompt
+    prompt: str  # what generate goes on from: CLIP:FRAME, the first of four
+    scenes: tuple[str, ...] = ()  # where play may start beside it: NAME=CLIP:FRAME
     walk: str = "forward*6,left*4,forward*6"  # actions that generate takes by default
 
 
 def main(options: Options) -> None:
     """Write the folder."""
+    starts = {options.out / PROMPT: options.prompt}
+    for scene in options.scenes:
+        name, _, place = scene.partition("=")
+        starts[options.out / SCENES_FOLDER / f"{name}.mp4"] = place
+    copy_parts(options.world, options.out)
     save_model(load_model(options.world, dtype=torch.bfloat16), options.out)
-    tokenizer = VQTokenizer.from_pretrained(options.world / TOKENIZER_FOLDER)
-    tokenizer.save_pretrained(options.out / TOKENIZER_FOLDER)
-    vocabulary = ActionVocabulary.load(options.world / ACTIONS_FILE)
-    vocabulary.save(options.out / ACTIONS_FILE)
-    video = read_video(options.clip)
-    chosen = slice(options.first_frame, options.first_frame + options.frames)
-    prompt = options.out / PROMPT
-    write_video(prompt, video.frames[chosen], video.fps, CRF)
-    actions = read_actions(options.clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
-    write_actions(prompt.with_suffix(".jsonl"), actions[chosen])
+    vocabulary = ActionVocabulary.load(options.out / ACTIONS_FILE)
     write_actions(options.out / WALK, parse_actions(options.walk, vocabulary))
+    shutil.rmtree(options.out / SCENES_FOLDER, ignore_errors=True)
+    (options.out / SCENES_FOLDER).mkdir()
+    for path, place in starts.items():
+        cut(options.clips, place, path, vocabulary)
+
+
+def cut(clips: Path, place: str, path: Path, vocabulary: ActionVocabulary) -> None:
+    """Write the frames of a CLIP:FRAME, and their actions beside them."""
+    name, _, frame = place.partition(":")
+    clip, chosen = clips / f"{name}.mp4", slice(int(frame), int(frame) + SCENE_FRAMES)
+    video = read_video(clip)
+    actions: Sequence[str] = read_actions(clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
+    write_video(path, video.frames[chosen], video.fps, CRF)
+    write_actions(path.with_suffix(".jsonl"), actions[chosen])
 
 
 if __name__ == "__main__":

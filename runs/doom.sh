@@ -1,22 +1,28 @@
 #!/usr/bin/env bash
-# Makes the bundled world model from nothing: record, tokenize, train, bundle, measure. Every part
-# goes on where it was killed. About two hours on two cores with AMX that do nothing else.
+# Makes the bundled world `doom`: record four places, tokenize, carry the maze's world over, train on,
+# bundle, measure. Every part goes on where it was killed. Five hours on two cores that do nothing else.
+#   runs/doom.sh [FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-work/doom}
 export GLIBC_TUNABLES=glibc.malloc.hugetlb=1  # huge pages
-diagd record --out "$work/train" --clips 1024
-diagd record --out "$work/heldout" --clips 64 --first-seed 1000000
+runs/doom_data.sh "$work"
 diagd tokenize --clips "$work/train" --heldout "$work/heldout" --out "$work/tokens" \
-  --decoder-only --steps 500
+  --codes 4096 --decoder-only --steps 1200 --frame-stride 8
+python runs/transplant.py --world maze --tokens "$work/tokens" --clips "$work/train" \
+  --out "$work/start"
 train() {
-  diagd train --tokens "$work/tokens" --model mc-ar-doom "$@"
+  diagd finetune --tokens "$work/tokens" "$@"
 }
 # Short sequences first, where a step is cheap; then the context the model ships with.
-train --out "$work/stage1" --frames 4 --batch-size 4 --steps 3000 --hold 0.2
-train --out "$work/model" --init "$work/stage1" --frames 8 --batch-size 2 --steps 2400 \
-  --learning-rate 1.5e-3 --hold 0.1
-python runs/bundle.py --world "$work/model" \
-  --clip "$work/heldout/clip_1000016.mp4" --first-frame 14 --out diagd/assets/doom
-python runs/doom_actions.py --tokens "$work/tokens/heldout" --out docs/results
-python -m runs.doom_quality --clips "$work/heldout" --out docs/results --num-clips 64
+train --init "$work/start" --out "$work/stage1" --frames 4 --batch-size 8 --steps 2400 \
+  --learning-rate 2e-3 --strategies raster k=1/action:2 k=2/action
+train --init "$work/stage1" --out "$work/world" --frames 8 --batch-size 4 --steps 750 \
+  --strategies raster k=1:2 k=2
+python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/assets/doom \
+  --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
+  worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \
+  green-hall=clip_1000005:30 machines=clip_1000009:0 \
+  --walk "attack*3,left*3,forward*5,attack+left*2,attack*3"
+python -m runs.acceptance --data "$work" --num-clips 16
+python -m runs.acceptance --data "$work" --num-clips 16 --models maze=maze --scenarios maze

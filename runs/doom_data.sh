@@ -6,7 +6,7 @@
 #   diagd tokenize --clips FOLDER/train --heldout FOLDER/heldout --out FOLDER/tokens
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=${1:-work/doom_data}
+work=${1:-work/doom}
 first=0
 for scenario in maze defend_the_line health_gathering_supreme deathmatch; do
   diagd record --scenario "$scenario" --out "$work/train" --clips 1000 --first-seed "$first"

@@ -5,7 +5,7 @@ accepted) and exact_runs.png (runs by row and by entropy). It is written after e
 run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install -e
 '.[metrics]'`) and a machine that does nothing else.
 
-    python runs/exact.py --clips work/doom/heldout --out docs/results
+    python runs/exact.py --clips work/maze/heldout --out docs/results
 """
 
 import json
@@ -58,7 +58,7 @@ class Options:
 
     clips: Path  # folder of videos with actions, as diagd record writes them
     out: Path  # folder for exact.json and the picture
-    model: str = "doom"
+    model: str = "maze"
     strategy: tuple[str, ...] = (  # besides raster, named as in diagd evaluate
         "k=1 k=2 k=4 exact exact,lanes=16 exact,lanes=32 exact,lanes=64 exact,lanes=96",
         "jacobi,lanes=32 jacobi,lanes=96 tolerance=1.5 tolerance=3 tolerance=10",

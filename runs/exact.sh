@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Exact decoding measured: time by lanes in two dtypes, token equality on 64 clips, rivals, and speed
 # against quality. Leave the machine alone. Goes on where it was killed. An hour on two cores.
-#   runs/exact.sh CLIPS      # CLIPS: heldout of runs/doom.sh
+#   runs/exact.sh CLIPS      # CLIPS: heldout of runs/maze.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-clips=${1:?folder of held-out clips, as runs/doom.sh records them}
+clips=${1:?folder of held-out clips, as runs/maze.sh records them}
 results=docs/results/exact
 lanes="exact exact,lanes=8 exact,lanes=16 exact,lanes=24 exact,lanes=32 exact,lanes=40 exact,lanes=96"
 for dtype in float32 bfloat16; do

@@ -17,8 +17,8 @@ from diagd.files import write_text
 class Options:
     """Read DIR/*/tune.json, all against the raster order of one model."""
 
-    results: Path  # folder with a folder for each model, doom being the one before finetuning
-    before: str = "doom"  # the model before
+    results: Path  # folder with a folder for each model, maze being the one before finetuning
+    before: str = "maze"  # the model before
 
 
 def main(options: Options) -> None:

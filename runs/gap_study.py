@@ -1,6 +1,6 @@
 """Ask what the rules of visibility are worth: the teacher-forced gap when they are broken.
 
-python runs/gap_study.py --tokens work/doom/tokens/heldout --out docs/results
+python runs/gap_study.py --tokens work/maze/tokens/heldout --out docs/results
 
 Hygiene of the cache is the design's claim: stand-ins are seen by nobody else, and true row ends
 always reach the cache. Each claim is broken here, and here only; the product has no such switch.
@@ -34,7 +34,7 @@ class Options:
 
     tokens: Path  # folder of token shards
     out: Path  # folder for gap_study.json and gap_study.md
-    model: str = "doom"
+    model: str = "maze"
     strategy: tuple[str, ...] = (  # besides raster; those with a schedule
         "k=1 k=1/predecessor k=1/spatial k=2 k=2/predecessor k=2/spatial",
         "k=4 k=4/predecessor k=4/spatial",

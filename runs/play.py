@@ -34,9 +34,11 @@ STRATEGIES = ("k=1", "k=2", "k=4", "raster")
 WARM_UP_FRAMES = 5
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
-# what is held, and for how many seconds, in the film; a list clicks a button
-FILM = (("KeyA", 1.4), ("KeyW", 1.2), ("KeyD", 1.6), ["raster"], ("KeyA", 3.0), ["k=1"])
-FILM += (("KeyA", 1.2), ("KeyW", 1.0), ("KeyD", 1.4))
+# the film: what is held, and for how many seconds; a scene that is clicked, or a strategy
+FILM = ("prompt", ("Space", 0.8), ("KeyA", 0.8), ("KeyW", 1.2), ("Space", 0.6), ("KeyD", 1.2))
+FILM += ("worms", ("Space", 0.6), ("KeyE", 0.6), ("Space", 1.0), ("KeyW", 0.8))
+FILM += ("computers", ("KeyA", 1.0), ("KeyW", 1.4), "raster", ("KeyA", 2.5), "k=1", ("KeyA", 1.0))
+FILM += ("medicine", ("KeyW", 2.0), ("KeyD", 0.8))
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,6 @@ class Options:
     model: str = "doom"
     device: str = "cpu"
     dtype: str = "auto"  # as `diagd play` chooses
-    scene: int = 0  # where the film starts
     chromium: Path = Path(shutil.which("chromium") or "chromium")
 
 
@@ -76,7 +77,7 @@ def main(options: Options) -> None:
                 context = browser.new_context(
                     viewport={"width": 1120, "height": 640}, color_scheme="dark"
                 )
-                film(context.new_page(), url, options.film, options.scene)
+                film(context.new_page(), url, options.film)
         finally:
             browser.close()
             server.should_exit = True
@@ -144,18 +145,19 @@ def click_strategy(page: Page, name: str) -> None:
     page.locator(f'#strategies button[data-strategy="{name}"]').click()
 
 
-def film(page: Page, url: str, path: Path, scene: int) -> None:
+def film(page: Page, url: str, path: Path) -> None:
     """Play for a while and keep screenshots as an animated picture of less than 3 MB."""
     page.goto(url)
-    page.locator("#scenes button").nth(scene).click()
-    page.evaluate("scrollTo(0, 0)")  # a click scrolls to what it hits
-    page.wait_for_timeout(1500)
-    page.mouse.move(2, 2)
+    page.locator("#hud-fps").wait_for()
     shots: list[Image.Image] = []
     for act in FILM:
-        if isinstance(act, list):
-            click_strategy(page, act[0])
-            page.evaluate("scrollTo(0, 0)")
+        if isinstance(act, str):
+            if act in STRATEGIES:
+                click_strategy(page, act)
+            else:
+                page.locator(f'#scenes button[title="{act}"]').click()
+            page.mouse.move(2, 2)
+            page.evaluate("scrollTo(0, 0)")  # a click scrolls to what it hits
             continue
         key, seconds = act
         page.keyboard.down(key)

@@ -1,6 +1,6 @@
 """Measure what rounding costs: teacher-forced loss and logits of the bundled model by weights.
 
-python runs/precision.py --tokens work/doom/tokens/heldout --out docs/results
+python runs/precision.py --tokens work/maze/tokens/heldout --out docs/results
 """
 
 import copy
@@ -32,7 +32,7 @@ class Options:
 
     tokens: Path  # folder of token shards
     out: Path  # folder for precision.json
-    model: str = "doom"
+    model: str = "maze"
     windows: int = 16  # windows of 8 frames
 
 

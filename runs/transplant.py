@@ -1,8 +1,8 @@
 """Carry what a world has learnt over to another tokenizer, and to more actions, to train on there.
 
-    python runs/transplant.py --world doom --tokens work/doom_data/tokens \
-        --clips work/doom_data/train --out work/doom_data/start
-    diagd finetune --init work/doom_data/start --tokens work/doom_data/tokens --out world
+    python runs/transplant.py --world maze --tokens work/doom/tokens \
+        --clips work/doom/train --out work/doom/start
+    diagd finetune --init work/doom/start --tokens work/doom/tokens --out world
 
 Both tokenizers encode the same frames into grids of one size. A new code takes the mean of what the
 old codes at its places had learnt, and a new action that of the known actions in its name. All else

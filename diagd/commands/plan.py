@@ -11,7 +11,7 @@ from diagd.console import make_console
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.flags import FrameLag, OptionalRowLag
+from diagd.flags import FrameLag, RowLag
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PlanOptions:
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
     strategy: str | None = None  # raster, k=2, k=1,d=14, k=1/predecessor or zipar=4; or in short:
-    row_lag: OptionalRowLag = None  # columns a row runs ahead of the next; default 1
+    row_lag: RowLag = None  # columns a row runs ahead of the next; default 1
     frame_lag: FrameLag = None  # steps between frames; default: one starts when the last is whole
     spatial_only: bool = False  # the default, said aloud
     raster: bool = False  # next-token prediction

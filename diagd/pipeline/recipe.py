@@ -12,7 +12,7 @@ from diagd.decoding.strategies.exact.exact import Tolerant
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import FrameLag, OptionalRowLag
+from diagd.flags import FrameLag, RowLag
 from diagd.pipeline.coming import asked_actions, one_a_frame, read_text, walk_actions
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.generator import VideoGenerator
@@ -37,7 +37,7 @@ class Recipe:
     frames: int | None = None  # frames to generate
     # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
     strategy: str | None = None
-    row_lag: OptionalRowLag = None  # the paper's k: columns a row runs ahead of the next one
+    row_lag: RowLag = None  # the paper's k: columns a row runs ahead of the next one
     # the paper's d: steps between frames; default: a frame starts when the last is whole
     frame_lag: FrameLag = None
     # what stands in for a predecessor that is not known yet; default temporal

@@ -9,12 +9,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
-from diagd.data.recorders.doom import WALKING
+from diagd.data.recorders.doom import ACTIONS, WALKING
 from diagd.data.saving import save_frames
 from diagd.data.video import contact_sheet, read_video, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.families.checkpoints import available_models, model_path
+from diagd.families.checkpoints import model_path
 from diagd.families.own_format import save_model
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
@@ -569,23 +569,20 @@ def test_an_empty_walk_is_refused(refused, broken_world):
     refused(r"expected 4 actions \(one a frame\), got 0", model=broken_world)
 
 
-bundled = pytest.mark.skipif("doom" not in available_models(), reason="no bundled model")
-
-
-@bundled
-def test_the_bundled_model_is_small_and_knows_the_actions_of_the_recorder():
-    sizes = [path.stat().st_size for path in model_path("doom").rglob("*")]
+@pytest.mark.parametrize(("name", "actions"), [("doom", ACTIONS), ("maze", WALKING)])
+def test_a_bundled_world_is_small_and_knows_the_actions_of_the_recorder(name, actions):
+    folder = model_path(name)
+    sizes = [path.stat().st_size for path in folder.rglob("*")]
     assert sum(sizes) < 30e6
     assert max(sizes) < 25e6
-    vocabulary = ActionVocabulary.load(model_path("doom") / "actions.json")
-    assert vocabulary == WALKING
-    prompt = read_video(model_path("doom") / "prompt.mp4").frames
+    vocabulary = ActionVocabulary.load(folder / "actions.json")
+    assert vocabulary == actions
+    prompt = read_video(folder / "prompt.mp4").frames
     assert prompt.shape[1:] == (112, 192, 3)
-    assert len(read_actions(model_path("doom") / "prompt.jsonl", vocabulary, len(prompt))) >= 4
-    assert len(read_actions(model_path("doom") / "walk.jsonl", vocabulary)) >= 16
+    assert len(read_actions(folder / "prompt.jsonl", vocabulary, len(prompt))) >= 4
+    assert len(read_actions(folder / "walk.jsonl", vocabulary)) >= 16
 
 
-@bundled
 def test_the_bundled_model_dreams_something_that_moves_on_from_its_prompt(
     command, tmp_path, monkeypatch
 ):

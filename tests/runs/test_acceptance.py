@@ -45,23 +45,23 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(acceptance, "EIGHT", 3)
     acceptance.main(options)
-    (row,) = read_json_lines(tmp_path / "out" / "doom.jsonl")
+    (row,) = read_json_lines(tmp_path / "out" / "acceptance.jsonl")
     assert (row["model"], row["scenario"]) == ("new", "maze")
     assert np.shape(row["psnr"]["k=1"]) == np.shape(row["copy_psnr"]) == (3, 8)
     assert [len(row["tfd"][one]) for one in ("raster", "k=1")] == [2, 2]
     assert np.isfinite(row["revisit"]["back"]).all()
-    text = (tmp_path / "out" / "doom.md").read_text()
+    text = (tmp_path / "out" / "acceptance.md").read_text()
     assert text.startswith("| | maze, new |")
     assert "nan" not in text
     asked = []
     monkeypatch.setattr(acceptance, "measure", lambda *given: asked.append(given) or {})
     monkeypatch.setattr(acceptance, "table", lambda rows: text if rows == [row] else "")
     acceptance.main(options)
-    assert (tmp_path / "out" / "doom.md").read_text() == text
+    assert (tmp_path / "out" / "acceptance.md").read_text() == text
     assert not asked
     acceptance.main(dataclasses.replace(options, seed=1))  # what was measured otherwise is another
     assert len(asked) == 1
-    path = tmp_path / "out" / "doom.jsonl"
+    path = tmp_path / "out" / "acceptance.jsonl"
     path.write_text(path.read_text() + '{"torn')
     shutil.copy(clips / "clip_0.mp4", clips / "clip_1.mp4")  # other clips of the same names
     acceptance.main(options)

@@ -1,9 +1,9 @@
 """ViZDoom, which installs from PyPI with its game data: scenarios, and how each is played.
 
-All have the same actions, so that clips of several can share a folder and a world. `my_way_home` is
-the exception: it keeps the six of walking, which the bundled world knows; `maze` is the same place
-with all twelve. Where a scenario gives no weapon, as these and `health_gathering_supreme` do, to
-attack changes nothing.
+All have the same actions, those of the bundled world `doom`, so that clips of several can share a
+folder and a world. `my_way_home` is the exception: it keeps the six of walking, which the bundled
+world `maze` knows; the scenario `maze` is the same place with all twelve. Where a scenario gives no
+weapon, as these and `health_gathering_supreme` do, to attack changes nothing.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 
-    name = options.scenario or "my_way_home"
+    name = options.scenario or "maze"
     scenario = SCENARIOS.get(name) or Scenario(name)
     config = Path(vizdoom.scenarios_path) / f"{scenario.config}.cfg"
     if not config.is_file():

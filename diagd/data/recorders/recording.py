@@ -37,7 +37,7 @@ class RecordOptions:
     policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
     actions: str | None = None  # module:name of a dict from names to the game's actions
     # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
-    # package; my_way_home unless given
+    # package; maze unless given
     scenario: str | None = None
     clips: int = 400  # how many clips, one episode each
     frames: int = 64  # frames a clip

@@ -6,6 +6,7 @@ letters nothing else uses. Keys are named as browsers name them (`KeyboardEvent.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from diagd.data.actions import ActionCodec
@@ -27,7 +28,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "look_up": ("KeyI",),
     "look_down": ("KeyK",),
     "jump": ("Space",),
-    "attack": ("KeyF",),
+    "attack": ("KeyF", "Space"),
     "use": ("KeyE",),
     "sneak": ("KeyC",),
     "sprint": ("KeyX",),
@@ -64,13 +65,14 @@ class Keyboard:
 
 
 def keyboard_of(codec: ActionCodec) -> Keyboard:
-    """Lay out the words of a codec; the first key that is still free is taken."""
+    """Lay out the words of a codec: what is free of a word's keys, first keys before second ones."""
     idle, *words = codec.names
     single = [word for word in words if "+" not in word]
-    keys: dict[str, tuple[str, ...]] = {}
+    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
     taken: set[str] = set()
-    for word in single:
-        keys[word] = tuple(key for key in KNOWN.get(word.lower(), ()) if key not in taken)
+    for rank, word in product(range(2), single):
+        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
+        keys[word] += tuple(key for key in known if key not in taken)
         taken.update(keys[word])
     spare = [key for key in SPARE if key not in taken]
     for word in single:

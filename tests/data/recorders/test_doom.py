@@ -50,8 +50,8 @@ def test_a_recording_is_clips_with_an_action_for_every_frame(recording):
         assert video.frames.shape == (FRAMES, HEIGHT_PX, WIDTH_PX, 3)
         assert video.fps == Fraction(35, 4)
         assert video.frames.float().std() > 10  # not a black screen
-        assert len(read_actions(actions_path, WALKING, FRAMES)) == FRAMES
-        assert ActionVocabulary.load(recording / "actions.json") == WALKING
+        assert len(read_actions(actions_path, ACTIONS, FRAMES)) == FRAMES
+        assert ActionVocabulary.load(recording / "actions.json") == ACTIONS
         assert json.loads(actions_path.read_text().splitlines()[0]) == {"action": "none"}
 
 
@@ -119,7 +119,7 @@ def test_scenarios_with_the_same_actions_share_a_folder_and_the_old_maze_does_no
     record(tmp_path, scenario="defend_the_line", clips=1, first_seed=100)
     assert len(list(tmp_path.glob("*.mp4"))) == 2
     with pytest.raises(ValueError, match="holds clips with other actions"):
-        record(tmp_path, clips=1, first_seed=200)
+        record(tmp_path, scenario="my_way_home", clips=1, first_seed=200)
 
 
 def test_an_episode_that_ends_early_gives_way_to_another_and_is_told(tmp_path, capsys):

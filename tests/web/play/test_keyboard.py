@@ -35,9 +35,14 @@ def test_the_words_of_fighting_get_keys_beside_those_of_walking():
     assert fighting == {
         "strafe_left": ("KeyQ",),
         "strafe_right": ("KeyE",),
-        "attack": ("KeyF",),
+        "attack": ("KeyF", "Space"),
     }
     assert keyboard.joined == ("forward+left", "forward+right", *attacks[1:])
+
+
+def test_the_first_key_of_a_word_goes_before_the_second_one_of_another():
+    keyboard = keyboard_of(ActionVocabulary(("none", "attack", "jump")))
+    assert keyboard.keys == {"attack": ("KeyF",), "jump": ("Space",)}
 
 
 def test_words_nobody_knows_get_number_keys_in_order():

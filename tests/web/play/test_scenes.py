@@ -43,11 +43,12 @@ def test_a_folder_that_is_not_there_holds_no_scene(generator, tmp_path):
     assert model_scenes(tmp_path, generator, 4) == []
 
 
-def test_the_bundled_scenes_fit_the_bundled_model():
+@pytest.mark.parametrize(("name", "count"), [("doom", 8), ("maze", 5)])
+def test_the_bundled_scenes_fit_their_world(name, count):
     from diagd.pipeline.generator import VideoGenerator
 
-    world = VideoGenerator.from_pretrained("doom")
-    scenes = start_scenes(model_path("doom"), None, world, 4)
-    assert len(scenes) == 1 + 5
+    world = VideoGenerator.from_pretrained(name)
+    scenes = start_scenes(model_path(name), None, world, 4)
+    assert len(scenes) == 1 + count
     assert all(scene.start.frames.shape[1:] == (112, 192, 3) for scene in scenes)
     assert all(len(scene.start.frames) == 4 for scene in scenes)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Does a larger model lose less? mc-ar-doom-small, trained like the bundled model with half the steps,
-# beside it: the teacher-forced gap, and 64 generated clips. Needs what runs/doom.sh makes, in the folder
+# Does a larger model lose less? mc-ar-doom-small, trained like the maze world with half the steps,
+# beside it: the teacher-forced gap, and 64 generated clips. Needs what runs/maze.sh makes, in the folder
 # given. Runs go on where they were killed. An hour on one core.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=${1:-work/doom}
+work=${1:-work/maze}
 tokens=${2:-$work/tokens}
 results=docs/results/sizes
 train() {
@@ -13,7 +13,7 @@ train() {
 train --out "$work/small1" --frames 4 --batch-size 4 --steps 1500 --hold 0.2
 train --out "$work/small" --init "$work/small1" --frames 8 --batch-size 2 --steps 1200 \
   --learning-rate 1.5e-3 --hold 0.1
-for model in doom "$work/small"; do
+for model in maze "$work/small"; do
   diagd tune --tokens "$tokens" --model "$model" --clips 24 -k 1 2 4 \
     --row-start temporal --by column --out "$results/$(basename "$model")"
 done

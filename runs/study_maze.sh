@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The paper's MC-AR table on the bundled model: 64 held-out clips of 16 frames, 1 given. Run it on a
+# The paper's MC-AR table on the maze world: 64 held-out clips of 16 frames, 1 given. Run it on a
 # machine that does nothing else, for the frames a second. A killed run goes on where it was.
-#   runs/study_doom.sh CLIPS [LABEL=CHECKPOINT...]      # CLIPS: heldout of runs/doom.sh; finetuned
+#   runs/study_maze.sh CLIPS [LABEL=CHECKPOINT...]      # CLIPS: heldout of runs/maze.sh; finetuned
 set -euo pipefail
 cd "$(dirname "$0")/.."
-clips=${1:?folder of held-out clips, as runs/doom.sh records them}
+clips=${1:?folder of held-out clips, as runs/maze.sh records them}
 shift
 work=${STUDY_WORK:-work/study}
 diagd evaluate --protocol mc-ar --clips "$clips" --num-clips 64 --out "$work" --save-videos \
-  --models doom "$@" --strategy "raster k=4 k=2 k=1"
+  --models maze "$@" --strategy "raster k=4 k=2 k=1"
 diagd report --results "$work" --out docs/results/study \
   --title "MC-AR on ViZDoom: raster and diagonal decoding"
 cp "$work/results.jsonl" docs/results/study/results.jsonl
