@@ -28,6 +28,7 @@ def test_a_bundled_world_starts_where_it_was_told_to(world, tmp_path):
         )
     )
     bundled = VideoGenerator.from_pretrained(str(tmp_path / "out"))
+    assert bundled.vocabulary is not None
     names = [scene.name for scene in model_scenes(tmp_path / "out", bundled, 4)]
     assert names == ["prompt", "hall", "yard"]
     for name, clip, start in (("prompt", "clip_1", 3), ("scenes/yard", "clip_0", 5)):

@@ -65,7 +65,7 @@ class Keyboard:
 
 
 def keyboard_of(codec: ActionCodec) -> Keyboard:
-    """Lay out the words of a codec: what is free of a word's keys, first keys before second ones."""
+    """Lay out the words of a codec on keys that are free: first keys before second ones."""
     idle, *words = codec.names
     single = [word for word in words if "+" not in word]
     keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
