@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the bundled world `doom`: record four places, tokenize, carry the maze's world over, train on,
-# bundle, measure. Every part goes on where it was killed. Five hours on two cores that do nothing else.
+# bundle, measure. Every part goes on where it was killed. Three to four hours on two cores that do nothing else.
 #   runs/doom.sh [FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
