@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 clips=${1:?folder of held-out clips, as runs/maze.sh records them}
 work=${ABLATION_WORK:-work/ablation}
-diagd evaluate --protocol mc-ar --clips "$clips" --num-clips "${ABLATION_CLIPS:-32}" --out "$work" \
+diagd evaluate --protocol mc-ar --models maze --clips "$clips" \
+  --num-clips "${ABLATION_CLIPS:-32}" --out "$work" \
   --strategy "k=1 k=1,d=14 k=1,d=7 k=1,d=3 k=2 k=2,d=28 k=2,d=14 k=2,d=7 k=4 k=4,d=56" \
   "k=1/predecessor k=1/spatial k=2/predecessor k=2/spatial"
 diagd report --results "$work" --out docs/results/ablation --examples 0 \

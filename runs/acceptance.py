@@ -62,9 +62,8 @@ class Options:
     frames: int = 64  # of a clip, the given ones included
     batch_size: int = 1
     seed: int = 0
-    dtype: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # of the weights, as `diagd play` chooses
-    )
+    # of the weights, as `diagd play` chooses
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
         if wrong := [model for model in self.models if "=" not in model.strip("=")]:

@@ -5,5 +5,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clips=${1:-work/maze/heldout}
-diagd attention --clips "$clips" --num-clips 16 --output docs/results/attention.png
+diagd attention --model maze --clips "$clips" --num-clips 16 --output docs/results/attention.png
 python runs/attention_start.py --out docs/results/attention_start.json

@@ -1,6 +1,6 @@
 """Control for runs/attention.sh: the same numbers before training, with and without aimed heads.
 
-The bundled model's first layers are started looking at neighbours (models/attention_init.py), so
+The maze world's first layers are started looking at neighbours (models/attention_init.py), so
 part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
 model knows no others.
 
@@ -22,7 +22,7 @@ from diagd.models.transformer import Transformer
 
 @dataclass(frozen=True)
 class Options:
-    """Measure untrained models of the bundled model's shape."""
+    """Measure untrained models of the maze world's shape."""
 
     out: Path
     model: str = "maze"

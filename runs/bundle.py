@@ -9,25 +9,16 @@ held-out clips, and the walk that `generate` takes by default.
 """
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import tyro
 
-from diagd.data.actions import ActionVocabulary, parse_actions, read_actions, write_actions
-from diagd.data.video import read_video, write_video
+from diagd.data.actions import ActionVocabulary, parse_actions, write_actions
 from diagd.families.checkpoints import load_model
 from diagd.families.own_format import ACTIONS_FILE, save_model
-from diagd.training.world_parts import (
-    CRF,
-    PROMPT,
-    SCENE_FRAMES,
-    SCENES_FOLDER,
-    WALK,
-    copy_parts,
-)
+from diagd.training.world_parts import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
 
 
 @dataclass(frozen=True)
@@ -55,17 +46,8 @@ def main(options: Options) -> None:
     shutil.rmtree(options.out / SCENES_FOLDER, ignore_errors=True)
     (options.out / SCENES_FOLDER).mkdir()
     for path, place in starts.items():
-        cut(options.clips, place, path, vocabulary)
-
-
-def cut(clips: Path, place: str, path: Path, vocabulary: ActionVocabulary) -> None:
-    """Write the frames of a CLIP:FRAME, and their actions beside them."""
-    name, _, frame = place.partition(":")
-    clip, chosen = clips / f"{name}.mp4", slice(int(frame), int(frame) + SCENE_FRAMES)
-    video = read_video(clip)
-    actions: Sequence[str] = read_actions(clip.with_suffix(".jsonl"), vocabulary, len(video.frames))
-    write_video(path, video.frames[chosen], video.fps, CRF)
-    write_actions(path.with_suffix(".jsonl"), actions[chosen])
+        clip, _, frame = place.partition(":")
+        write_start(path, options.clips / f"{clip}.mp4", int(frame), vocabulary)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ for dtype in float32 bfloat16; do
 done
 python runs/exact.py --clips "$clips" --out "$results/clips64" --interactive --strategy exact,lanes=32
 python runs/exact.py --clips "$clips" --out "$results/rivals" --num-clips 4 --frames 4
-diagd evaluate --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out work/exact --strategy \
+diagd evaluate --models maze --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out work/exact --strategy \
   "k=1 k=2 exact exact,lanes=32 jacobi,lanes=96 tolerance=3 sjd,lanes=96 mc-sjd,lanes=96 zipar=4"
 diagd report --results work/exact --out "$results/quality" --examples 0 \
   --title "Exact decoding and its rivals: speed and quality"

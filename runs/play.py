@@ -46,7 +46,7 @@ class Options:
     """Play by script and write what was measured."""
 
     out: Path  # folder for play.json and play.md
-    film: Path | None = None  # animated picture (webp or gif) of the page being played
+    film: Path | None = None  # animated picture (webp or gif) of the world doom being played
     frames: int = 300  # measured with each diagonal
     raster_frames: int = 50  # measured with raster, which is slow
     model: str = "doom"

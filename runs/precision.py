@@ -1,4 +1,4 @@
-"""Measure what rounding costs: teacher-forced loss and logits of the bundled model by weights.
+"""Measure what rounding costs: teacher-forced loss and logits of the maze world by weights.
 
 python runs/precision.py --tokens work/maze/tokens/heldout --out docs/results
 """

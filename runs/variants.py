@@ -34,7 +34,7 @@ class Options:
 
     wheel: Path  # of this platform
     out: Path  # folder for variants.json
-    model: str = "doom"
+    model: str = "maze"
     repeats: int = 3
 
 

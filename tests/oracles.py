@@ -8,6 +8,7 @@ words of the visibility rule.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,21 +21,25 @@ LogitsFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 SampleFn = Callable[[Tensor, int, int, int], Tensor]
 
 
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.4,
+}
+NO_STOP: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
 def tiny_llama(vocab_size: int, max_positions: int = 256, seed: int = 0) -> LlamaForCausalLM:
     """Return a random 2-layer Llama, so widely initialised that every visible token matters."""
     config = LlamaConfig(
+        **TINY,
+        **NO_STOP,
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=max_positions,
-        initializer_range=0.4,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

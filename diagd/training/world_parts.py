@@ -87,14 +87,39 @@ def write_starts(
         given = min(SCENE_FRAMES, length)
         start = round(share * (length - given))
         goal = scenes / f"{path.stem}_{start:04d}.mp4" if number else folder / PROMPT
-        video = read_video(path, given, start=start, size_px=size_px)
-        write_video(goal, video.frames, fps, CRF)
-        actions = _actions(path, vocabulary, length)
-        write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
+        actions = write_start(goal, path, start, vocabulary, size_px)
         if not number:
             write_actions(folder / WALK, actions[start + given :][:WALK_FRAMES] or actions)
             write_defaults(folder, GenerationDefaults(fps=float(fps), context_frames=given))
     return len(list(scenes.glob("*.mp4")))
+
+
+def write_start(
+    goal: Path,
+    clip: Path,
+    start: int,
+    vocabulary: ActionVocabulary,
+    size_px: tuple[int, int] | None = None,
+) -> list[str]:
+    """Write up to `SCENE_FRAMES` of a clip, and their actions beside them, as a place to start.
+
+    Args:
+        goal: the video to write.
+        clip: the recorded video.
+        start: the first of its frames.
+        vocabulary: its actions.
+        size_px: as in `write_starts`.
+
+    Returns:
+        All actions of the clip.
+    """
+    length, fps = video_length(clip)
+    given = min(SCENE_FRAMES, length)
+    video = read_video(clip, given, start=start, size_px=size_px)
+    write_video(goal, video.frames, fps, CRF)
+    actions = _actions(clip, vocabulary, length)
+    write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
+    return actions
 
 
 def _places(clips: Sequence[Path]) -> Iterator[tuple[Path, float]]:

@@ -11,27 +11,17 @@ from transformers import (
     Emu3VQVAEConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from tests.oracles import NO_STOP, TINY, tiny_llama
+
 VOCAB_SIZE, NUM_VISUAL = 40, 24
 SEPARATOR, FIRST_VISUAL = 5, 10  # Emu3: ends every row; ids [10, 34) are visual
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": 160,
-    "initializer_range": 0.4,
-}
-NO_STOP: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SIZES = {**TINY, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 160}
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gpt2", "emu3")
 
 
@@ -45,7 +35,7 @@ def architecture(name: str) -> Any:
 
 def _random(name: str) -> Any:
     if name == "llama":
-        return LlamaForCausalLM(LlamaConfig(**SIZES, **NO_STOP))
+        return tiny_llama(VOCAB_SIZE, 160)
     if name == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**SIZES, **NO_STOP, head_dim=8))
     if name == "mistral":
