@@ -5,9 +5,9 @@
 
 For every scenario (a folder `heldout_SCENARIO` of clips with actions) and every model: how much
 closer to the truth dreams are than a copy of the last given frame, whether left and right turn the
-view, what `k=1` costs, how much of a context pays, whether dreams drift, and whether a place is the
-same after a turn away and back. A model that lacks an action takes the nearest one that it knows.
-Raster dreams are decoded exactly: the same tokens in fewer steps. Each call measures what is
+view, what `k=1` costs, whether a longer context pays, whether dreams drift, and whether a place is
+the same after a turn away and back. A model that lacks an action takes the nearest one that it
+knows. Raster dreams are decoded exactly: the same tokens in fewer steps. Each call measures what is
 missing, or was measured with other weights or options, and ends with the table of all that was
 measured under its options, the newest row of each model and scenario; `acceptance.jsonl` holds it
 by clip.
@@ -31,9 +31,9 @@ from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Raster
 from diagd.evaluation.results import ResultsWriter
 from diagd.evaluation.revisit import walk
-from diagd.evaluation.summary import bootstrap_interval
 from diagd.families.checkpoints import model_path
 from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
@@ -42,8 +42,8 @@ from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.provenance import clip_fingerprint, fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
+from runs.acceptance_table import CONTEXTS, STRATEGIES, table
 
-STRATEGIES = {"raster": "exact", "k=1": "k=1"}  # and how its tokens are decoded
 EIGHT = 8  # frames a drift is read from; frames that one turns away
 TURN_FRAMES = 4
 SHOWN = 2  # clips of a picture
@@ -68,6 +68,8 @@ class Options:
     def __post_init__(self) -> None:
         if wrong := [model for model in self.models if "=" not in model.strip("=")]:
             raise ValueError(f"models must look like LABEL=FOLDER, got {wrong[0]!r}")
+        if self.frames < (least := max(self.context_frames + EIGHT, max(CONTEXTS) + 1)):
+            raise ValueError(f"frames must be at least {least}, got {self.frames}")
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def measure(clips: Clips, picture: Path) -> dict[str, Any]:
         "turns": turns(clips, picture.with_stem(f"{picture.stem}-turns")),
         "revisit": revisit(clips),
         "nats": {str(one): nats(clips, one) for one in Mixture.parse(STRATEGIES).weights},
+        "nats_after": {str(count): nats_after(clips, count) for count in CONTEXTS},
     }  # fmt: skip
 
 
@@ -231,7 +234,8 @@ def drift(clips: Clips, video: Tensor, truth: Tensor) -> list[float]:
 def turns(clips: Clips, picture: Path) -> dict[str, list[int]]:
     """Turn left and right from the same frames: by how many columns the pictures move right.
 
-    The picture shows left turns leftwards from the middle, and right turns rightwards.
+    The picture shows left turns leftwards from the middle, and right turns rightwards. Recorded
+    turns, each after another of its kind, say how far the measure can be believed.
     """
     videos = {
         name: clips.paint(clips.dream("k=1", clips.always([name] * TURN_FRAMES)))
@@ -243,18 +247,30 @@ def turns(clips: Clips, picture: Path) -> dict[str, list[int]]:
         for frame in (*videos["left"][clip].flip(0), last, *videos["right"][clip])
     ]
     write_image(picture, contact_sheet(torch.stack(sheet), 2 * TURN_FRAMES + 1))
-    return {
+    dreamt = {
         name: [shift_px(*pair) for pair in zip(clips.last, video[:, 0], strict=True)]
         for name, video in videos.items()
     }
+    return dreamt | {f"recorded_{name}": recorded_shifts(clips, name) for name in videos}
+
+
+def recorded_shifts(clips: Clips, name: str) -> list[int]:
+    """Return by how many columns pictures moved right at a turn that goes on, one a clip."""
+    turning = clips.actions == clips.always([name])
+    found = [(turn[1:] & turn[:-1]).nonzero() for turn in turning]
+    return [
+        shift_px(video[int(frames[0])], video[int(frames[0]) + 1])
+        for video, frames in zip(clips.videos, found, strict=True)
+        if len(frames)
+    ]
 
 
 def shift_px(before: Tensor, after: Tensor) -> int:
     """Return by how many columns a picture moved right, of a third of its width at most.
 
-    It is the shift whose overlap differs least.
+    It is the shift whose overlap differs least in the upper half, where no weapon stands still.
     """
-    before, after = before.float(), after.float()
+    before, after = (one[: len(one) // 2].float() for one in (before, after))
     width = before.shape[1]
     errors = {}
     for shift in range(-(width // 3), width // 3 + 1):
@@ -282,76 +298,20 @@ def nats(clips: Clips, strategy: Any) -> list[list[float]]:
     return torch.cat(parts).mean((2, 3)).tolist()
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the numbers as Markdown: means over clips with 95% bootstrap intervals."""
-    lines = ["| | " + " | ".join(f"{row['scenario']}, {row['model']}" for row in rows) + " |"]
-    lines += ["|---|" + "---|" * len(rows)]
-    for name, cell in CELLS.items():
-        lines.append(f"| {name} | " + " | ".join(cell(row) for row in rows) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def spread(values: Any, digits: int) -> str:
-    """Spell the mean of (N,) values and its interval."""
-    found = np.array(values, dtype=np.float64)
-    low, high = bootstrap_interval(found) or (np.nan, np.nan)
-    return f"{found.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-
-
-def above_copy(row: dict[str, Any], strategy: str, horizon: int) -> str:
-    """Spell by how many dB dreams are closer to the truth than a copy."""
-    ours, copies = (
-        np.array(one)[:, horizon - 1] for one in (row["psnr"][strategy], row["copy_psnr"])
-    )
-    return spread(ours - copies, 2)
-
-
-def price(row: dict[str, Any]) -> str:
-    """Spell what k=1 costs above raster, in nats a token."""
-    ours, raster = (np.array(row["nats"][one]).mean(1) for one in ("k=1", "raster"))
-    return spread(ours - raster, 4)
-
-
-def by_context(row: dict[str, Any]) -> str:
-    """Spell the cost of a token by the number of frames before it."""
-    return " ".join(f"{one:.2f}" for one in np.array(row["nats"]["raster"]).mean(0))
-
-
-def back(row: dict[str, Any], other: str) -> str:
-    """Spell by how much the picture after the way back is closer than another."""
-    found = row["revisit"]
-    return spread(np.array(found["back"]) - np.array(found[other]), 2)
-
-
-def right_way(row: dict[str, Any]) -> str:
-    """Spell in which share of the clips left and right turn opposite ways, the right ones."""
-    left, right = (np.array(row["turns"][name]) for name in ("left", "right"))
-    return f"{100 * np.mean((left > 0) & (right < 0)):.0f}%"
-
-
-def drifted(row: dict[str, Any], strategy: str) -> str:
-    """Spell TFD of the first eight frames, of the last eight, and their ratio."""
-    first, last = row["tfd"][strategy][0], row["tfd"][strategy][-1]
-    return f"{first:.3f}, {last:.3f} ({last / first:.2f}x)"
-
-
-CELLS = {
-    "tokenizer, PSNR, dB": lambda row: f"{np.mean(row['tokenizer_psnr']):.1f}",
-    **{
-        f"PSNR above a copy, frame {frame}, {one}": lambda row, one=one, frame=frame: above_copy(
-            row, one, frame
-        )
-        for frame in (1, 8)
-        for one in STRATEGIES
-    },
-    "left and right turn the right way": right_way,
-    "price of k=1, nats a token": price,
-    "nats a token by frames before": by_context,
-    "TFD, first and last eight, raster": lambda row: drifted(row, "raster"),
-    "TFD, first and last eight, k=1": lambda row: drifted(row, "k=1"),
-    "PSNR after 8 away and back, above chance": lambda row: back(row, "chance"),
-    "the same, above the turning point": lambda row: back(row, "turned"),
-}
+def nats_after(clips: Clips, count: int) -> list[float]:
+    """Return what a token of a frame costs after `count` others: the same frames for any count."""
+    model, most = clips.world.model, max(CONTEXTS) + 1
+    targets = range(most, clips.tokens.shape[1] + 1, most)
+    found = [
+        strategy_nll(
+            model,
+            clips.tokens[clip : clip + 1, end - count - 1 : end],
+            clips.actions[clip : clip + 1, end - count - 1 : end, None],
+            Raster(),
+        )[:, -1].mean()
+        for clip, end in product(range(len(clips.tokens)), targets)
+    ]
+    return torch.stack(found).view(-1, len(targets)).mean(1).tolist()
 
 
 if __name__ == "__main__":

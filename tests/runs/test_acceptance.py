@@ -50,6 +50,8 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     assert np.shape(row["psnr"]["k=1"]) == np.shape(row["copy_psnr"]) == (3, 8)
     assert [len(row["tfd"][one]) for one in ("raster", "k=1")] == [2, 2]
     assert np.isfinite(row["revisit"]["back"]).all()
+    assert row["nats_after"]["7"] == pytest.approx(np.array(row["nats"]["raster"])[:, 6])
+    assert all(len(costs) == 3 for costs in row["nats_after"].values())
     text = (tmp_path / "out" / "acceptance.md").read_text()
     assert text.startswith("| | maze, new |")
     assert "nan" not in text

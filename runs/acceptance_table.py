@@ -1,0 +1,86 @@
+"""What `runs/acceptance.py` measured, as a table: a column for each scenario and model."""
+
+from typing import Any
+
+import numpy as np
+
+from diagd.evaluation.summary import bootstrap_interval
+
+STRATEGIES = {"raster": "exact", "k=1": "k=1"}  # and how its tokens are decoded
+CONTEXTS = 1, 2, 4, 7  # frames before one whose tokens are predicted
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the numbers as Markdown: means over clips with 95% bootstrap intervals."""
+    lines = ["| | " + " | ".join(f"{row['scenario']}, {row['model']}" for row in rows) + " |"]
+    lines += ["|---|" + "---|" * len(rows)]
+    for name, cell in CELLS.items():
+        lines.append(f"| {name} | " + " | ".join(cell(row) for row in rows) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def spread(values: Any, digits: int) -> str:
+    """Spell the mean of (N,) values and its interval."""
+    found = np.array(values, dtype=np.float64)
+    low, high = bootstrap_interval(found) or (np.nan, np.nan)
+    return f"{found.mean():+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def above_copy(row: dict[str, Any], strategy: str, horizon: int) -> str:
+    """Spell by how many dB dreams are closer to the truth than a copy."""
+    ours, copies = (
+        np.array(one)[:, horizon - 1] for one in (row["psnr"][strategy], row["copy_psnr"])
+    )
+    return spread(ours - copies, 2)
+
+
+def price(row: dict[str, Any]) -> str:
+    """Spell what k=1 costs above raster, in nats a token."""
+    ours, raster = (np.array(row["nats"][one]).mean(1) for one in ("k=1", "raster"))
+    return spread(ours - raster, 4)
+
+
+def context_pays(row: dict[str, Any]) -> str:
+    """Spell what a token of the same frames costs after fewer and more others."""
+    few, *_, many = (np.array(row["nats_after"][str(count)]) for count in CONTEXTS)
+    means = " ".join(f"{np.mean(row['nats_after'][str(count)]):.3f}" for count in CONTEXTS)
+    return f"{means}: {spread(many - few, 3)}"
+
+
+def back(row: dict[str, Any], other: str) -> str:
+    """Spell by how much the picture after the way back is closer than another."""
+    found = row["revisit"]
+    return spread(np.array(found["back"]) - np.array(found[other]), 2)
+
+
+def right_way(row: dict[str, Any], recorded: str = "") -> str:
+    """Spell in which share of turns, left and right, pictures move the right way."""
+    left, right = (row["turns"][recorded + name] for name in ("left", "right"))
+    moved = [shift > 0 for shift in left] + [shift < 0 for shift in right]
+    return f"{100 * np.mean(moved):.0f}% of {len(moved)}" if moved else "none"
+
+
+def drifted(row: dict[str, Any], strategy: str) -> str:
+    """Spell TFD of the first eight frames, of the last eight, and their ratio."""
+    first, last = row["tfd"][strategy][0], row["tfd"][strategy][-1]
+    return f"{first:.3f}, {last:.3f} ({last / first:.2f}x)"
+
+
+CELLS = {
+    "tokenizer, PSNR, dB": lambda row: f"{np.mean(row['tokenizer_psnr']):.1f}",
+    **{
+        f"PSNR above a copy, frame {frame}, {one}": lambda row, one=one, frame=frame: above_copy(
+            row, one, frame
+        )
+        for frame in (1, 8)
+        for one in STRATEGIES
+    },
+    "left and right turn the right way": right_way,
+    "the same, of recorded turns": lambda row: right_way(row, "recorded_"),
+    "price of k=1, nats a token": price,
+    f"nats a token after {', '.join(map(str, CONTEXTS))} frames": context_pays,
+    "TFD, first and last eight, raster": lambda row: drifted(row, "raster"),
+    "TFD, first and last eight, k=1": lambda row: drifted(row, "k=1"),
+    "PSNR after 8 away and back, above chance": lambda row: back(row, "chance"),
+    "the same, above the turning point": lambda row: back(row, "turned"),
+}
