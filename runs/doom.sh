@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the bundled world `doom`: record four places, tokenize, carry the maze's world over, train on,
-# bundle, measure. Every part goes on where it was killed. Three to four hours on two cores that do nothing else.
+# bundle, measure. Every part goes on where it was killed. Six hours on two cores that do nothing else.
 #   runs/doom.sh [FOLDER]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,8 +17,10 @@ train() {
 # Short sequences first, where a step is cheap; then the context the model ships with.
 train --init "$work/start" --out "$work/stage1" --frames 4 --batch-size 8 --steps 2400 \
   --learning-rate 2e-3 --strategies raster k=1/action:2 k=2/action
-train --init "$work/stage1" --out "$work/world" --frames 8 --batch-size 4 --steps 750 \
+train --init "$work/stage1" --out "$work/stage2" --frames 8 --batch-size 4 --steps 750 \
   --strategies raster k=1:2 k=2
+train --init "$work/stage2" --out "$work/world" --frames 8 --batch-size 4 --steps 3000 \
+  --learning-rate 1.5e-3 --strategies raster k=1:2 k=2
 python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/assets/doom \
   --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
   worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \
