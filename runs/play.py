@@ -11,6 +11,7 @@ Chromium.
 
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -88,7 +89,7 @@ def main(options: Options) -> None:
         "strategies": rows,
     }
     write_json(options.out / "play.json", document, indent=1)
-    write_text(options.out / "play.md", report(document))
+    write_text(options.out / "play.md", report(document, options.out))
     print(json.dumps(document))
 
 
@@ -187,15 +188,16 @@ def film(page: Page, url: str, path: Path) -> None:
         temporary.write_bytes(buffer.getvalue())
 
 
-def report(document: dict[str, Any]) -> str:
-    """Write the table of docs/results/play.md."""
+def report(document: dict[str, Any], out: Path) -> str:
+    """Write the table of play.md, which lies in a folder."""
+    script = Path(os.path.relpath(__file__, out)).as_posix()
     lines = [
         "# Play",
         "",
         f"`diagd play --model {document['options']['model']}` on {document['device']}, "
         f"{document['threads']} threads, {document['options']['dtype']}, torch "
         f"{document['torch']}; a headless Chromium on the same machine presses keys "
-        "([runs/play.py](../../runs/play.py)).",
+        f"([runs/play.py]({script})).",
         "Key to picture is from the key event to the screen refresh after the frame that used it "
         "was drawn; a frame takes decoding, painting and encoding.",
         "",
