@@ -1,9 +1,10 @@
 """Measure `diagd play` from a scripted browser, and film it for the README.
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
-from the key event to the screen refresh after the frame that used it was drawn. Every strategy
-plays on its own; nothing else should run on the machine. Needs `pip install -e '.[test]'` and
-Chromium.
+from the key event to the screen refresh after the frame that used it was drawn. Beside it stands
+what the model does without a server (`diagd bench` after a full context), and what the server does
+for a client that draws nothing. Every strategy plays on its own; nothing else should run on the
+machine. Needs `pip install -e '.[test]'` and Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md
     python runs/play.py --out docs/results --film docs/play.webp
@@ -13,6 +14,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -25,14 +27,17 @@ import torch
 import tyro
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+from websockets.sync.client import connect
 
 from diagd.commands.play import PlayOptions, load
 from diagd.files import replacing, write_json, write_text
 from diagd.provenance import provenance, settings_of
 from diagd.web.address import listen, url_of
+from diagd.web.play.messages import unpack
 
 STRATEGIES = ("k=1", "k=2", "k=4", "raster")
 WARM_UP_FRAMES = 5
+PARTS = "decode_ms", "picture_ms", "encode_ms", "send_ms"  # all but the last in the model's thread
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
 # the film: what is held, and for how many seconds; a scene that is clicked, or a strategy
@@ -48,7 +53,7 @@ class Options:
 
     out: Path  # folder for play.json and play.md
     film: Path | None = None  # animated picture (webp or gif) of the world doom being played
-    frames: int = 300  # measured with each diagonal
+    frames: int = 300  # measured with each diagonal, by the browser and by the other client
     raster_frames: int = 50  # measured with raster, which is slow
     model: str = "doom"
     device: str = "cpu"
@@ -59,6 +64,7 @@ class Options:
 def main(options: Options) -> None:
     """Start the server, drive the browser, write the results."""
     options.out.mkdir(parents=True, exist_ok=True)
+    speeds = bench(options)
     record = PlayOptions(
         model=options.model,
         device=options.device,
@@ -73,7 +79,11 @@ def main(options: Options) -> None:
         browser = driver.chromium.launch(executable_path=options.chromium)
         try:
             url = url_of(*listening.getsockname()[:2])
-            rows = [measure(browser.new_page(), url, name, options) for name in STRATEGIES]
+            rows = [
+                {"bench_frames_per_second": speeds[name], "alone": serve_alone(url, name, options)}
+                | measure(browser.new_page(), url, name, options)
+                for name in STRATEGIES
+            ]
             if options.film is not None:
                 context = browser.new_context(
                     viewport={"width": 1120, "height": 640}, color_scheme="dark"
@@ -93,6 +103,51 @@ def main(options: Options) -> None:
     print(json.dumps(document))
 
 
+def bench(options: Options) -> dict[str, float]:
+    """Return the frames a second of each strategy after a full context, and nothing around it."""
+    command = [sys.executable, "-m", "diagd", "bench", "--json", "--baseline", "none"]
+    command += ["--model", options.model, "--device", options.device, "--dtype", options.dtype]
+    command += ["--temperature", "1", "--row-lag"]
+    command += [name.removeprefix("k=") for name in STRATEGIES if name != "raster"]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)["rows"]
+    full = max(row["context_frames"] for row in found)
+    rows = [row for row in found if row["context_frames"] == full]
+    return {row["schedule"]: row["frames_per_second"] for row in rows}
+
+
+def serve_alone(url: str, strategy: str, options: Options) -> dict[str, float]:
+    """Play with a client that throws the pictures away: frames a second, and a frame's times."""
+    wanted, frames, ends = frames_of(strategy, options), [], []
+    with connect(f"{url.replace('http', 'ws', 1)}/play", max_size=None) as socket:
+        while len(frames) < WARM_UP_FRAMES + wanted:
+            message = socket.recv()
+            if isinstance(message, str):
+                note = json.loads(message)
+                if note["type"] == "welcome":
+                    controls = note["controls"] | {"type": "adjust", "strategy": strategy}
+                    socket.send(json.dumps(controls))
+                continue
+            header, _ = unpack(message)
+            socket.send(json.dumps({"type": "seen", "frame": header["frame"]}))
+            if header.get("strategy") == strategy:
+                frames.append(header)
+                ends.append(time.perf_counter())
+    return {
+        "frames_per_second": wanted / (ends[-1] - ends[-1 - wanted]),
+        **mean_parts(frames[-wanted:]),
+    }
+
+
+def frames_of(strategy: str, options: Options) -> int:
+    """Return how many frames of a strategy are measured."""
+    return options.raster_frames if strategy == "raster" else options.frames
+
+
+def mean_parts(frames: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean milliseconds of what a frame takes."""
+    return {part: sum(frame[part] for frame in frames) / len(frames) for part in PARTS}
+
+
 def measure(page: Page, url: str, strategy: str, options: Options) -> dict[str, Any]:
     """Play with one strategy by script; returns times in milliseconds, and shares."""
     headers: list[dict[str, Any]] = []
@@ -106,7 +161,7 @@ def measure(page: Page, url: str, strategy: str, options: Options) -> dict[str, 
     )
     page.evaluate("() => { diagd.readings.latencies.length = 0; }")
     first = len(headers)
-    wanted = options.raster_frames if strategy == "raster" else options.frames
+    wanted = frames_of(strategy, options)
     started, keys, turn = time.perf_counter(), ("KeyW", "KeyA", "KeyD"), 0
     while len(headers) - first < wanted:
         page.keyboard.down(keys[turn % 3])
@@ -118,12 +173,8 @@ def measure(page: Page, url: str, strategy: str, options: Options) -> dict[str, 
     _until(page, lambda: int(page.get_attribute("body", "data-frames") or 0) >= first + wanted)
     latencies = page.evaluate("() => diagd.readings.latencies")
     page.close()
-    parts = {
-        part: sum(frame[part] for frame in frames) / len(frames)
-        for part in ("decode_ms", "picture_ms", "encode_ms", "send_ms")
-    }
-    in_turn = ("decode_ms", "picture_ms", "encode_ms")
-    whole = sorted(sum(frame[part] for part in in_turn) for frame in frames)
+    parts = mean_parts(frames)
+    whole = sorted(sum(frame[part] for part in PARTS[:3]) for frame in frames)
     print(f"{strategy}: {len(frames)} frames, {seconds:.0f} s", file=sys.stderr)
     return {
         "strategy": strategy,
@@ -199,15 +250,17 @@ def report(document: dict[str, Any], out: Path) -> str:
         f"{document['torch']}; a headless Chromium on the same machine presses keys "
         f"([runs/play.py]({script})).",
         "Key to picture is from the key event to the screen refresh after the frame that used it "
-        "was drawn; a frame takes decoding, painting and encoding.",
+        "was drawn; a frame takes decoding, painting and encoding. Alone: frames/s for a client "
+        "that draws nothing; `bench`: those of `diagd bench` after a full context.",
         "",
-        "| strategy | steps | frames | frames/s | a frame, ms p50 | p99 | key to picture, ms p50 "
-        "| p99 | presses | encode + send |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| strategy | steps | `bench` | alone | frames | frames/s | a frame, ms p50 | p99 "
+        "| key to picture, ms p50 | p99 | presses | encode + send |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["strategies"]:
         lines.append(
-            f"| {row['strategy']} | {row['steps']} | {row['frames']} "
+            f"| {row['strategy']} | {row['steps']} | {row['bench_frames_per_second']:.1f} "
+            f"| {row['alone']['frames_per_second']:.1f} | {row['frames']} "
             f"| {row['frames_per_second']:.1f} "
             f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
             f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
