@@ -1,7 +1,9 @@
 // Draws one token a lane; the rules and their order are those of diagd/decoding/sampling.py.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "kernels.h"
@@ -23,6 +25,8 @@ int size_of_draw() { return sizeof(Draw); }
 }
 
 namespace {
+
+typedef double Doubles __attribute__((vector_size(128)));
 
 struct Candidate {
   float score, mass;
@@ -59,19 +63,52 @@ float highest(const float* scores, int n) {
   return total == total ? peak : total;
 }
 
+// Bit i says whether number i of 16 is at least `bar`.
+uint32_t at_least(const float* numbers, float bar) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(numbers), _mm512_set1_ps(bar), _CMP_GE_OQ);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < WIDTH; i++) bits |= (uint32_t)(numbers[i] >= bar) << i;
+  return bits;
+#endif
+}
+
 int64_t greedy(const float* logits, int low, int high) {
   const float peak = highest(logits + low, high - low);
   return std::isfinite(peak) ? std::find(logits + low, logits + high, peak) - logits : UNDRAWN;
 }
 
+// Keeps the likeliest candidates, the lower id of equals, as far as top_p allows. Masses are at most 1.
+void keep_nucleus(const Draw& d, std::vector<Candidate>& kept, double total) {
+  const auto bucket = [](const Candidate& c) { return std::bit_cast<uint32_t>(c.mass) >> 21; };
+  constexpr int HIGHEST = std::bit_cast<uint32_t>(1.0f) >> 21;
+  double within[HIGHEST + 1] = {}, before = 0;
+  for (const Candidate& c : kept) within[bucket(c)] += c.mass;
+  unsigned last = HIGHEST;  // the bucket in which the nucleus ends: only its masses are put in order
+  while (last && (float)((before + within[last]) / total) < d.top_p) before += within[last--];
+  auto rest = std::partition(kept.begin(), kept.end(),
+                             [&](const Candidate& c) { return bucket(c) > last; });
+  const auto end = std::partition(rest, kept.end(),
+                                  [&](const Candidate& c) { return bucket(c) == last; });
+  std::sort(rest, end, [](const Candidate& a, const Candidate& b) {
+    return a.mass > b.mass || (a.mass == b.mass && a.id < b.id);
+  });
+  const auto stays = [&](const Candidate& c) {
+    return d.exclusive_top_p ? rest == kept.begin() || (float)((before + c.mass) / total) <= d.top_p
+                             : (float)(before / total) < d.top_p;
+  };
+  for (; rest != end && stays(*rest); ++rest) before += rest->mass;
+  kept.erase(rest, kept.end());
+}
+
 int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
                std::vector<Candidate>& kept, std::vector<float>& scores) {  // scratch
-  const int n = high - low;
-  const int whole = ceil_to(n, WIDTH);
+  const int n = high - low, whole = ceil_to(n, WIDTH);
   scores.resize(2 * whole);
   float* masses = scores.data() + whole;
   for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
-  for (int i = n; i < whole; i++) scores[i] = 0;
+  std::fill(scores.data() + n, masses, -INFINITY);
   const float peak = highest(scores.data(), n);
   if (!std::isfinite(peak)) return UNDRAWN;
   float lowest = -INFINITY;
@@ -80,36 +117,25 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
     std::nth_element(order.begin(), order.begin() + d.top_k - 1, order.end(), std::greater<>());
     lowest = order[d.top_k - 1];
   }
-  for (int i = 0; i < whole; i += WIDTH) store(masses + i, exp(load(scores.data() + i) - peak));
-  double total = 0;
-  kept.clear();
-  for (int i = 0; i < n; i++)
-    if (scores[i] >= lowest) {
-      kept.push_back({scores[i], masses[i], low + i});
-      total += kept.back().mass;
-    }
-  if (d.top_p < 1) {
-    // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus.
-    const float negligible = 0.5f * (1 - d.top_p) / n * total;
-    std::erase_if(kept, [&](const Candidate& c) { return c.mass < negligible; });
-    // Likeliest first, the lower id of equals; a heap, because few of many are taken.
-    const auto after = [](const Candidate& a, const Candidate& b) {
-      return a.mass < b.mass || (a.mass == b.mass && a.id > b.id);
-    };
-    std::make_heap(kept.begin(), kept.end(), after);
-    double before = 0;
-    auto rest = kept.end();  // what was taken stands behind it
-    const auto stays = [&](const Candidate& c) {
-      return d.exclusive_top_p ? rest == kept.end() || (float)((before + c.mass) / total) <= d.top_p
-                               : (float)(before / total) < d.top_p;
-    };
-    while (rest != kept.begin() && stays(kept[0])) {
-      before += kept[0].mass;
-      std::pop_heap(kept.begin(), rest--, after);
-    }
-    kept.erase(kept.begin(), rest);
-    std::reverse(kept.begin(), kept.end());
+  Doubles sums = {};
+  for (int i = 0; i < whole; i += WIDTH) {
+    const Floats score = load(scores.data() + i), mass = exp(score - peak);
+    store(masses + i, score >= lowest ? mass : Floats{});
+    sums += __builtin_convertvector(load(masses + i), Doubles);
   }
+  double total = 0;
+  for (int i = 0; i < WIDTH; i++) total += sums[i];
+  // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus. What has no
+  // mass is e^-87 as likely as the best, or less.
+  const float negligible =
+      d.top_p < 1 ? 0.5f * (1 - d.top_p) / n * total : std::numeric_limits<float>::min();
+  kept.clear();
+  for (int i = 0; i < whole; i += WIDTH)
+    for (uint32_t bits = at_least(masses + i, negligible); bits; bits &= bits - 1) {
+      const int id = i + std::countr_zero(bits);
+      kept.push_back({scores[id], masses[id], low + id});
+    }
+  if (d.top_p < 1) keep_nucleus(d, kept, total);
   // A Gumbel number is at most -log(uniform): most ids lose to the best without a logarithm.
   float best = -INFINITY, bar = 0;
   int winner = kept[0].id;
