@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+import torch._inductor.config  # it reads CXX when it is imported, once
 
 from diagd.backends import prepare as backends
 from diagd.backends.native import compiler, library

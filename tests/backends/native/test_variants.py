@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 import torch
+import torch._inductor.config  # it reads CXX when it is imported, once
 
 from diagd.backends.devices import cpu_features
 from diagd.backends.native import compiler, library, variants

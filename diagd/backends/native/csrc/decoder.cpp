@@ -208,18 +208,15 @@ struct Decoder {
     return (ptrdiff_t)(b * s.lanes + r / group) * stride + (kv * group + r % group) * m.head_dim;
   }
 
-  // This thread's share of all attention: rows of a head stay together, for they read the same.
+  // This thread's share of all attention: rows of a head stay together where they can, for they read
+  // the same.
   void attend_share(int thread, int threads, int layer, float* memory) const {
-    const int count = s.lanes * group, heads = s.batch * m.kv_heads;
-    const int parts = std::max((count + Attending::MOST - 1) / Attending::MOST,
-                               (threads + heads - 1) / heads);
-    int each = (count + parts - 1) / parts;
-    if (each > Attending::AT_ONCE) each = ceil_to(each, Attending::AT_ONCE);
-    const int64_t chunks = (count + each - 1) / each;
-    for (int64_t task = heads * chunks * thread / threads;
-         task < heads * chunks * (thread + 1) / threads; task++) {
-      const int kv = task / chunks, first = task % chunks * each;
-      attend(kv / m.kv_heads, kv % m.kv_heads, first, std::min(each, count - first), layer, memory);
+    const int64_t count = s.lanes * group, all = s.batch * m.kv_heads * count;
+    const int64_t end = all * (thread + 1) / threads;
+    for (int64_t row = all * thread / threads, some; row < end; row += some) {
+      const int kv = row / count, first = row % count;
+      some = std::min({(int64_t)Attending::MOST, count - first, end - row});
+      attend(kv / m.kv_heads, kv % m.kv_heads, first, some, layer, memory);
     }
   }
 
@@ -264,7 +261,7 @@ struct Decoder {
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int heads = m.kv_heads;  // split as in attention: whoever writes a head reads it
+      const int heads = m.kv_heads;  // split nearly as in attention
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);

@@ -204,7 +204,8 @@ struct Matrix {  // blocks[num_blocks][stored][32], or of pairs [num_blocks][sto
 template <int ROWS, class X, class T>
 static void tiles(const X* x, ptrdiff_t x_stride, const Matrix<T>& w, int from, int to,
                   Output out) {
-  constexpr int GROUP = ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;  // enough sums to hide their latency
+  // Enough sums to hide their latency; not with bfloat16, whose weights come fastest from one place.
+  constexpr int GROUP = std::is_same_v<X, bf16> ? 1 : ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
   const ptrdiff_t pitch = w.pitch();
   int b = from;
   for (; b + GROUP <= to; b += GROUP)
