@@ -7,10 +7,10 @@ For every scenario (a folder `heldout_SCENARIO` of clips with actions) and every
 closer to the truth dreams are than a copy of the last given frame, whether left and right turn the
 view, what `k=1` costs, whether a longer context pays, whether dreams drift, and whether a place is
 the same after a turn away and back. A model that lacks an action takes the nearest one that it
-knows. Raster dreams are decoded exactly, the same tokens in fewer steps, and end after eight frames.
-Each call measures what is missing, or was measured with other weights or options, and ends with the
-table of all that was measured under its options, the newest row of each model and scenario;
-`acceptance.jsonl` holds it by clip.
+knows. Raster dreams are decoded exactly, the same tokens in fewer steps, and end after eight
+frames. Each call measures what is missing, or was measured with other weights or options, and ends
+with the table of all that was measured under its options, the newest row of each model and
+scenario; `acceptance.jsonl` holds it by clip.
 """
 
 from dataclasses import dataclass, replace

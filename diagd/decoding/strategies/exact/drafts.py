@@ -26,6 +26,10 @@ class Drafts:
             and fills the step with the lanes behind the prefix (plain Jacobi decoding). None is
             the best by the statistics.
         width: columns that a row's drafts advance in a step.
+
+    Attributes:
+        verified: (B,) int64, lanes of each row that are final.
+        num_verified: lanes that are final in every row of the batch.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Drafts:
         self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
         self.size = layout.num_slots
         first = 0 if layout.has_prompt else 1
-        self.verified = np.full(batch_size, first)  # lanes of each row that are final
+        self.verified, self.num_verified = np.full(batch_size, first), first
         self.is_fed = np.zeros(self.size, bool)
         self.is_stale = np.zeros(self.size, bool)
         grid, num_actions = layout.grid, layout.num_action_tokens
@@ -56,11 +60,6 @@ class Drafts:
         self.neighbours = self._neighbours()
 
     @property
-    def num_verified(self) -> int:
-        """Lanes that are final in every row of the batch."""
-        return int(self.verified.min())
-
-    @property
     def is_done(self) -> bool:
         """Whether all tokens are final."""
         return self.num_verified >= self.size
@@ -71,7 +70,7 @@ class Drafts:
         if not self.lag:
             return np.arange(first, min(first + self.num_lanes, self.size))
         survival = np.cumprod(1 - self.doubts[first : first + self.num_lanes - 1])
-        reached = int((survival > BUNDLED.least_survival).sum())
+        reached = int(np.count_nonzero(survival > BUNDLED.least_survival))
         end = min(first + 1 + reached, self.size)
         room = min(self.num_lanes - (end - first), int(self.num_lanes * BUNDLED.draft_share))
         return np.concatenate([np.arange(first, end), self._ahead(end)[:room]])
@@ -93,6 +92,7 @@ class Drafts:
         found = changed[:, :run]
         accepted = np.where(found.any(1), found.argmax(1) + 1, run)
         self.verified = np.maximum(self.verified, before + accepted)
+        self.num_verified = int(self.verified.min())
         self.is_fed[lanes] = True
         self.is_stale[lanes] = False
         if self.lag:
@@ -107,8 +107,7 @@ class Drafts:
         height, width = self.layout.grid.height, self.layout.grid.width
         first = int(self.frames[self.num_verified] * height + self.rows[self.num_verified])
         cells = self.cells[first : first + height]
-        is_fed = self.is_fed[cells]
-        reached = np.where(is_fed.all(1), width, is_fed.argmin(1))
+        reached = np.count_nonzero(self.is_fed[cells], axis=1)  # a row is fed from its left
         limit = np.minimum(reached + self.width, width)
         behind = np.where(reached < width, reached - self.lag, width)
         limit[1:] = np.minimum(limit[1:], behind[:-1])

@@ -117,5 +117,7 @@ def test_it_ends_and_never_feeds_more_than_it_may(num_lanes, lag):
         assert lanes[0] == made.num_verified
         assert (np.diff(lanes) > 0).all()
         assert made.update(lanes, generator.random((1, len(lanes))) < 0.5) >= 1
+        fed = made.is_fed[made.cells].astype(int)
+        assert (np.diff(fed) <= 0).all()  # each row from its left, without a gap
         steps += 1
     assert steps <= made.size
