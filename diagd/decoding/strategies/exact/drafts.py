@@ -7,9 +7,11 @@ lanes that a diagonal opens, and stale ones, whose neighbours have changed since
 others would most likely draw what they drew; they wait.
 
 Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
+They are few a step, so lists and loops take half the time that arrays do.
 """
 
-import numpy as np
+from collections.abc import Sequence
+from itertools import chain, compress, product, takewhile
 
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.strategies.exact.statistics import BUNDLED
@@ -28,8 +30,11 @@ class Drafts:
         width: columns that a row's drafts advance in a step.
 
     Attributes:
-        verified: (B,) int64, lanes of each row that are final.
-        num_verified: lanes that are final in every row of the batch.
+        size: lanes of the generation.
+        verified: of each row of the batch, how many lanes are final.
+        num_verified: lanes that are final in every one.
+        fed_columns: of each row of tokens, all frames' in turn, how many were fed, from its left.
+        stale: lanes that were fed, and are to be fed again.
     """
 
     def __init__(
@@ -43,97 +48,111 @@ class Drafts:
         if lag is None:
             lag = BUNDLED.draft_lag if num_lanes <= BUNDLED.drafted_lanes else 0
         self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
-        self.size = layout.num_slots
-        first = 0 if layout.has_prompt else 1
-        self.verified, self.num_verified = np.full(batch_size, first), first
-        self.is_fed = np.zeros(self.size, bool)
-        self.is_stale = np.zeros(self.size, bool)
-        grid, num_actions = layout.grid, layout.num_action_tokens
-        lanes = np.arange(self.size).reshape(grid.num_frames, -1)
-        self.cells = lanes[:, num_actions:].reshape(-1, grid.width)  # rows of all frames
-        self.is_action = np.zeros(self.size, bool)
-        self.is_action[lanes[:, :num_actions].ravel()] = True
-        within = (np.arange(self.size) % layout.slots_per_frame - num_actions).clip(0)
-        self.frames = np.arange(self.size) // layout.slots_per_frame
-        self.rows, self.columns = np.divmod(within, grid.width)
-        self.doubts = np.where(self.is_action, 0, BUNDLED.fresh)  # chances of change
-        self.neighbours = self._neighbours()
+        self.size, self.height = layout.num_slots, layout.grid.height
+        self.num_verified = 0 if layout.has_prompt else 1
+        self.verified = [self.num_verified] * batch_size
+        self.fed_columns = [0] * (layout.grid.num_frames * self.height)
+        self.stale: set[int] = set()
+        self.places = [self._place(lane) for lane in range(self.size)]
+        inside = (lane % layout.slots_per_frame for lane in range(self.size))
+        self.is_action = [within < layout.num_action_tokens for within in inside]
+        self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
+        # chances that a draw will change its draft
+        self.doubts = [0.0 if is_action else BUNDLED.fresh for is_action in self.is_action]
 
     @property
     def is_done(self) -> bool:
         """Whether all tokens are final."""
         return self.num_verified >= self.size
 
-    def choose(self) -> np.ndarray:
-        """Return the lanes of the next step, ascending, (L,) int64, 1 <= L <= num_lanes."""
-        first = self.num_verified
-        if not self.lag:
-            return np.arange(first, min(first + self.num_lanes, self.size))
-        survival = np.cumprod(1 - self.doubts[first : first + self.num_lanes - 1])
-        reached = int(np.count_nonzero(survival > BUNDLED.least_survival))
-        end = min(first + 1 + reached, self.size)
-        room = min(self.num_lanes - (end - first), int(self.num_lanes * BUNDLED.draft_share))
-        return np.concatenate([np.arange(first, end), self._ahead(end)[:room]])
+    def first_of(self, row: int) -> int:
+        """Return the lane of a row's first token."""
+        frame, i = divmod(row, self.height)
+        before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
+        return before + i * self.layout.grid.width
 
-    def update(self, lanes: np.ndarray, changed: np.ndarray) -> int:
+    def choose(self) -> list[int]:
+        """Return the lanes of the next step, ascending, at least one and at most num_lanes."""
+        first = self.num_verified
+        most = min(first + self.num_lanes, self.size)
+        if not self.lag:
+            return list(range(first, most))
+        end, survival = first + 1, 1.0
+        while end < most:
+            survival *= 1 - self.doubts[end - 1]
+            if survival <= BUNDLED.least_survival:
+                break
+            end += 1
+        room = min(self.num_lanes - (end - first), int(self.num_lanes * BUNDLED.draft_share))
+        return [*range(first, end), *self._ahead(end)[:room]]
+
+    def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
         """Take in a step: let the prefix grow, and mark who has become stale.
 
         Args:
-            lanes: (L,) int64, what `choose` returned.
-            changed: (B, L) bool, where a draw differs from the draft it replaces.
+            lanes: what `choose` returned.
+            changed: of each row of the batch and lane, whether a draw differs from the draft it
+                replaces.
 
         Returns:
             Lanes by which the slowest row advanced.
         """
-        before = self.num_verified
-        changed = changed & (lanes >= self.verified[:, None]) & ~self.is_action[lanes]
-        run = len(lanes) if lanes[-1] == before + len(lanes) - 1 else 0
-        run = run or int(np.argmin(lanes == before + np.arange(len(lanes))))
-        found = changed[:, :run]
-        accepted = np.where(found.any(1), found.argmax(1) + 1, run)
-        self.verified = np.maximum(self.verified, before + accepted)
-        self.num_verified = int(self.verified.min())
-        self.is_fed[lanes] = True
-        self.is_stale[lanes] = False
+        before, turned = self.num_verified, set[int]()
+        run = next((i for i, lane in enumerate(lanes) if lane != before + i), len(lanes))
+        for b, of_row in enumerate(changed):
+            found = [
+                i
+                for i, lane in enumerate(lanes)
+                if of_row[i] and lane >= self.verified[b] and not self.is_action[lane]
+            ]
+            turned.update(lanes[i] for i in found)
+            accepted = found[0] + 1 if found and found[0] < run else run
+            self.verified[b] = max(self.verified[b], before + accepted)
+        self.num_verified = min(self.verified)
+        self.stale.difference_update(lanes)
+        for lane in lanes:
+            if self.is_action[lane]:
+                self.unfed_actions.pop(lane, None)
+            else:
+                frame, row, column = self.places[lane]
+                row += frame * self.height
+                self.fed_columns[row] = max(self.fed_columns[row], column + 1)
+                self.doubts[lane] = BUNDLED.changed if lane in turned else BUNDLED.confirmed
         if self.lag:
-            turned = changed.any(0)
-            doubts = np.where(turned, BUNDLED.changed, BUNDLED.confirmed)
-            self.doubts[lanes] = doubts * ~self.is_action[lanes]
-            self._spread(lanes[turned])
+            self._spread(turned)
         return self.num_verified - before
 
-    def _ahead(self, start: int) -> np.ndarray:
+    def _ahead(self, start: int) -> list[int]:
         """Return lanes from `start` on that are stale or that the diagonal has reached."""
-        height, width = self.layout.grid.height, self.layout.grid.width
-        first = int(self.frames[self.num_verified] * height + self.rows[self.num_verified])
-        cells = self.cells[first : first + height]
-        reached = np.count_nonzero(self.is_fed[cells], axis=1)  # a row is fed from its left
-        limit = np.minimum(reached + self.width, width)
-        behind = np.where(reached < width, reached - self.lag, width)
-        limit[1:] = np.minimum(limit[1:], behind[:-1])
-        columns = np.arange(width)
-        opened = cells[(columns >= reached[:, None]) & (columns < limit[:, None])]
-        wanted = self.is_stale.copy()
-        wanted[opened] = True
-        if len(opened):  # drafts see their actions
-            seen = slice(opened[-1])
-            wanted[seen] |= self.is_action[seen] & ~self.is_fed[seen]
-        return np.flatnonzero(wanted[start:]) + start
+        width, opened = self.layout.grid.width, list[int]()
+        frame, row, _ = self.places[self.num_verified]
+        first = frame * self.height + row
+        limit = width  # columns that the row above leaves free
+        for row in range(first, min(first + self.height, len(self.fed_columns))):
+            fed, lane = self.fed_columns[row], self.first_of(row)
+            opened += range(lane + fed, lane + min(fed + self.width, limit))
+            limit = fed - self.lag if fed < width else width
+        last = opened[-1] if opened else 0  # drafts see their actions
+        actions = takewhile(lambda lane: lane < last, self.unfed_actions)
+        return sorted(lane for lane in chain(opened, self.stale, actions) if lane >= start)
 
-    def _spread(self, lanes: np.ndarray) -> None:
+    def _spread(self, lanes: set[int]) -> None:
         """Let the fed neighbours of tokens that changed be stale, and doubted."""
-        neighbours = self.neighbours[lanes]
-        near, right = neighbours[neighbours > self.num_verified], neighbours[:, 0]
-        self.is_stale[near] = self.is_fed[near]
-        self.doubts[near] = np.maximum(self.doubts[near], BUNDLED.stale)
-        self.doubts[right] = np.maximum(self.doubts[right], BUNDLED.beside_a_change)
+        width = self.layout.grid.width
+        for lane, (number, (down, right)) in product(lanes, enumerate(BUNDLED.neighbours)):
+            frame, row, column = self.places[lane]
+            row, column, near = row + down, column + right, lane + down * width + right
+            if row >= self.height or not 0 <= column < width:
+                continue
+            if not number:
+                self.doubts[near] = max(self.doubts[near], BUNDLED.beside_a_change)
+            if near > self.num_verified:
+                self.doubts[near] = max(self.doubts[near], BUNDLED.stale)
+                if column < self.fed_columns[frame * self.height + row]:
+                    self.stale.add(near)
 
-    def _neighbours(self) -> np.ndarray:
-        """Return (lanes, neighbours) which lanes to look at when one changes, 0 for none."""
-        grid = self.layout.grid
-        down, right = np.array(BUNDLED.neighbours).T
-        rows, columns = self.rows[:, None] + down, self.columns[:, None] + right
-        inside = (rows < grid.height) & (columns >= 0) & (columns < grid.width)
-        inside &= ~self.is_action[:, None]
-        lanes = np.arange(self.size)[:, None] + down * grid.width + right
-        return np.where(inside, lanes, 0)
+    def _place(self, lane: int) -> tuple[int, int, int]:
+        """Return frame, row and column of what a lane writes: row 0 and column 0 of actions."""
+        frame, within = divmod(lane, self.layout.slots_per_frame)
+        row, column = divmod(max(0, within - self.layout.num_action_tokens), self.layout.grid.width)
+        return frame, row, column

@@ -9,8 +9,8 @@ the others are overwritten.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,13 +32,13 @@ def verify_frames(
         rule: what becomes of a draft token; None replaces it by the draw of its place.
     """
     _draft_first(stream, layout)
-    table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
+    table, first_frame, frame = _table(stream, layout), stream.num_generated, 0
     while not drafts.is_done:
         first = drafts.num_verified
         lanes = drafts.choose()
         changed = _feed(stream, table, lanes, drafts.verified, rule)
         accepted = drafts.update(lanes, changed)
-        t, i, j = (int(of[first]) for of in (drafts.frames, drafts.rows, drafts.columns))
+        t, i, j = drafts.places[first]
         stream.verified.append(VerifiedStep(first_frame + t, i, j, len(lanes), accepted))
         while drafts.num_verified >= (frame + 1) * layout.slots_per_frame:
             frame += 1
@@ -51,10 +51,10 @@ def step_costs(stream: Stream) -> dict[int, float]:
     zero = torch.zeros(1, dtype=torch.int64)
     here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
     lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
-    table, verified = torch.stack(lane), np.zeros(stream.batch_size, np.int64)
+    table, verified = torch.stack(lane), [0] * stream.batch_size
 
     def dry_step(num_lanes: int) -> None:
-        _feed(stream, table, np.zeros(num_lanes, np.int64), verified, None)
+        _feed(stream, table, [0] * num_lanes, verified, None)
 
     before = stream.num_steps, stream.num_fed, stream.fed_at.clone()
     costs = measure_costs(stream.model, (stream.batch_size, stream.runner), dry_step)
@@ -79,28 +79,36 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 @torch.inference_mode()
 def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
     """Let drafts of a frame that no draw has replaced be the frame before, which is now final."""
-    height = layout.grid.height
-    cells = drafts.cells[frame * height : (frame + 1) * height]
-    fresh = cells[~drafts.is_fed[cells]]
-    if len(fresh):
+    height, width = layout.grid.height, layout.grid.width
+    rows = range(frame * height, min((frame + 1) * height, len(drafts.fed_columns)))
+    unfed = (
+        range(drafts.first_of(row) + drafts.fed_columns[row], drafts.first_of(row) + width)
+        for row in rows
+    )
+    fresh = list(chain.from_iterable(unfed))
+    if fresh:
         base = stream.num_used - (frame - 1) * layout.slots_per_frame
-        positions = torch.as_tensor(fresh).to(stream.tokens.device) + base
+        positions = torch.tensor(fresh, device=stream.tokens.device) + base
         newest = stream.tokens[:, stream.slots_at(positions - layout.slots_per_frame)]
         stream.tokens[:, stream.slots_at(positions)] = newest
 
 
 @torch.inference_mode()
 def _feed(
-    stream: Stream, table: Tensor, chosen: np.ndarray, verified: np.ndarray, rule: DrawRule | None
-) -> np.ndarray:
-    """Feed lanes, replace drafts by draws, and return (B, L) bool where they differ.
+    stream: Stream,
+    table: Tensor,
+    chosen: list[int],
+    verified: list[int],
+    rule: DrawRule | None,
+) -> list[list[bool]]:
+    """Feed lanes, replace drafts by draws, and return (B, L) where they differ.
 
     Args:
         table: (8, all lanes) on the CPU, the fields of `Lanes`.
-        verified: (B,) lanes of each row that are final.
+        verified: lanes of each row of the batch that are final.
     """
-    count = len(chosen)
-    lanes = table[:, torch.as_tensor(chosen)]
+    count, indices = len(chosen), torch.tensor(chosen)
+    lanes = table[:, indices]
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
     end = int(lane.positions[-1]) + 1
@@ -117,25 +125,28 @@ def _feed(
     stream.feed(lanes, count, end, rule)
     drawn = stream.tokens[:, lane.outputs]
     if len(verified) > 1:  # what is final in a row stays, though other rows are behind
-        final = torch.as_tensor(chosen < verified[:, None]).to(drawn.device)
+        final = (indices < torch.tensor(verified)[:, None]).to(drawn.device)
         drawn = torch.where(final, drafted, drawn)
         stream.tokens[:, lane.outputs] = drawn
-    return (drawn != drafted).cpu().numpy()
+    return (drawn != drafted).cpu().numpy().tolist()
 
 
-def _table(stream: Stream, drafts: Drafts) -> Tensor:
+def _table(stream: Stream, layout: SequenceLayout) -> Tensor:
     """Return (8, all lanes) int64 on the CPU, the fields of `Lanes`."""
-    positions = torch.arange(drafts.size) + stream.num_used - 1
-    slots, zero = stream.slots_at(positions), torch.zeros_like(positions)
-    outputs = torch.where(torch.as_tensor(drafts.is_action), SCRATCH, positions + 1)
+    lanes = torch.arange(layout.num_slots)
+    positions, zero = lanes + stream.num_used - 1, torch.zeros_like(lanes)
+    within = lanes % layout.slots_per_frame - layout.num_action_tokens
+    cells = within.clamp(min=0)
+    slots = stream.slots_at(positions)
+    outputs = torch.where(within < 0, SCRATCH, positions + 1)
     fields = Lanes(
         positions=positions,
         slots=slots,
         inputs=slots,
         outputs=stream.slots_at(outputs),
         steps=zero,
-        frames=torch.as_tensor(drafts.frames + stream.num_generated),
-        rows=torch.as_tensor(drafts.rows),
-        columns=torch.as_tensor(drafts.columns),
+        frames=lanes // layout.slots_per_frame + stream.num_generated,
+        rows=cells // layout.grid.width,
+        columns=cells % layout.grid.width,
     )
     return torch.stack(fields)
