@@ -214,8 +214,10 @@ struct Decoder {
     const int64_t count = s.lanes * group, all = s.batch * m.kv_heads * count;
     const int64_t end = all * (thread + 1) / threads;
     for (int64_t row = all * thread / threads, some; row < end; row += some) {
-      const int kv = row / count, first = row % count;
-      some = std::min({(int64_t)Attending::MOST, count - first, end - row});
+      const int kv = row / count, first = row % count, most = Attending::MOST;
+      const int left = std::min(count - first, end - row), parts = (left + most - 1) / most;
+      some = (left + parts - 1) / parts;
+      if (parts > 1) some = std::min(left, ceil_to(some, Attending::AT_ONCE));
       attend(kv / m.kv_heads, kv % m.kv_heads, first, some, layer, memory);
     }
   }
