@@ -272,7 +272,7 @@ def report(document: dict[str, Any], out: Path) -> str:
 def _collector(headers: list[dict[str, Any]]) -> Any:
     def collect(message: str | bytes) -> None:
         if isinstance(message, bytes):
-            header = json.loads(message[4 : 4 + int.from_bytes(message[:4])])
+            header, _ = unpack(message)
             if "begun" not in header:
                 headers.append(header)
 

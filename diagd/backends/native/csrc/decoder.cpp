@@ -263,7 +263,7 @@ struct Decoder {
                      false);
       barrier.wait(threads);
       lap(LINEARS);
-      const int heads = m.kv_heads;  // split nearly as in attention
+      const int heads = m.kv_heads;  // as in attention: most of a head is read by who writes it
       for (int h = heads * thread / threads; h < heads * (thread + 1) / threads; h++)
         write_cache(h, layer);
       barrier.wait(threads);

@@ -119,9 +119,10 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
   }
   Doubles sums = {};
   for (int i = 0; i < whole; i += WIDTH) {
-    const Floats score = load(scores.data() + i), mass = exp(score - peak);
-    store(masses + i, score >= lowest ? mass : Floats{});
-    sums += __builtin_convertvector(load(masses + i), Doubles);
+    const Floats score = load(scores.data() + i);
+    const Floats mass = score >= lowest ? exp(score - peak) : Floats{};
+    store(masses + i, mass);
+    sums += __builtin_convertvector(mass, Doubles);
   }
   double total = 0;
   for (int i = 0; i < WIDTH; i++) total += sums[i];

@@ -11,7 +11,7 @@ They are few a step, so lists and loops take half the time that arrays do.
 """
 
 from collections.abc import Sequence
-from itertools import chain, compress, product, takewhile
+from itertools import chain, compress, islice, product, takewhile
 
 from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.strategies.exact.statistics import BUNDLED
@@ -65,11 +65,11 @@ class Drafts:
         """Whether all tokens are final."""
         return self.num_verified >= self.size
 
-    def first_of(self, row: int) -> int:
-        """Return the lane of a row's first token."""
-        frame, i = divmod(row, self.height)
-        before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
-        return before + i * self.layout.grid.width
+    def unfed(self, frame: int) -> list[int]:
+        """Return the lanes of a frame's tokens that were not fed; none behind the last frame."""
+        rows = islice(enumerate(self.fed_columns), frame * self.height, (frame + 1) * self.height)
+        width = self.layout.grid.width
+        return [self._first_of(row) + j for row, fed in rows for j in range(fed, width)]
 
     def choose(self) -> list[int]:
         """Return the lanes of the next step, ascending, at least one and at most num_lanes."""
@@ -129,7 +129,7 @@ class Drafts:
         first = frame * self.height + row
         limit = width  # columns that the row above leaves free
         for row in range(first, min(first + self.height, len(self.fed_columns))):
-            fed, lane = self.fed_columns[row], self.first_of(row)
+            fed, lane = self.fed_columns[row], self._first_of(row)
             opened += range(lane + fed, lane + min(fed + self.width, limit))
             limit = fed - self.lag if fed < width else width
         last = opened[-1] if opened else 0  # drafts see their actions
@@ -150,6 +150,12 @@ class Drafts:
                 self.doubts[near] = max(self.doubts[near], BUNDLED.stale)
                 if column < self.fed_columns[frame * self.height + row]:
                     self.stale.add(near)
+
+    def _first_of(self, row: int) -> int:
+        """Return the lane of a row's first token."""
+        frame, i = divmod(row, self.height)
+        before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
+        return before + i * self.layout.grid.width
 
     def _place(self, lane: int) -> tuple[int, int, int]:
         """Return frame, row and column of what a lane writes: row 0 and column 0 of actions."""

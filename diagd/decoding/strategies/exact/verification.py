@@ -9,7 +9,6 @@ the others are overwritten.
 """
 
 from collections.abc import Iterator
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -79,13 +78,7 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 @torch.inference_mode()
 def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
     """Let drafts of a frame that no draw has replaced be the frame before, which is now final."""
-    height, width = layout.grid.height, layout.grid.width
-    rows = range(frame * height, min((frame + 1) * height, len(drafts.fed_columns)))
-    unfed = (
-        range(drafts.first_of(row) + drafts.fed_columns[row], drafts.first_of(row) + width)
-        for row in rows
-    )
-    fresh = list(chain.from_iterable(unfed))
+    fresh = drafts.unfed(frame)
     if fresh:
         base = stream.num_used - (frame - 1) * layout.slots_per_frame
         positions = torch.tensor(fresh, device=stream.tokens.device) + base
