@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from diagd.data.actions import idle_action
 from diagd.pipeline.generator import VideoGenerator
@@ -174,8 +177,12 @@ class Player:
             return True
         return self.session is not None and not self.paused and now >= self.due
 
-    def turn(self) -> Frame:
-        """Begin the session that is pending, or generate one frame. Runs in the model's thread."""
+    def turn(self) -> Callable[[], Frame]:
+        """Begin the session that is pending, or write one frame. Runs in the model's thread.
+
+        Returns:
+            what makes the frame for the page; to be called once, in the order of the turns.
+        """
         started = time.perf_counter()
         if self.pending_start is not None:
             return self._begin(started)
@@ -197,15 +204,9 @@ class Player:
                 action = self.tapped
             self.tapped, checksum = self.idle_action, None
         tokens = session.advance(action, controls)
-        decoded = time.perf_counter()
-        pixels = self.world.tokenizer.decode(tokens)[0].cpu()
-        drawn = time.perf_counter()
-        picture = to_jpeg(pixels)
         if checksum is not None:
             self.replayed += 1
             self.differing += checksum != session.history[-1].checksum
-        if self.recording and len(self.recorded) < self.max_recorded:
-            self.recorded.append(picture)
         self.due = max(self.due + float(1 / self.fps), self.clock()) if self.paced else 0.0
         header = {
             "action": action,
@@ -213,13 +214,17 @@ class Player:
             "input": number,
             "steps": session.num_steps,
             "written_at": session.written_at,
-            "decode_ms": round((decoded - started) * 1e3, 2),
-            "picture_ms": round((drawn - decoded) * 1e3, 2),
-            "encode_ms": round((time.perf_counter() - drawn) * 1e3, 2),
+            "decode_ms": milliseconds_since(started),
         }
-        return self._frame(session, header, picture)
+        return partial(self._paint, tokens, self._header(session) | header)
 
-    def _begin(self, started: float) -> Frame:
+    def _paint(self, tokens: Tensor, header: dict[str, Any]) -> Frame:
+        started = time.perf_counter()
+        pixels = self.world.tokenizer.decode(tokens)[0].cpu()
+        header["picture_ms"] = milliseconds_since(started)
+        return self._frame(pixels, header)
+
+    def _begin(self, started: float) -> Callable[[], Frame]:
         begun = self.pending_start  # kept meanwhile: who begins anew by another seed begins here
         assert begun is not None
         self.session = None  # its memory first, and that of all who have left since
@@ -230,20 +235,33 @@ class Player:
         self.num_begun += 1
         if self.pending_start is begun:  # else the next one was asked for meanwhile
             self.pending_start = None
-        header = {"begun": True, "ms": round((time.perf_counter() - started) * 1e3, 1)}
-        return self._frame(session, header, to_jpeg(begun.start.frames[-1]))
+        header = {"begun": True, "ms": milliseconds_since(started)}
+        return partial(self._frame, begun.start.frames[-1], self._header(session) | header)
 
-    def _frame(self, session: Session, header: dict[str, Any], picture: bytes) -> Frame:
+    def _header(self, session: Session) -> dict[str, Any]:
+        """Say what every frame does; from now on this one is under way."""
         self.sent += 1
-        common = {
+        return {
             "frame": self.sent,
             "session_number": self.num_begun,
             "length": len(session.history),
             "seed": session.start.seed,
             "held": session.engine.num_held,
             "holds": session.engine.window,
-            "recorded": len(self.recorded),
             "replay": [self.replayed, self.replayed + len(self.replaying), self.differing],
-            "send_ms": round(self.send_ms, 2),
         }
-        return Frame(common | header, picture)
+
+    def _frame(self, pixels: Tensor, header: dict[str, Any]) -> Frame:
+        """Compress a frame, and record it if it is not where one began."""
+        started = time.perf_counter()
+        picture = to_jpeg(pixels)
+        if "begun" not in header and self.recording and len(self.recorded) < self.max_recorded:
+            self.recorded.append(picture)
+        header["encode_ms"] = milliseconds_since(started)
+        header |= {"recorded": len(self.recorded), "send_ms": round(self.send_ms, 2)}
+        return Frame(header, picture)
+
+
+def milliseconds_since(started: float) -> float:
+    """Return what has passed since a reading of `time.perf_counter`, to a hundredth."""
+    return round((time.perf_counter() - started) * 1e3, 2)

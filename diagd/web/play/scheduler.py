@@ -12,9 +12,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Begin, Message
+from diagd.web.play.painter import Painter
 from diagd.web.play.player import Frame, Note, Player, Welcome
 from diagd.web.play.scenes import Scene
 from diagd.web.play.session import Controls, PendingStart, SessionStart
@@ -63,6 +66,7 @@ class Scheduler:
         self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self.painter = Painter(world.model, self.thread)
 
     def join(self) -> Player | None:
         """Let a player in, at once or after who is in line; None where the line is full."""
@@ -132,12 +136,17 @@ class Scheduler:
                 await asyncio.wait([turn])
                 self.served = None
                 self.charge(player, self.clock() - now)
-                self._deliver(player, turn)
+                if turn.exception():
+                    self._deliver(player, turn)
+                else:
+                    painting = self.painter.submit(turn.result())
+                    painting.add_done_callback(partial(self._deliver, player))
                 if player.id not in self.players:
                     player.release()
         finally:
             watch.cancel()
             self.thread.shutdown(wait=True)
+            self.painter.thread.shutdown(wait=True)
 
     def end(self, player: Player, message: str, code: int = GONE) -> None:
         """Say why, and close the player's socket."""
@@ -181,11 +190,12 @@ class Scheduler:
             raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
         return SessionStart(old.frames, old.actions, message.seed)
 
-    def _deliver(self, player: Player, turn: asyncio.Future[Frame]) -> None:
-        error = turn.exception()
+    def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
+        error = work.exception()
         if error is None:
-            self.frames += "begun" not in turn.result().header
-            player.outbox.put_nowait(turn.result())
+            frame: Frame = work.result()
+            self.frames += "begun" not in frame.header
+            player.outbox.put_nowait(frame)
         elif isinstance(error, ValueError):  # a start or an end that the player can change
             self.end(player, f"The dream ended: {error}.", CRASHED)
         else:

@@ -39,7 +39,7 @@ def test_the_first_turn_shows_where_one_stands(generator):
     assert not player.ready(time.monotonic())
     player.begin(PendingStart(START))
     assert player.ready(time.monotonic())
-    frame = player.turn()
+    frame = player.turn()()
     assert frame.header["begun"]
     assert (frame.header["frame"], frame.header["length"], frame.header["held"]) == (1, 0, 2)
     difference = from_jpeg(frame.picture).float() - START.frames[-1].float()
@@ -49,7 +49,7 @@ def test_the_first_turn_shows_where_one_stands(generator):
 def test_the_newest_press_wins_and_nothing_queues(player):
     for number, action in enumerate(("left", "right", "forward"), start=1):
         player.take(Act(action, number))
-    assert player.turn().header["input"] == 3
+    assert player.turn()().header["input"] == 3
     player.turn()
     assert actions(player) == ["forward", "forward"]
 
@@ -167,7 +167,7 @@ def test_only_recorded_frames_are_kept_and_not_without_end(generator):
     player.turn()
     assert not player.recorded
     player.take(Record(True))
-    pictures = [player.turn().picture for _ in range(5)]
+    pictures = [player.turn()().picture for _ in range(5)]
     assert player.recorded == pictures[:3]
     player.take(Record(False))
     player.turn()
@@ -185,7 +185,7 @@ def test_a_saved_dream_is_replayed_and_checked_and_then_goes_on(player, generato
     player.take(Act("none", 2))
     player.begin(saved)
     player.turn()
-    replays = [player.turn().header["replay"] for _ in range(2)]
+    replays = [player.turn()().header["replay"] for _ in range(2)]
     assert replays == [[1, 2, 0], [2, 2, 0]]
     player.turn()
     assert actions(player) == ["right", "right", "none"]
@@ -197,7 +197,7 @@ def test_a_replay_that_comes_out_differently_says_so(player, generator):
     document["frames"][0][-1] += 1
     player.begin(load(document, generator))
     player.turn()
-    assert player.turn().header["replay"] == [1, 1, 1]
+    assert player.turn()().header["replay"] == [1, 1, 1]
 
 
 def test_a_session_has_a_longest_length(generator):

@@ -77,7 +77,7 @@ def test_everybody_gets_the_same_share_of_the_model_s_time(generator, monkeypatc
     def turn(number, seconds):
         clock.now += seconds
         turns.append(number)
-        return Frame({}, b"")
+        return lambda: Frame({}, b"")
 
     async def scenario():
         async with running(generator, clock=clock) as scheduler:
@@ -130,7 +130,7 @@ def test_the_event_loop_does_not_wait_for_the_model(generator, monkeypatch):
             def turn():
                 under_way.set()
                 heard.append(said.wait(20))
-                return Frame({"frame": player.sent}, b"")
+                return lambda: Frame({"frame": player.sent}, b"")
 
             monkeypatch.setattr(player, "turn", turn)
             scheduler.wake.set()
@@ -142,12 +142,15 @@ def test_the_event_loop_does_not_wait_for_the_model(generator, monkeypatch):
     assert heard[0]
 
 
-def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog):
+@pytest.mark.parametrize("crash", [lambda: 1 // 0, lambda: lambda: 1 // 0])
+def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog, crash):
+    """In the model's thread, and in the painter's."""
+
     async def scenario():
         async with running(generator) as scheduler:
             one, other = enter(scheduler), enter(scheduler)
             await play(scheduler, one, 1)
-            monkeypatch.setattr(one, "turn", lambda: 1 // 0)
+            monkeypatch.setattr(one, "turn", crash)
             while isinstance(item := await asyncio.wait_for(one.outbox.get(), 20), Frame):
                 scheduler.take(one, Seen(item.header["frame"]))
             assert list(scheduler.players.values()) == [other]
