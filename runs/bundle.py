@@ -9,15 +9,15 @@ held-out clips, and the walk that `generate` takes by default.
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import tyro
 
 from diagd.data.actions import ActionVocabulary, parse_actions, write_actions
-from diagd.families.checkpoints import load_model
-from diagd.families.own_format import ACTIONS_FILE, save_model
+from diagd.families.checkpoints import find_model, load_model
+from diagd.families.own_format import ACTIONS_FILE, save_model, write_defaults
 from diagd.training.world_parts import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
 
 
@@ -31,6 +31,7 @@ class Options:
     prompt: str  # what generate goes on from: CLIP:FRAME, the first of four
     scenes: tuple[str, ...] = ()  # where play may start beside it: NAME=CLIP:FRAME
     walk: str = "forward*6,left*4,forward*6"  # actions that generate takes by default
+    top_p: float | None = None  # how it is sampled by default, if not as the trained world
 
 
 def main(options: Options) -> None:
@@ -41,6 +42,9 @@ def main(options: Options) -> None:
         starts[options.out / SCENES_FOLDER / f"{name}.mp4"] = place
     copy_parts(options.world, options.out)
     save_model(load_model(options.world, dtype=torch.bfloat16), options.out)
+    if options.top_p is not None:
+        found = find_model(str(options.out))
+        write_defaults(options.out, replace(found.family.defaults(found), top_p=options.top_p))
     vocabulary = ActionVocabulary.load(options.out / ACTIONS_FILE)
     write_actions(options.out / WALK, parse_actions(options.walk, vocabulary))
     shutil.rmtree(options.out / SCENES_FOLDER, ignore_errors=True)

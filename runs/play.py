@@ -37,7 +37,7 @@ from diagd.web.play.messages import unpack
 
 STRATEGIES = ("k=1", "k=2", "k=4", "raster")
 WARM_UP_FRAMES = 5
-PARTS = "decode_ms", "picture_ms", "encode_ms", "send_ms"  # all but the last in the model's thread
+PARTS = "decode_ms", "picture_ms", "encode_ms", "send_ms"  # all but the last make a frame
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
 # the film: what is held, and for how many seconds; a scene that is clicked, or a strategy

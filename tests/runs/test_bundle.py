@@ -25,9 +25,11 @@ def test_a_bundled_world_starts_where_it_was_told_to(world, tmp_path):
             prompt="clip_1:3",
             scenes=("yard=clip_0:5", "hall=clip_1:0"),
             walk="left*2,none",
+            top_p=0.75,
         )
     )
     bundled = VideoGenerator.from_pretrained(str(tmp_path / "out"))
+    assert bundled.defaults.top_p == 0.75
     assert bundled.vocabulary is not None
     names = [scene.name for scene in model_scenes(tmp_path / "out", bundled, 4)]
     assert names == ["prompt", "hall", "yard"]
