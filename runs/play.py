@@ -170,7 +170,7 @@ def measure(page: Page, url: str, strategy: str, options: Options) -> dict[str, 
         page.wait_for_timeout(40)
         turn += 1
     seconds, frames = time.perf_counter() - started, headers[first:]
-    _until(page, lambda: int(page.get_attribute("body", "data-frames") or 0) >= first + wanted)
+    _until(page, lambda: _frames_drawn(page) >= first + wanted)
     latencies = page.evaluate("() => diagd.readings.latencies")
     page.close()
     parts = mean_parts(frames)
@@ -200,7 +200,7 @@ def click_strategy(page: Page, name: str) -> None:
 def film(page: Page, url: str, path: Path) -> None:
     """Play for a while and keep screenshots as an animated picture of less than 3 MB."""
     page.goto(url)
-    page.locator("#hud-fps").wait_for()
+    _until(page, lambda: _frames_drawn(page) >= WARM_UP_FRAMES)
     shots: list[Image.Image] = []
     for act in FILM:
         if isinstance(act, str):
@@ -277,6 +277,10 @@ def _collector(headers: list[dict[str, Any]]) -> Any:
                 headers.append(header)
 
     return collect
+
+
+def _frames_drawn(page: Page) -> int:
+    return int(page.get_attribute("body", "data-frames") or 0)
 
 
 def _until(page: Page, condition: Any, seconds: float = 120.0) -> None:
