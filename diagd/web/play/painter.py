@@ -32,7 +32,7 @@ class Painter:
             self.native, self.left = model, min(num_threads, model.max_threads) - 1
             self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
             self.thread.submit(torch.get_num_threads).result()
-            torch.set_num_threads(num_threads)  # threads yet to come took over the painter's one
+            torch.set_num_threads(num_threads)  # or threads yet to come would have one, too
 
     def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
         """Paint, after all that was submitted before."""
