@@ -127,7 +127,8 @@ class NativeModel(CausalModel):
         return self._laid_out.weight_bytes
 
     @property
-    def _num_threads(self) -> int:
+    def num_threads(self) -> int:
+        """Threads of a step that the calling thread takes."""
         return min(torch.get_num_threads(), self.max_threads)
 
     def barrier_seconds(self) -> float | None:
@@ -138,7 +139,7 @@ class NativeModel(CausalModel):
             where they never were, on a busy machine.
         """
         record, meet = self._laid_out.record, self._library.meet
-        record.threads, meet.restype = self._num_threads, ctypes.c_double
+        record.threads, meet.restype = self.num_threads, ctypes.c_double
         tries = (meet(ctypes.byref(record)) for _ in range(200))
         return min((seconds for seconds in tries if seconds >= 0), default=None)
 
@@ -213,7 +214,7 @@ class NativeModel(CausalModel):
         for name, one in zip(("steps", "held", "fed_at"), seen, strict=False):
             setattr(step, name, one.data_ptr())
         record = self._laid_out.record
-        record.threads = self._num_threads
+        record.threads = self.num_threads
         failure = self._decode(ctypes.byref(record), ctypes.byref(step))
         if failure == 1:
             raise ValueError("a token, position or slot is out of range")
@@ -253,7 +254,7 @@ class NativeModel(CausalModel):
             lanes=lanes,
             vocab=logits.shape[2],
             stride=logits.stride(1),
-            threads=self._num_threads,
+            threads=self.num_threads,
             top_k=min(options.top_k or 0, logits.shape[2]),
             exclusive_top_p=options.exclusive_top_p,
             temperature=options.temperature,

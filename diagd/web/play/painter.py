@@ -23,16 +23,19 @@ class Painter:
 
     Args:
         thread: the model's.
+
+    Attributes:
+        thread: where it paints; to be shut down by who made the painter.
     """
 
     def __init__(self, model: CausalModel, thread: Executor) -> None:
         self.thread, self.native = thread, None
-        num_threads = torch.get_num_threads()
-        if isinstance(model, NativeModel) and min(num_threads, model.max_threads) > 1:
-            self.native, self.left = model, min(num_threads, model.max_threads) - 1
+        if isinstance(model, NativeModel) and model.num_threads > 1:
+            self.native, self.left = model, model.num_threads - 1
+            before = torch.get_num_threads()
             self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
             self.thread.submit(torch.get_num_threads).result()
-            torch.set_num_threads(num_threads)  # or threads yet to come would have one, too
+            torch.set_num_threads(before)  # or threads yet to come would have one, too
 
     def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
         """Paint, after all that was submitted before."""
