@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.runner import CausalModel, ModelWrapper, StepFunction
+from diagd.decoding.runner import CausalModel, FusesSteps, ModelWrapper, StepFunction
 from diagd.models.config import ModelConfig
 
 
@@ -68,11 +68,11 @@ class Stopwatch(ModelWrapper[CausalModel]):
         self.times, self.moments = StepTimes(), Moments(model.device)
         self.timed: list[tuple[Any, Any]] = []  # when steps began and ended
         self.stride, self.num_seen = 1, 0
-        self.counters: Tensor | None = None  # seconds of linears, attention, rest, ever growing
+        self.counters: Tensor | None = None  # NativeModel.seconds, ever growing
         self.in_step = self.skips = False
         if parts and isinstance(model, NativeModel):
             if model.seconds is None:  # one for all that time the model
-                model.seconds = torch.zeros(3, dtype=torch.float64)
+                model.seconds = torch.zeros(4, dtype=torch.float64)
             self.counters = model.seconds
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -84,6 +84,12 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def sample(self, *args: Any, **kwargs: Any) -> Tensor:
         """Draw, and count the seconds."""
         return self._timed("sampling", super().sample, args, kwargs)
+
+    def fused_step(self, *args: Any, **kwargs: Any) -> StepFunction | None:
+        """Let the model fuse its steps, unless it would not tell what their parts take."""
+        if not isinstance(self.model, FusesSteps) or (self.parts and self.counters is None):
+            return None
+        return self.model.fused_step(*args, **kwargs)
 
     @contextlib.contextmanager
     def prefill(self) -> Iterator[None]:
@@ -127,8 +133,13 @@ class Stopwatch(ModelWrapper[CausalModel]):
             self.times.lanes.append(lanes.shape[1])
             self.times.slots.append(num_slots)
             if before is not None and self.counters is not None:
-                for index, part in enumerate(("linears", "attention")):
-                    self._add(part, self.counters[index].item() - before[index])
+                linears, attention, rest, drawing = (
+                    after - then for after, then in zip(self.counters.tolist(), before, strict=True)
+                )
+                self._add("linears", linears)
+                self._add("attention", attention)
+                self._add("forward", linears + attention + rest)
+                self._add("sampling", drawing)
             self.in_step = False
 
         return timed
@@ -137,7 +148,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return [self.moments.seconds(*both) for both in self.timed]
 
     def _timed(self, part: str, call: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-        if not (self.parts and self.in_step):
+        if not (self.parts and self.in_step and self.counters is None):
             return call(*args, **kwargs)
         started = time.perf_counter()
         result = call(*args, **kwargs)

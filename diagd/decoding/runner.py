@@ -6,7 +6,7 @@ Here `decoding` meets `models` and `backends`: CausalModel is all that a stream 
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -124,6 +124,36 @@ class CausalModel(Protocol):
         so that no id is the best, the result is `UNDRAWN`.
         """
         return sample(logits, options, ranges, seeds, frames, rows, columns)
+
+
+@runtime_checkable
+class FusesSteps(Protocol):
+    """A model with kernels that take a whole step, where time between kernels counts."""
+
+    def fused_step(
+        self,
+        tokens: Tensor,
+        held: Tensor,
+        fed_at: Tensor,
+        seeds: Tensor,
+        cache: Any,
+        options: SamplingOptions,
+        ranges: ValidRanges,
+    ) -> StepFunction | None:
+        """Return a step over the memory of a stream that gathers, runs, draws and scatters at once.
+
+        It does what `see`, `forward` and `sample` of `CausalModel` do one after the other in a
+        `diagd.decoding.workspace.Step`, to the bit.
+
+        Args:
+            tokens: (B, S) int64; held, fed_at: (S,) int64; seeds: (B,) int64, as in
+                `diagd.decoding.workspace.Workspace`; all of it stays where it is.
+            cache: from `make_cache`.
+
+        Returns:
+            the step, or None where its parts are to be run one by one.
+        """
+        ...
 
 
 Behind = TypeVar("Behind", bound=CausalModel)

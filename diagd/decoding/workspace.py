@@ -15,7 +15,14 @@ from torch import Tensor
 
 from diagd.decoding.graphs import BLOCK, Graphs
 from diagd.decoding.plan import Lanes
-from diagd.decoding.runner import CAPTURING, CausalModel, RunnerName, StepFunction, make_runner
+from diagd.decoding.runner import (
+    CAPTURING,
+    CausalModel,
+    FusesSteps,
+    RunnerName,
+    StepFunction,
+    make_runner,
+)
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import NEVER
 
@@ -137,4 +144,12 @@ class Step:
         # it keeps what a capture reads besides the workspace: ranges, and what the rule holds
         sampling = dataclasses.replace(self.sampling, valid_range=None)
         kind = sampling, self.ranges, self.rule
-        return make_runner(name, self.take, self.space.graphs, kind)
+        step = (self._fused() if name == "eager" else None) or self.take
+        return make_runner(name, step, self.space.graphs, kind)
+
+    def _fused(self) -> StepFunction | None:
+        if self.rule is not None or not isinstance(self.model, FusesSteps):
+            return None
+        space = self.space
+        memory = space.tokens, space.held, space.fed_at, space.seeds, space.cache
+        return self.model.fused_step(*memory, self.sampling, self.ranges)

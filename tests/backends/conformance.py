@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.decoding.runner import CausalModel, FusesSteps, ModelWrapper, RunnerName
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
@@ -321,6 +321,22 @@ def its_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
             assert torch.equal(own, other), name
 
 
+def a_fused_step_is_its_parts(backend: UnderTest) -> None:
+    """Where there is one: `ModelWrapper` hands on what a step is made of, not the step."""
+    places = torch.tensor([3, 40]).repeat(3, 5, 1)
+    places[:, 4] = torch.arange(41, 44)[:, None] + torch.arange(2)  # separators
+    place_by_place = SamplingOptions(1.0, top_p=0.9, valid_range=places)
+    for kind in backend.kinds:
+        model, runner = backend.prepared(kind)
+        if not isinstance(model, FusesSteps):
+            return
+        for sampling in (GREEDY, SAMPLED, place_by_place):
+            given = ("raster", "k=1", "k=2,d=4", "exact"), ACTIONS, PROMPT, sampling
+            whole, parts = (decode((one, runner), *given) for one in (model, ModelWrapper(model)))
+            for own, other in zip(whole, parts, strict=True):
+                assert torch.equal(own, other), (kind, sampling)
+
+
 def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTest) -> None:
     (frames,) = decode(backend.prepared(), ["raster"], ACTIONS[:, :2])
     generated = torch.cat([ACTIONS[:, :2], frames.flatten(2)], 2)  # (2, 2, 17)
@@ -358,6 +374,7 @@ CHECKS = (
     only_the_last_logits_are_kept_when_asked,
     it_draws_what_the_sampler_draws,
     where_logits_are_broken_nothing_is_drawn,
+    a_fused_step_is_its_parts,
     a_stream_goes_on_after_a_full_context,
 )
 

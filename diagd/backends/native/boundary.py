@@ -6,11 +6,12 @@ kernels themselves, before they write anything.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.sampling import ValidRanges
+from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import SlotRule
 
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
@@ -21,7 +22,7 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class LayerRecord(ctypes.Structure):
-    """Addresses of one layer's weights: LayerWeights in csrc/decoder.cpp."""
+    """Addresses of one layer's weights: LayerWeights in csrc/records.h."""
 
     _fields_ = _fields(
         ctypes.c_void_p,
@@ -32,7 +33,7 @@ class LayerRecord(ctypes.Structure):
 
 
 class ModelRecord(ctypes.Structure):
-    """Shape of a model and addresses of its weights: Model in csrc/decoder.cpp."""
+    """Shape of a model and addresses of its weights: Model in csrc/records.h."""
 
     _fields_ = [
         *_fields(
@@ -49,7 +50,7 @@ class ModelRecord(ctypes.Structure):
 
 
 class StepRecord(ctypes.Structure):
-    """Step in csrc/decoder.cpp."""
+    """Step in csrc/records.h."""
 
     _fields_ = [
         *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
@@ -59,12 +60,23 @@ class StepRecord(ctypes.Structure):
 
 
 class DrawRecord(ctypes.Structure):
-    """Draw in csrc/sampler.cpp."""
+    """Draw in csrc/records.h."""
 
     _fields_ = [
         *_fields(ctypes.c_int32, "batch lanes vocab stride threads top_k exclusive_top_p"),
         *_fields(ctypes.c_float, "temperature top_p"),
-        *_fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn"),
+        *_fields(ctypes.c_void_p, "logits low high seeds frames rows columns drawn seconds"),
+    ]
+
+
+class SpaceRecord(ctypes.Structure):
+    """Space in csrc/records.h."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int32, "slots height width"),
+        *_fields(ctypes.c_int64, "low high"),
+        *_fields(ctypes.c_void_p, "by_place tokens lanes"),
+        ("stride", ctypes.c_int64),
     ]
 
 
@@ -87,6 +99,7 @@ _RECORDS = {
     "model": ModelRecord,
     "step": StepRecord,
     "draw": DrawRecord,
+    "space": SpaceRecord,
     "attended": AttendedRecord,
 }
 
@@ -148,10 +161,63 @@ def check_draw(
     _check_int64(seeds=seeds, frames=frames, rows=rows, columns=columns)
     if not logits.is_cpu or not logits.is_floating_point():
         raise ValueError(f"logits must be floats on the cpu, got {_kind_of(logits)}")
-    if not 0 <= ranges.low < ranges.high <= logits.shape[2]:
+    _check_ids(ranges, logits.shape[2])
+
+
+def check_space(
+    tokens: Tensor, held: Tensor, fed_at: Tensor, seeds: Tensor, ranges: ValidRanges, vocab: int
+) -> None:
+    """Raise ValueError unless these are tokens (B, S), two (S,) and seeds (B,) in memory."""
+    slots, given = tokens.shape[-1:], (tokens, held, fed_at, seeds)
+    _check_int64(tokens=tokens, held=held, fed_at=fed_at, seeds=seeds)
+    if (
+        tokens.ndim != 2
+        or not held.shape == fed_at.shape == slots
+        or seeds.shape != tokens.shape[:1]
+        or not all(one.is_contiguous() for one in given)
+    ):
+        shapes = (str(tuple(one.shape)) for one in given)
         raise ValueError(
-            f"valid ids must be in [0, {logits.shape[2]}), got [{ranges.low}, {ranges.high})"
+            "tokens must be (B, S), held and fed_at (S,), seeds (B,), all contiguous, "
+            f"got {', '.join(shapes)}"
         )
+    if ranges.by_place is not None:
+        _check_int64(by_place=ranges.by_place)
+    _check_ids(ranges, vocab)
+
+
+def check_lanes(lanes: Tensor, batch: int) -> None:
+    """Raise ValueError unless these are lanes (8, L) in memory, each field in one piece."""
+    _check_int64(lanes=lanes)
+    fits = lanes.ndim == 2 and lanes.shape[0] == 8 and lanes.stride(1) == 1
+    if not (fits and 0 < batch * lanes.shape[1] <= MAX_ROWS):
+        raise ValueError(
+            f"lanes must be (8, L), fields in one piece, with B * L from 1 to {MAX_ROWS}, "
+            f"got {tuple(lanes.shape)}"
+        )
+
+
+def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
+    """Return what a DrawRecord says of how to draw."""
+    return {
+        "top_k": min(options.top_k or 0, vocab),
+        "exclusive_top_p": options.exclusive_top_p,
+        "temperature": options.temperature,
+        "top_p": 1.0 if options.top_p is None else options.top_p,
+    }
+
+
+def check_end(failure: int, step: StepRecord) -> None:
+    """Raise what a step failed with, if it did."""
+    if failure == 1:
+        raise ValueError("a token, position or slot is out of range")
+    if failure:
+        raise MemoryError(f"no memory for {step.lanes} lanes over {step.visible_slots} slots")
+
+
+def _check_ids(ranges: ValidRanges, vocab: int) -> None:
+    if not 0 <= ranges.low < ranges.high <= vocab:
+        raise ValueError(f"valid ids must be in [0, {vocab}), got [{ranges.low}, {ranges.high})")
 
 
 def _check_int64(**indices: Tensor) -> None:

@@ -14,15 +14,20 @@ from torch import Tensor
 
 from diagd.backends.native.boundary import (
     DrawRecord,
+    SpaceRecord,
     StepRecord,
     check_draw,
+    check_end,
+    check_lanes,
     check_records,
+    check_space,
     check_step,
+    rules_of,
 )
 from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
-from diagd.decoding.runner import CausalModel
+from diagd.decoding.runner import CausalModel, StepFunction
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import SlotRule
 from diagd.models.cache import check_cache_fits, check_sizes, refuse_context
@@ -58,8 +63,8 @@ class NativeModel(CausalModel):
     are multiplied as they are where the processor has VNNI or AMX (`csrc/int8.h`).
 
     Attributes:
-        seconds: None, or a (3,) float64 tensor of whoever times the kernels: every step adds to it
-            what its linear layers, its attention and the rest took.
+        seconds: None, or a (4,) float64 tensor of whoever times the kernels: every step adds to it
+            what its linear layers, its attention, the rest of the model and drawing took.
         max_threads: a step uses as many threads as PyTorch does, but no more than this: at first
             the cores that the process may use.
     """
@@ -91,6 +96,7 @@ class NativeModel(CausalModel):
         check_records(self._library)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
+        self._take = getattr(self._library, f"take_{suffix}")
         self.seconds: Tensor | None = None
         self.max_threads = usable_cores()
         self._laid_out = NativeWeights(model, weights, use_up)
@@ -183,8 +189,7 @@ class NativeModel(CausalModel):
         """
         check_step(tokens, positions, slots, visible)
         batch, lanes = tokens.shape
-        if getattr(cache, "kind", None) != self._cache_kind or cache.batch_size != batch:
-            raise ValueError(f"cache must be made by this model for a batch of {batch}")
+        self._check_cache(cache, batch)
         if visible.shape[1] > cache.num_slots or logits_to_keep < 0:
             raise ValueError(
                 f"visible must have at most {cache.num_slots} columns, got {visible.shape[1]}, and "
@@ -209,17 +214,13 @@ class NativeModel(CausalModel):
             keys=ctypes.addressof(cache.key_pointers),
             values=ctypes.addressof(cache.value_pointers),
             logits=logits.data_ptr(),
-            seconds=None if self.seconds is None else self.seconds.data_ptr(),
+            seconds=self._timed(),
         )
         for name, one in zip(("steps", "held", "fed_at"), seen, strict=False):
             setattr(step, name, one.data_ptr())
         record = self._laid_out.record
         record.threads = self.num_threads
-        failure = self._decode(ctypes.byref(record), ctypes.byref(step))
-        if failure == 1:
-            raise ValueError("a token, position or slot is out of range")
-        if failure:
-            raise MemoryError(f"no memory for {lanes} lanes over {visible.shape[1]} slots")
+        check_end(self._decode(ctypes.byref(record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
 
     def sample(
@@ -255,10 +256,7 @@ class NativeModel(CausalModel):
             vocab=logits.shape[2],
             stride=logits.stride(1),
             threads=self.num_threads,
-            top_k=min(options.top_k or 0, logits.shape[2]),
-            exclusive_top_p=options.exclusive_top_p,
-            temperature=options.temperature,
-            top_p=1.0 if options.top_p is None else options.top_p,
+            **rules_of(options, logits.shape[2]),
             logits=logits.data_ptr(),
             low=bounds[0].data_ptr(),
             high=bounds[1].data_ptr(),
@@ -267,10 +265,72 @@ class NativeModel(CausalModel):
             rows=rows.data_ptr(),
             columns=columns.data_ptr(),
             drawn=drawn.data_ptr(),
+            seconds=self._timed(),
         )
         if self._library.draw(ctypes.byref(draw)):
             raise ValueError(f"valid ids must be in [0, {logits.shape[2]}) and not none at all")
         return drawn
+
+    def fused_step(
+        self,
+        tokens: Tensor,
+        held: Tensor,
+        fed_at: Tensor,
+        seeds: Tensor,
+        cache: NativeCache,
+        options: SamplingOptions,
+        ranges: ValidRanges,
+    ) -> StepFunction:
+        """Take steps in one call each (`csrc/fused_step.cpp`); as in `FusesSteps.fused_step`.
+
+        Raises:
+            ValueError: Arguments of another shape, dtype or device, or a cache of another model.
+                The step itself raises what `forward` raises.
+        """
+        check_space(tokens, held, fed_at, seeds, ranges, self.vocab_size)
+        batch, num_slots = tokens.shape
+        by_place = None if ranges.by_place is None else ranges.by_place.contiguous()
+        self._check_cache(cache, batch)
+        memory = tokens, held, fed_at, seeds, cache, by_place  # stays as long as the step does
+        record = self._laid_out.record
+        step = StepRecord(
+            batch=batch,
+            num_slots=cache.num_slots,
+            held=held.data_ptr(),
+            fed_at=fed_at.data_ptr(),
+            keys=ctypes.addressof(cache.key_pointers),
+            values=ctypes.addressof(cache.value_pointers),
+        )
+        draw = DrawRecord(
+            batch=batch,
+            vocab=self.vocab_size,
+            seeds=seeds.data_ptr(),
+            **rules_of(options, self.vocab_size),
+        )
+        space = SpaceRecord(
+            slots=num_slots, low=ranges.low, high=ranges.high, tokens=tokens.data_ptr()
+        )
+        if by_place is not None:
+            space.height, space.width = by_place.shape[:2]
+            space.by_place = by_place.data_ptr()
+        records = [ctypes.byref(one) for one in (record, step, draw, space)]
+
+        def take(lanes: Tensor, most_slots: int) -> None:
+            check_lanes(lanes, len(memory[0]))
+            step.lanes, step.visible_slots = lanes.shape[1], min(most_slots, num_slots)
+            space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
+            step.seconds = draw.seconds = self._timed()
+            record.threads = self.num_threads
+            check_end(self._take(*records), step)
+
+        return take
+
+    def _check_cache(self, cache: NativeCache, batch: int) -> None:
+        if getattr(cache, "kind", None) != self._cache_kind or cache.batch_size != batch:
+            raise ValueError(f"cache must be made by this model for a batch of {batch}")
+
+    def _timed(self) -> int | None:
+        return None if self.seconds is None else self.seconds.data_ptr()
 
 
 def _cache_kind(config: ModelConfig, dtype: torch.dtype) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """What only our C++ kernels have to keep; the rest is in `tests/backends/conformance.py`."""
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.plan import Lanes
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import SlotRule
 from tests.models.feeding import feed
@@ -123,6 +125,69 @@ def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes,
         native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
 
 
+def memory_of(native: NativeModel) -> dict[str, Any]:
+    """A stream's, of two rows and five slots, with what a fused step wants besides."""
+    return {
+        "tokens": torch.zeros(2, 5, dtype=torch.int64),
+        "held": torch.arange(5),
+        "fed_at": torch.arange(5),
+        "seeds": torch.arange(2),
+        "cache": native.make_cache(2, 5),
+        "options": SamplingOptions(),
+        "ranges": ValidRanges(3, 50, torch.tensor([3, 50]).repeat(2, 3, 1)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": torch.zeros(2, 5)}, "tokens must be int64 on the cpu, got torch.float32"),
+        ({"tokens": torch.arange(10).view(5, 2).T}, "all contiguous"),
+        ({"held": torch.arange(4)}, r"got \(2, 5\), \(4,\), \(5,\), \(2,\)"),
+        ({"seeds": torch.arange(3)}, r"seeds \(B,\)"),
+        ({"cache": None}, "cache must be made by this model for a batch of 2"),
+        ({"ranges": ValidRanges(3, 51, None)}, r"valid ids must be in \[0, 50\), got \[3, 51\)"),
+    ],
+)
+def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
+    native = NativeModel(tiny_model())
+    with pytest.raises(ValueError, match=message):
+        native.fused_step(**{**memory_of(native), **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("positions", -1), *product(("slots", "inputs", "outputs", "rows", "columns"), (-1, 99))],
+)
+def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
+    native = NativeModel(tiny_model())
+    memory = memory_of(native)
+    take, lanes = native.fused_step(**memory), torch.zeros(8, 2, dtype=torch.int64)
+    take(lanes, 5)
+    assert memory["tokens"].count_nonzero() == 2  # one a row
+    memory["tokens"].zero_()
+    getattr(Lanes.of(lanes), field)[1] = wrong
+    with pytest.raises(ValueError, match="out of range"):
+        take(lanes, 5)
+    assert not memory["tokens"].any()
+
+
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        torch.zeros(8, 0, dtype=torch.int64),
+        torch.zeros(7, 2, dtype=torch.int64),
+        torch.zeros(2, 8, dtype=torch.int64).T,
+        torch.zeros(8, 1, dtype=torch.int64).expand(8, 2**16 + 1),
+        torch.zeros(8, 2, dtype=torch.int32),
+    ],
+)
+def test_lanes_that_do_not_fit_are_refused(lanes):
+    native = NativeModel(tiny_model())
+    with pytest.raises(ValueError, match="lanes must be"):
+        native.fused_step(**memory_of(native))(lanes, 5)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_a_step_without_memory_for_it_is_an_error(weights):
@@ -202,8 +267,8 @@ def test_a_top_k_beyond_32_bits_keeps_all():
 
 
 def test_records_of_another_size_are_refused(monkeypatch):
-    monkeypatch.setattr(boundary, "_RECORDS", {"step": boundary.DrawRecord})
-    with pytest.raises(OSError, match="record step has 112 bytes, expected 104"):
+    monkeypatch.setattr(boundary, "_RECORDS", {"step": boundary.LayerRecord})
+    with pytest.raises(OSError, match="record step has 112 bytes, expected 144"):
         NativeModel(tiny_model())
 
 

@@ -8,36 +8,10 @@
 #include <vector>
 
 #include "attention.h"
+#include "records.h"
 #include "team.h"
 
 extern "C" {
-struct LayerWeights {
-  const void *qkv, *out, *gate_up, *down;
-  const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
-  const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
-  const float *norm1, *norm1_bias, *norm2, *norm2_bias, *q_norm, *k_norm;
-};
-struct Model {
-  int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated, threads;
-  int32_t num_embeddings, max_positions;
-  int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
-  float eps;
-  const void *embeddings, *head;
-  const float* positions;     // learned ones, or null
-  const double* frequencies;  // radians a pair of a head turns for each coordinate, or null
-  const int64_t* axes;        // which coordinate that is
-  const float *norm, *norm_bias, *head_scale;
-  const LayerWeights* weights;
-};
-struct Step {
-  int32_t batch, lanes, visible_slots, num_slots, keep;  // keep: logits of the last so many lanes
-  const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
-  const uint8_t* visible;                                // (L, visible_slots), unless there are
-  const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
-  void *const *keys, *const *values;                     // a pair of buffers a layer
-  float* logits;                                         // (B, keep, vocab rounded up to 32)
-  double* seconds;                                       // linears, attention, rest; null: untimed
-};
 // What the Python side has to have made of these records.
 int size_of_layer() { return sizeof(LayerWeights); }
 int size_of_model() { return sizeof(Model); }
@@ -45,8 +19,6 @@ int size_of_step() { return sizeof(Step); }
 }
 
 namespace {
-
-enum { LINEARS, ATTENTION, REST };  // norms and activations count as linears
 
 void norm(const Model& m, const float* x, float* out, int n, const float* weight,
           const float* bias, bool rms) {
@@ -236,13 +208,7 @@ struct Decoder {
   }
 
   void run(int thread, int threads, Barrier& barrier, float* normed, float* memory) const {
-    auto since = Clock::now();
-    const auto lap = [&](int part) {
-      if (thread || !s.seconds) return;
-      const auto now = Clock::now();
-      s.seconds[part] += std::chrono::duration<double>(now - since).count();
-      since = now;
-    };
+    Lap lap(thread ? nullptr : s.seconds);
     const auto normalise = [&](const float* weight, const float* bias) {
       for (int row = 0; row < rows; row++)
         norm(m, x + (ptrdiff_t)row * x_stride, normed + (ptrdiff_t)row * x_stride, m.hidden,

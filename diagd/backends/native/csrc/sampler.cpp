@@ -7,22 +7,10 @@
 #include <vector>
 
 #include "kernels.h"
+#include "records.h"
 #include "team.h"
 
-extern "C" {
-struct Draw {
-  int32_t batch, lanes, vocab;
-  int32_t stride, threads;                  // stride: floats from one lane's logits to the next
-  int32_t top_k, exclusive_top_p;           // 0 keeps all; the id that crosses top_p goes, too
-  float temperature, top_p;                 // 0 is greedy; 1 keeps all
-  const float* logits;                      // (B, L, stride)
-  const int64_t *low, *high;                // (L,) valid ids of each lane
-  const int64_t *seeds;                     // (B,)
-  const int64_t *frames, *rows, *columns;   // (L,)
-  int64_t* drawn;                           // (B, L); UNDRAWN where there is no best
-};
-int size_of_draw() { return sizeof(Draw); }
-}
+extern "C" int size_of_draw() { return sizeof(Draw); }
 
 namespace {
 
@@ -160,6 +148,7 @@ extern "C" int draw(const Draw* draw) {
   const Draw& d = *draw;
   for (int lane = 0; lane < d.lanes; lane++)
     if (d.low[lane] < 0 || d.low[lane] >= d.high[lane] || d.high[lane] > d.vocab) return 1;
+  Lap lap(d.seconds);
   std::atomic<int> next{0};
   team.run(d.batch * d.lanes == 1 ? 1 : d.threads, [&](int, int, Barrier&) {
     std::vector<Candidate> kept;
@@ -175,5 +164,6 @@ extern "C" int draw(const Draw* draw) {
                                       : sample(d, logits, low, high, key, kept, scores);
     }
   });
+  lap(DRAWING);
   return 0;
 }
