@@ -2,9 +2,10 @@
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
 from the key event to the screen refresh after the frame that used it was drawn. Beside it stands
-what the model does without a server (`diagd bench` after a full context), and what the server does
-for a client that draws nothing. Every strategy plays on its own; nothing else should run on the
-machine. Needs `pip install -e '.[test]'` and Chromium.
+what the model does without a server (`diagd bench` after a full context, before all that and after
+it, for machines change their pace), and what the server does for a client that draws nothing. Every
+strategy plays on its own; nothing else should run on the machine. Needs `pip install -e '.[test]'`
+and Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md
     python runs/play.py --out docs/results --film docs/play.webp
@@ -64,7 +65,7 @@ class Options:
 def main(options: Options) -> None:
     """Start the server, drive the browser, write the results."""
     options.out.mkdir(parents=True, exist_ok=True)
-    speeds = bench(options)
+    before = bench(options)
     record = PlayOptions(
         model=options.model,
         device=options.device,
@@ -80,7 +81,7 @@ def main(options: Options) -> None:
         try:
             url = url_of(*listening.getsockname()[:2])
             rows = [
-                {"bench_frames_per_second": speeds[name], "alone": serve_alone(url, name, options)}
+                {"alone": serve_alone(url, name, options)}
                 | measure(browser.new_page(), url, name, options)
                 for name in STRATEGIES
             ]
@@ -93,6 +94,9 @@ def main(options: Options) -> None:
             browser.close()
             server.should_exit = True
             thread.join()
+    after = bench(options)
+    for row in rows:
+        row["bench_frames_per_second"] = [before[row["strategy"]], after[row["strategy"]]]
     document = {
         "options": settings_of(options),
         **provenance(torch.device(options.device)),
@@ -251,7 +255,8 @@ def report(document: dict[str, Any], out: Path) -> str:
         f"([runs/play.py]({script})).",
         "Key to picture is from the key event to the screen refresh after the frame that used it "
         "was drawn; a frame takes decoding, painting and encoding. Alone: frames/s for a client "
-        "that draws nothing; `bench`: those of `diagd bench` after a full context.",
+        "that draws nothing; `bench`: those of `diagd bench` after a full context, before all else "
+        "and after it.",
         "",
         "| strategy | steps | `bench` | alone | frames | frames/s | a frame, ms p50 | p99 "
         "| key to picture, ms p50 | p99 | presses | encode + send |",
@@ -259,7 +264,8 @@ def report(document: dict[str, Any], out: Path) -> str:
     ]
     for row in document["strategies"]:
         lines.append(
-            f"| {row['strategy']} | {row['steps']} | {row['bench_frames_per_second']:.1f} "
+            f"| {row['strategy']} | {row['steps']} "
+            f"| {', '.join(f'{fps:.1f}' for fps in row['bench_frames_per_second'])} "
             f"| {row['alone']['frames_per_second']:.1f} | {row['frames']} "
             f"| {row['frames_per_second']:.1f} "
             f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
