@@ -2,10 +2,10 @@
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
 from the key event to the screen refresh after the frame that used it was drawn. Beside it stands
-what the model does without a server (`diagd bench` after a full context, before all that and after
-it, for machines change their pace), and what the server does for a client that draws nothing. Every
-strategy plays on its own; nothing else should run on the machine. Needs `pip install -e '.[test]'`
-and Chromium.
+what the model does without a server (`diagd bench` after a full context), and what the server does
+for a client that draws nothing. Machines change their pace, so all of it is done in rounds; told
+are medians of rounds, of ratios, too. Every strategy plays on its own; nothing else should run on
+the machine. Needs `pip install -e '.[test]'` and Chromium.
 
     python runs/play.py --out docs/results                      # play.json, play.md
     python runs/play.py --out docs/results --film docs/play.webp
@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class Options:
     film: Path | None = None  # animated picture (webp or gif) of the world doom being played
     frames: int = 300  # measured with each diagonal, by the browser and by the other client
     raster_frames: int = 50  # measured with raster, which is slow
+    rounds: int = 3
     model: str = "doom"
     device: str = "cpu"
     dtype: str = "auto"  # as `diagd play` chooses
@@ -65,7 +67,6 @@ class Options:
 def main(options: Options) -> None:
     """Start the server, drive the browser, write the results."""
     options.out.mkdir(parents=True, exist_ok=True)
-    before = bench(options)
     record = PlayOptions(
         model=options.model,
         device=options.device,
@@ -81,8 +82,11 @@ def main(options: Options) -> None:
         try:
             url = url_of(*listening.getsockname()[:2])
             rows = [
-                {"alone": serve_alone(url, name, options)}
+                {"round": number, "bench_frames_per_second": speeds[name]}
+                | {"alone": serve_alone(url, name, options)}
                 | measure(browser.new_page(), url, name, options)
+                for number in range(options.rounds)
+                for speeds in [bench(options)]
                 for name in STRATEGIES
             ]
             if options.film is not None:
@@ -94,13 +98,10 @@ def main(options: Options) -> None:
             browser.close()
             server.should_exit = True
             thread.join()
-    after = bench(options)
-    for row in rows:
-        row["bench_frames_per_second"] = [before[row["strategy"]], after[row["strategy"]]]
     document = {
         "options": settings_of(options),
         **provenance(torch.device(options.device)),
-        "strategies": rows,
+        "rows": rows,
     }
     write_json(options.out / "play.json", document, indent=1)
     write_text(options.out / "play.md", report(document, options.out))
@@ -253,26 +254,43 @@ def report(document: dict[str, Any], out: Path) -> str:
         f"{document['threads']} threads, {document['options']['dtype']}, torch "
         f"{document['torch']}; a headless Chromium on the same machine presses keys "
         f"([runs/play.py]({script})).",
-        "Key to picture is from the key event to the screen refresh after the frame that used it "
-        "was drawn; a frame takes decoding, painting and encoding. Alone: frames/s for a client "
-        "that draws nothing; `bench`: those of `diagd bench` after a full context, before all else "
-        "and after it.",
+        f"Medians of {document['options']['rounds']} rounds. Key to picture is from the key event "
+        "to the screen refresh after the frame that used it was drawn; a frame takes decoding, "
+        "painting and encoding. Alone: frames/s for a client that draws nothing; `bench`: those of "
+        "`diagd bench` after a full context; in brackets, shares of it.",
         "",
-        "| strategy | steps | `bench` | alone | frames | frames/s | a frame, ms p50 | p99 "
-        "| key to picture, ms p50 | p99 | presses | encode + send |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| strategy | steps | `bench` | alone | in the browser | a frame, ms p50 | p99 over p50 "
+        "| key to picture, ms p50 | in frames | p99 | encode + send |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in document["strategies"]:
-        lines.append(
-            f"| {row['strategy']} | {row['steps']} "
-            f"| {', '.join(f'{fps:.1f}' for fps in row['bench_frames_per_second'])} "
-            f"| {row['alone']['frames_per_second']:.1f} | {row['frames']} "
-            f"| {row['frames_per_second']:.1f} "
-            f"| {row['frame_ms']['p50']:.0f} | {row['frame_ms']['p99']:.0f} "
-            f"| {row['key_to_picture_ms']['p50']:.0f} | {row['key_to_picture_ms']['p99']:.0f} "
-            f"| {row['presses']} | {row['encode_and_send_share']:.1%} |"
-        )
+    for name in STRATEGIES:
+        rows = [row for row in document["rows"] if row["strategy"] == name]
+        bench = [row["bench_frames_per_second"] for row in rows]
+        alone = [row["alone"]["frames_per_second"] for row in rows]
+        browser = [row["frames_per_second"] for row in rows]
+        frame = [row["frame_ms"]["p50"] for row in rows]
+        tail = [row["frame_ms"]["p99"] / row["frame_ms"]["p50"] for row in rows]
+        key = [row["key_to_picture_ms"]["p50"] for row in rows]
+        cells = [
+            name,
+            str(rows[0]["steps"]),
+            f"{median(bench):.1f}",
+            f"{median(alone):.1f} ({_ratio(alone, bench):.2f})",
+            f"{median(browser):.1f} ({_ratio(browser, bench):.2f})",
+            f"{median(frame):.0f}",
+            f"{median(tail):.2f}",
+            f"{median(key):.0f}",
+            f"{median(k * fps / 1000 for k, fps in zip(key, browser, strict=True)):.2f}",
+            f"{median(row['key_to_picture_ms']['p99'] for row in rows):.0f}",
+            f"{median(row['encode_and_send_share'] for row in rows):.1%}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """Return the median of the ratios, round by round."""
+    return median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def _collector(headers: list[dict[str, Any]]) -> Any:
