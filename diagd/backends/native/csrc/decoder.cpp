@@ -9,7 +9,6 @@
 
 #include "attention.h"
 #include "records.h"
-#include "team.h"
 
 extern "C" {
 // What the Python side has to have made of these records.

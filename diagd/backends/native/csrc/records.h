@@ -1,7 +1,6 @@
 // What the Python side hands over: diagd/backends/native/boundary.py.
 #pragma once
-#include <chrono>
-#include <cstdint>
+#include "team.h"
 
 extern "C" {
 struct LayerWeights {
@@ -53,7 +52,6 @@ struct Space {                              // what a whole step reads and write
 };
 }
 
-using Clock = std::chrono::steady_clock;
 enum Part { LINEARS, ATTENTION, REST, DRAWING };  // norms and activations count as linears
 
 // Adds what passed since the last call to the seconds of a part, if there are any.

@@ -8,7 +8,6 @@
 
 #include "kernels.h"
 #include "records.h"
-#include "team.h"
 
 extern "C" int size_of_draw() { return sizeof(Draw); }
 
