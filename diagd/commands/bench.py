@@ -114,7 +114,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     ceilings = {}
     dtypes: list[DTypeName] = [choose_dtype(name, device) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
-        # activations of int8 weights keep 16 bits, so a product is two of bytes
+        # of products of bytes nothing is known here: the faster of the other two stands in
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = measure_ceilings(device, *multiplied)
         if options.baseline == "hf" and dtype != "int8":

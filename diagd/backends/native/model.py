@@ -59,8 +59,9 @@ class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
     Activations are float32 whatever the weights are. int8 weights have one scale for each output
-    (the largest magnitude becomes 127) and a bfloat16 cache, and are for speed at some loss; they
-    are multiplied as they are where the processor has VNNI or AMX (`csrc/int8.h`).
+    (the largest magnitude becomes 127) and a bfloat16 cache, and are for speed at some loss; where
+    the processor has VNNI or AMX they are multiplied as they are, by activations that are rounded
+    to 8 bits, with a scale for each lane (`csrc/int8.h`).
 
     Attributes:
         seconds: None, or a (4,) float64 tensor of whoever times the kernels: every step adds to it

@@ -1,41 +1,36 @@
-// Products with int8 weights, in whole numbers: activations become numbers of 16 bits, 256 high + low,
-// with a scale for each row. Sums of products of parts fit into 32 bits and are exact, so results
-// depend neither on how many lanes share a step nor on which unit multiplies.
+// Products with int8 weights, in whole numbers: activations become bytes, too, with a scale for each
+// row. Sums of their products fit into 32 bits and are exact, so results depend neither on how many
+// lanes share a step nor on which unit multiplies.
 #pragma once
 #include "bf16.h"
 
 #if defined(__AVX512VNNI__)  // processors with matrix units have it, too
 constexpr int GROUP = 16, TURN = 64;  // rows and values of k at a time
 
-// In groups of rows: the high parts of a group, then its low ones.
 template <>
 struct Input<Quad> {
   int rows;
   ptrdiff_t stride;
-  int8_t* parts;
+  int8_t* bytes;
   float* scales;
 
   Input(const float* x, ptrdiff_t x_stride, int rows, int K)
       : rows(rows), stride(ceil_to(K, TURN) + TURN) {  // rows a power of two apart evict each other
     static thread_local std::vector<int8_t> memory;
     static thread_local std::vector<float> more;
-    const size_t needed = 2 * ceil_to(rows, GROUP) * stride;
+    const size_t needed = ceil_to(rows, GROUP) * stride;
     if (memory.size() < needed) memory.resize(needed);
     if (more.size() < (size_t)rows) more.resize(rows);
-    parts = memory.data();
+    bytes = memory.data();
     scales = more.data();
-    for (int row = 0; row < rows; row++) {
-      int8_t* high = parts + (2 * (row / GROUP) * GROUP + row % GROUP) * stride;
-      scales[row] = split(x + row * x_stride, K, high, high + GROUP * stride);
-    }
+    for (int row = 0; row < rows; row++)
+      scales[row] = round(x + row * x_stride, K, bytes + row * stride);
   }
-
-  const int8_t* group(int first) const { return parts + 2 * first * stride; }
 
  private:
   // Returns the scale; where a number is not finite, that is NaN.
-  static float split(const float* x, int K, int8_t* high, int8_t* low) {
-    constexpr float HIGHEST = 127 * 256;
+  static float round(const float* x, int K, int8_t* to) {
+    constexpr float HIGHEST = 127;
     Floats largest = {}, odd = {};
     for (int k = 0; k < K; k += WIDTH) {
       const Floats value = load(x + k), size = (Floats)((Ints)value & 0x7fffffff);
@@ -44,19 +39,15 @@ struct Input<Quad> {
     }
     const float peak = max(largest), per_step = peak > 1e-30f ? HIGHEST / peak : 0;
     for (int k = 0; k < K; k += WIDTH) {
-      const Ints number = (Ints)_mm512_cvtps_epi32((__m512)(load(x + k) * per_step));
-      const Ints above = (number + 128) >> 8;
-      _mm_storeu_si128((__m128i*)(high + k), _mm512_cvtepi32_epi8((__m512i)above));
-      _mm_storeu_si128((__m128i*)(low + k), _mm512_cvtepi32_epi8((__m512i)(number - (above << 8))));
+      const __m512i number = _mm512_cvtps_epi32((__m512)(load(x + k) * per_step));
+      _mm_storeu_si128((__m128i*)(to + k), _mm512_cvtepi32_epi8(number));
     }
-    std::memset(high + K, 0, ceil_to(K, TURN) - K);
-    std::memset(low + K, 0, ceil_to(K, TURN) - K);
+    std::memset(to + K, 0, ceil_to(K, TURN) - K);
     return peak / HIGHEST + sum(odd);
   }
 };
 
-// sums[part][row][column]
-typedef int32_t Sums[2][GROUP][BLOCK];
+typedef int32_t Sums[GROUP][BLOCK];  // by row and column
 
 #if defined(MATRIX_UNITS)
 INLINE bool begin_tiles(int rows) {
@@ -72,30 +63,23 @@ INLINE bool begin_tiles(int rows) {
 
 INLINE void end_tiles() { _tile_release(); }
 
-// Tiles 0 to 3 are sums, the next ones activations, the last ones weights.
+// Tiles 0 and 1 are sums, 4 activations, the last ones weights.
 static void multiply_tiles(const int8_t* x, ptrdiff_t stride, const Matrix<Quad>& w, int b,
                            Sums& sums) {
   constexpr int ROW = BLOCK * sizeof(Quad);
   const Quad* p = w.blocks + b * w.pitch();
   _tile_zero(0);
   _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
   for (int k = 0; k < w.stored; k += TURN, p += 16 * BLOCK) {
     _tile_loadd(4, x + k, stride);
-    _tile_loadd(5, x + GROUP * stride + k, stride);
     _tile_loadd(6, p, ROW);
     _tile_loadd(7, p + WIDTH, ROW);
     _tile_dpbssd(0, 4, 6);
     _tile_dpbssd(1, 4, 7);
-    _tile_dpbssd(2, 5, 6);
-    _tile_dpbssd(3, 5, 7);
     prefetch_lines(p + 32 * BLOCK, 32);  // of the next turn but one
   }
-  _tile_stored(0, sums[0][0], ROW);
-  _tile_stored(1, sums[0][0] + WIDTH, ROW);
-  _tile_stored(2, sums[1][0], ROW);
-  _tile_stored(3, sums[1][0] + WIDTH, ROW);
+  _tile_stored(0, sums[0], ROW);
+  _tile_stored(1, sums[0] + WIDTH, ROW);
 }
 
 #else
@@ -137,13 +121,11 @@ static void multiply_rows(const int8_t* x, ptrdiff_t stride, const Matrix<Quad>&
 
 static void multiply_vectors(const int8_t* x, ptrdiff_t stride, int count, const Matrix<Quad>& w,
                              int b, Sums& sums) {
-  for (int part = 0; part < 2; part++)
-    in_chunks(count, [&](int first, int some) {
-      with_rows(some, [&](auto constant) {
-        multiply_rows<constant.value>(x + (part * GROUP + first) * stride, stride, w, b,
-                                      sums[part] + first);
-      });
+  in_chunks(count, [&](int first, int some) {
+    with_rows(some, [&](auto constant) {
+      multiply_rows<constant.value>(x + first * stride, stride, w, b, sums + first);
     });
+  });
 }
 
 template <>
@@ -155,16 +137,15 @@ void multiply(const Input<Quad>& in, const Matrix<Quad>& w, int from, int to, fl
   for (int b = from; b < to; b++)
     for (int first = 0; first < in.rows; first += GROUP) {
       const int count = std::min(GROUP, in.rows - first);
+      const int8_t* bytes = in.bytes + first * in.stride;
       if (tiles)
-        multiply_tiles(in.group(first), in.stride, w, b, sums);
+        multiply_tiles(bytes, in.stride, w, b, sums);
       else
-        multiply_vectors(in.group(first), in.stride, count, w, b, sums);
+        multiply_vectors(bytes, in.stride, count, w, b, sums);
       for (int row = 0; row < count; row++)
         for (int at = 0; at < BLOCK; at += WIDTH) {
-          const Floats high = __builtin_convertvector(*(const Ints*)(sums[0][row] + at), Floats);
-          const Floats low = __builtin_convertvector(*(const Ints*)(sums[1][row] + at), Floats);
-          finish(output, first + row, b * BLOCK + at,
-                 (high * 256.0f + low) * in.scales[first + row]);
+          const Floats sum = __builtin_convertvector(*(const Ints*)(sums[row] + at), Floats);
+          finish(output, first + row, b * BLOCK + at, sum * in.scales[first + row]);
         }
     }
   if (tiles) end_tiles();
