@@ -25,7 +25,8 @@ EMULATORS = {  # names of the program, and its flags
     "linux-arm64": (("qemu-aarch64", "qemu-aarch64-static"), ("-L", "/usr/aarch64-linux-gnu")),
     "windows-x86_64": (("wine64", "/usr/lib/wine/wine64"), ()),
 }
-TOLERANCE = 0.02  # of the largest logit; parts of sums in bfloat16 and int8 differ
+# Of the largest logit: parts of sums in bfloat16 differ, and what activations become for int8.
+TOLERANCE = {"f32": 0.02, "bf16": 0.02, "int8": 0.04}
 RUNNABLE = {
     variant.name for variant in VARIANTS if all(cpu_features().get(need) for need in variant.needs)
 }
@@ -53,7 +54,7 @@ def test_kernels_of_a_platform_compute_what_those_of_this_machine_do(platform, t
         logits = logits_of([emulator, *flags, there], library, tmp_path)
         for weights, values in expected.items():
             error = (logits[weights] - values).abs().max() / values.abs().max()
-            assert error <= TOLERANCE, (name, weights)
+            assert error <= TOLERANCE[weights], (name, weights)
 
 
 def build_program(platform, target):
