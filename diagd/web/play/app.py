@@ -168,7 +168,10 @@ async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None
 
 
 async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
-    """Follow messages; the first one that is wrong, or one too many, ends the dream."""
+    """Follow messages; the first one that is wrong, or one too many, ends the dream.
+
+    One that answers a frame does not count: there are as many as the model writes.
+    """
     allowance, last = BURST, time.monotonic()
     while True:
         received = await socket.receive()
@@ -180,7 +183,9 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
         try:
             if allowance < 0:
                 raise ValueError("too many messages")
+            seen = player.seen
             scheduler.take(player, parse(received.get("text") or ""))
+            allowance += player.seen > seen
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
             return

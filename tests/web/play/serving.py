@@ -63,10 +63,11 @@ class Page:
 
     def frame(self, seen: bool = True) -> tuple[dict[str, Any], bytes]:
         """Return the next frame, and say that it has been drawn."""
-        header, picture = self.receive()
+        received = self.receive()
+        assert isinstance(received, tuple), received
         if seen:
-            self.send("seen", frame=header["frame"])
-        return header, picture
+            self.send("seen", frame=received[0]["frame"])
+        return received
 
     def frames(self, count: int) -> list[dict[str, Any]]:
         """Return the headers of the next generated frames; the start picture is passed over."""

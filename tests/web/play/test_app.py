@@ -9,6 +9,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from diagd.data.video import read_video, write_image, write_video
+from diagd.web.play import app
 from diagd.web.play.app import BURST
 from diagd.web.play.encoding import from_jpeg
 from diagd.web.play.messages import unpack
@@ -383,6 +384,13 @@ def test_a_flood_of_messages_closes_that_socket_and_no_other(served, page):
         assert "too many messages" in other.last_words()
     wait_until(lambda: len(served.scheduler.players) == 1)
     assert page.frames(2)
+
+
+def test_answers_to_frames_are_no_flood_however_fast_the_model(served, monkeypatch):
+    monkeypatch.setattr(app, "BURST", 3)
+    monkeypatch.setattr(app, "MESSAGES_PER_SECOND", 0)
+    with served.page() as page:
+        assert page.frames(20)
 
 
 def test_a_page_that_disappears_frees_its_place(served, page):
