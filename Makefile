@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-slow asan wheels bench demo
+.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-slow asan wheels bench demo
 
 check:
 	ruff format --check .
@@ -34,14 +34,22 @@ test-triton:
 test-slow:
 	pytest -m slow
 
+KERNEL_TESTS = tests/backends/native/test_model.py tests/backends/native/test_trained_attention.py \
+  tests/backends/test_conformance.py tests/attack/test_kernels.py
+
+# the tests of the C++ kernels for the matrix units of Intel's processors, on one with AVX-512 and
+# bfloat16 but without them: their instructions in software
+test-amx:
+	DIAGD_CXXFLAGS="-include '$(CURDIR)/tests/backends/native/emulated_tiles.h'" \
+	pytest -k "native or kernels" $(KERNEL_TESTS) tests/backends/native/test_threads.py
+
 # the tests of the C++ kernels, built with checks of every access to memory and every overflow (whose
 # own allocator ends a process that has no memory, so one test is left out)
 asan:
 	DIAGD_CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 \
-	pytest -p no:cacheprovider -k "(native or kernels) and not without_memory" tests/backends/native/test_model.py \
-	tests/backends/native/test_trained_attention.py tests/backends/test_conformance.py tests/attack/test_kernels.py
+	pytest -p no:cacheprovider -k "(native or kernels) and not without_memory" $(KERNEL_TESTS)
 
 # a wheel for each platform, kernels inside, into dist/; needs the packages of [dev], no compiler
 wheels:

@@ -2,15 +2,18 @@
 
 import ctypes
 import os
+import shlex
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config  # it reads CXX when it is imported, once
 
 from diagd.backends import prepare as backends
+from diagd.backends.devices import cpu_features
 from diagd.backends.native import compiler, library
 from tests.models.tiny import tiny_model
 
@@ -147,6 +150,16 @@ def test_kernels_that_compute_something_else_are_not_trusted(folder, tmp_path, m
     with pytest.raises(OSError, match=r"fail their test: logits in float32 are .* away"):
         library.load_library()
     assert not list(folder.iterdir())
+
+
+@pytest.mark.skipif(
+    not cpu_features().get("avx512_bf16"), reason="needs AVX-512 that multiplies bfloat16"
+)
+def test_kernels_for_matrix_units_pass_their_test_where_those_are_software(folder, monkeypatch):
+    """`make test-amx` runs all tests of the kernels so."""
+    header = Path(__file__).parent / "emulated_tiles.h"
+    monkeypatch.setenv("DIAGD_CXXFLAGS", shlex.join(["-include", str(header)]))
+    assert b"emulated" in library.find_or_make().read_bytes()
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(fake_compiler, monkeypatch, tmp_path):
