@@ -10,6 +10,7 @@ import pytest
 
 from diagd.web import connections
 from diagd.web.connections import MAX_CONNECTIONS
+from tests.web.play.serving import wait_until
 from tests.web.study.cases import call, enrol, fetch, study, write_pairs
 
 HALF_A_REQUEST = b"GET / HTTP/1.1\r\nHost: "
@@ -106,11 +107,17 @@ def test_answers_that_nobody_reads_are_given_up(address, lines, monkeypatch):
     port = int(address.rpartition(":")[2])
     whole = b"GET /study.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % port
     (line,) = lines(1)
-    line.settimeout(3)
+    lost, lose = set(), connections.PatientProtocol.connection_lost
+
+    def note(protocol, error):
+        lose(protocol, error)
+        lost.add(protocol.client)
+
+    monkeypatch.setattr(connections.PatientProtocol, "connection_lost", note)
     count = 16 * 2**20 // size  # more than the two kernels keep
     with contextlib.suppress(TimeoutError, ConnectionError):
         line.sendall(whole * count)
-    time.sleep(1.5)
+    wait_until(lambda: line.getsockname() in lost)
     received = 0
     with contextlib.suppress(ConnectionError):
         while data := line.recv(2**20):
