@@ -56,12 +56,15 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
             axis.errorbar(speeds, values, bars, fmt="none", capsize=3, elinewidth=1, color=color)
             joined = [n for n, row in enumerate(points) if row["method"].startswith(JOINED)]
             line = [speeds[n] for n in joined], [values[n] for n in joined]
-            axis.plot(*line, lw=1, color=color, label=model)
-            for row, speed, value in zip(points, speeds, values, strict=True):
+            label = model if axis is axes[0, 0] else None
+            axis.plot(*line, lw=1, color=color, label=label)
+            for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
                 marker = MARKERS[_lossless(row)][0]
                 axis.plot(speed, value, marker, color=color)
-                offset = {"xytext": (4, 5), "textcoords": "offset points", "rotation": 30}
-                axis.annotate(row["method"], (speed, value), fontsize=8, **offset)
+                side = 1 if n % 2 else -1  # neighbours on different sides
+                offset = {"xytext": (4, 5 * side), "textcoords": "offset points"}
+                turned = {"rotation": 30 * side, "va": "bottom" if n % 2 else "top"}
+                axis.annotate(row["method"], (speed, value), fontsize=8, **offset, **turned)
         axis.set(xscale="log", xlabel="frames a second", ylabel=AXES[name])
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -72,7 +75,7 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
     for kind, (marker, words) in MARKERS.items():
         if kind in kinds and len(kinds) > 1:
             axes[0, 0].plot([], [], marker, color="0.4", label=words)
-    axes[0, 0].legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2 * len(shown), fontsize=8)
     save_figure(figure, path)
 
 
