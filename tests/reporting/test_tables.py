@@ -71,7 +71,7 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
     rows.insert(1, {**rows[1], "method": "sjd", "lossless": "distribution"})
     plot_frontier(rows, tmp_path / "frontier.png")
     (figure,) = drawn
-    words = {text.get_text() for text in figure.axes[0].get_legend().get_texts()}
+    words = {text.get_text() for text in figure.legends[0].get_texts()}
     assert words == {"tiny", "raster's tokens", "raster's distribution, other tokens", "neither"}
     markers = [line.get_marker() for line in figure.axes[0].lines if line.get_marker() in "oDx"]
     assert sorted(markers[:3]) == ["D", "o", "x"]
