@@ -148,7 +148,12 @@ INLINE void finish(const Output& out, int row, int column, Floats value) {
   float* to = out.to + row * out.stride + column;
   if (out.scale) {
     value *= load(out.scale + column);
-    __asm__("" : "+m"(value));  // or it is fused with an addition in some tiles and not in others
+    // not to be fused with an addition in some tiles and not in others
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(value));
+#else
+    __asm__("" : "+m"(value));
+#endif
   }
   if (out.bias) value += load(out.bias + column);
   store(to, out.add ? load(to) + value : value);
