@@ -33,6 +33,7 @@ class Options:
     before: Path  # the other checkout
     out: Path | None = None  # a JSON file
     models: tuple[str, ...] = ("doom", "mc-ar-42m")
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
     row_lag: tuple[int, ...] = (1, 4)
     rounds: int = 3  # of both trees, one after the other
     repeats: int = 3  # timed runs a round
@@ -77,7 +78,7 @@ def _bench(tree: Path, model: str, options: Options) -> dict[str, Any]:
     """Run a tree's own `diagd bench`; its document."""
     lags = [str(lag) for lag in options.row_lag]
     command = [sys.executable, "-m", "diagd", "bench", "--model", model, "-k", *lags]
-    command += ["--dtype", "float32", "bfloat16", "--baseline", "none"]
+    command += ["--dtype", *options.dtypes, "--baseline", "none"]
     command += ["--repeats", str(options.repeats), "--json"]
     environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
     done = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True)
