@@ -1,4 +1,4 @@
-"""Turn the benchmarks' JSON into docs/results/speed.md and its pictures.
+"""Turn the benchmarks' JSON into speed.md and its pictures.
 
 python runs/speed_report.py --results docs/results
 """
@@ -62,7 +62,7 @@ def main(options: Options) -> None:
             lines += describe(document)
     precision = options.results / "precision.json"
     if precision.is_file():
-        lines += ["## What lower precision costs", "", "The bundled model on held-out episodes,"]
+        lines += ["## What lower precision costs", "", "The world `maze` on held-out episodes,"]
         lines += ["teacher-forced (`runs/precision.py`).", ""]
         lines += [
             "| weights | loss, nats a token | likeliest token as in float32 |",
@@ -91,7 +91,8 @@ def describe(document: dict[str, Any]) -> list[str]:
     ]
     lines += [
         f"{dtype}: the machine reads {ceiling['bytes_per_second'] / 1e9:.1f} GB/s (1 GiB, "
-        f"streamed) and multiplies matrices at {ceiling['flops_per_second'] / 1e9:.0f} GFLOP/s."
+        f"streamed) and multiplies matrices{' of bfloat16 or float32' * (dtype == 'int8')} at "
+        f"{ceiling['flops_per_second'] / 1e9:.0f} GFLOP/s."
         for dtype, ceiling in document["ceilings"].items()
     ]
     for texts in (SPEED, LIMITS):

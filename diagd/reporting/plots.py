@@ -61,10 +61,10 @@ def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
             for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
                 marker = MARKERS[_lossless(row)][0]
                 axis.plot(speed, value, marker, color=color)
-                side = 1 if n % 2 else -1  # neighbours on different sides
-                offset = {"xytext": (4, 5 * side), "textcoords": "offset points"}
-                turned = {"rotation": 30 * side, "va": "bottom" if n % 2 else "top"}
-                axis.annotate(row["method"], (speed, value), fontsize=8, **offset, **turned)
+                up, va = ((-1, "top"), (1, "bottom"))[n % 2]  # neighbours on different sides
+                style = {"textcoords": "offset points", "rotation": 30 * up, "va": va}
+                where = (speed, value), (4, 5 * up)
+                axis.annotate(row["method"], *where, fontsize=8, **style)
         axis.set(xscale="log", xlabel="frames a second", ylabel=AXES[name])
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))

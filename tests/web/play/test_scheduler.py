@@ -155,7 +155,7 @@ def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog,
                 scheduler.take(one, Seen(item.header["frame"]))
             assert list(scheduler.players.values()) == [other]
             assert len(await play(scheduler, other, 3)) == 3
-            assert one.session is None  # by then: a turn of its may have been under way
+            assert one.session is None  # by then: a turn of its own may have been under way
             return item
 
     note = asyncio.run(scenario())
