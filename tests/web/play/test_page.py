@@ -247,13 +247,16 @@ def test_keys_have_the_letters_of_the_keyboard_that_is_here(visit, shared, brows
         expect(page.locator("#pause")).to_have_attribute("aria-pressed", pressed)
 
 
-def test_a_server_that_hangs_is_given_up(visit, shared):
+def test_a_server_that_hangs_is_given_up(visit, shared, monkeypatch):
     """Twenty seconds go by at once, in which nothing comes: the dream is paused."""
+    monkeypatch.setattr("diagd.web.play.scheduler.ALIVE_SECONDS", 1e9)
     page = visit(shared, quiet=False)
     page.clock.install()
     page.reload()
     wait_for_frames(page, 2)
     page.click("#pause")
+    players = shared.scheduler.players
+    wait_until(lambda: all(one.paused and one.seen == one.sent for one in players.values()))
     page.clock.fast_forward(20_100)
     text(page, "#toast", "Connected again")
     wait_for_frames(page, 2)
