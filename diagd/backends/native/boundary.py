@@ -38,7 +38,7 @@ class ModelRecord(ctypes.Structure):
     _fields_ = [
         *_fields(
             ctypes.c_int32,
-            "hidden intermediate layers heads kv_heads head_dim vocab rms gated threads "
+            "hidden intermediate layers heads kv_heads head_dim vocab rms gated "
             "num_embeddings max_positions prefix actions grid_width grid_tokens",
         ),
         ("eps", ctypes.c_float),
@@ -53,7 +53,7 @@ class StepRecord(ctypes.Structure):
     """Step in csrc/records.h."""
 
     _fields_ = [
-        *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep"),
+        *_fields(ctypes.c_int32, "batch lanes visible_slots num_slots keep threads"),
         *_fields(ctypes.c_void_p, "tokens at slots visible steps held fed_at"),
         *_fields(ctypes.c_void_p, "keys values logits seconds"),
     ]

@@ -43,12 +43,14 @@ class NativeCache:
     """
 
     def __init__(
-        self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype
+        self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype, block: int
     ) -> None:
         self.batch_size, self.num_slots = batch_size, num_slots
         self.kind = _cache_kind(config, dtype)
-        heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots)
-        size = heads * slots * whole_blocks(config.head_dim)
+        heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, block)
+        size = heads * slots * whole_blocks(config.head_dim, block)
+        if dtype == torch.int16:
+            size += 2 * heads * slots  # a float32 for each slot, in whose scale it is a whole number
         check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
@@ -58,10 +60,10 @@ class NativeCache:
 class NativeModel(CausalModel):
     """A `Transformer` behind the same protocol, on the CPU, its weights copied and packed.
 
-    Activations are float32 whatever the weights are. int8 weights have one scale for each output
-    (the largest magnitude becomes 127) and a bfloat16 cache, and are for speed at some loss; where
-    the processor has VNNI or AMX they are multiplied as they are, by activations that are rounded
-    to 8 bits, with a scale for each lane (`csrc/int8.h`).
+    Activations are float32 whatever the weights are. With int8, all products are of whole numbers:
+    weights with one scale for each output (the largest magnitude becomes 127), activations of 7
+    bits with one for each lane, keys and values of 12 bits (`csrc/integers.h`). That is for speed,
+    at some loss, and computes the same bits on every processor.
 
     Attributes:
         seconds: None, or a (4,) float64 tensor of whoever times the kernels: every step adds to it
@@ -100,7 +102,7 @@ class NativeModel(CausalModel):
         self._take = getattr(self._library, f"take_{suffix}")
         self.seconds: Tensor | None = None
         self.max_threads = usable_cores()
-        self._laid_out = NativeWeights(model, weights, use_up)
+        self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property
@@ -145,9 +147,9 @@ class NativeModel(CausalModel):
             the least of many tries: of threads that are all running, and have nothing to do; None
             where they never were, on a busy machine.
         """
-        record, meet = self._laid_out.record, self._library.meet
-        record.threads, meet.restype = self.num_threads, ctypes.c_double
-        tries = (meet(ctypes.byref(record)) for _ in range(200))
+        record, meet = ctypes.byref(self._laid_out.record), self._library.meet
+        meet.restype = ctypes.c_double
+        tries = (meet(record, self.num_threads) for _ in range(200))
         return min((seconds for seconds in tries if seconds >= 0), default=None)
 
     def make_cache(
@@ -160,7 +162,8 @@ class NativeModel(CausalModel):
         """
         refuse_context(context)
         check_sizes(batch_size, num_slots)
-        return NativeCache(self.config, batch_size, num_slots, self._laid_out.cache_dtype)
+        weights = self._laid_out
+        return NativeCache(self.config, batch_size, num_slots, weights.cache_dtype, weights.block)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> SlotRule:
         """Leave the mask to the kernels."""
@@ -197,7 +200,7 @@ class NativeModel(CausalModel):
                 f"logits_to_keep must be 0 or more, got {logits_to_keep}"
             )
         keep = min(logits_to_keep or lanes, lanes)
-        logits = torch.empty(batch, keep, whole_blocks(self.vocab_size))
+        logits = torch.empty(batch, keep, whole_blocks(self.vocab_size, self._laid_out.block))
         tokens, positions, slots = (index.contiguous() for index in (tokens, positions, slots))
         rule = visible if isinstance(visible, SlotRule) else None
         mask = visible.contiguous() if isinstance(visible, Tensor) else None
@@ -208,6 +211,7 @@ class NativeModel(CausalModel):
             visible_slots=visible.shape[1],
             num_slots=cache.num_slots,
             keep=keep,
+            threads=self.num_threads,
             tokens=tokens.data_ptr(),
             at=positions.data_ptr(),
             slots=slots.data_ptr(),
@@ -219,9 +223,7 @@ class NativeModel(CausalModel):
         )
         for name, one in zip(("steps", "held", "fed_at"), seen, strict=False):
             setattr(step, name, one.data_ptr())
-        record = self._laid_out.record
-        record.threads = self.num_threads
-        check_end(self._decode(ctypes.byref(record), ctypes.byref(step)), step)
+        check_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
 
     def sample(
@@ -321,7 +323,7 @@ class NativeModel(CausalModel):
             step.lanes, step.visible_slots = lanes.shape[1], min(most_slots, num_slots)
             space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
             step.seconds = draw.seconds = self._timed()
-            record.threads = self.num_threads
+            step.threads = self.num_threads
             check_end(self._take(*records), step)
 
         return take

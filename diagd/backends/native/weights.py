@@ -13,7 +13,6 @@ from diagd.models.layers import SwiGLU
 from diagd.models.transformer import Transformer
 
 NativeDType = Literal["float32", "bfloat16", "int8"]
-BLOCK = 32  # columns of a block of weights, as in csrc/kernels.h
 PACKED: dict[str, int] = {"float32": 1, "bfloat16": 2, "int8": 4}  # in 4 bytes
 
 
@@ -21,17 +20,22 @@ class NativeWeights:
     """Copies of a model's weights in blocks, and the record that points to them.
 
     Args:
+        block: columns of a block (csrc/kernels.h).
         use_up: empty each layer of the model once it is copied, so that both never are whole.
 
     Attributes:
         record: what the C++ side takes; valid as long as this object lives.
         weight_bytes: what a weight of a matrix takes.
-        cache_dtype: of embeddings, keys and values.
+        dtype: of embeddings, and of matrices unless they are rounded to int8.
+        cache_dtype: of keys and values; whole numbers have a scale for each slot.
     """
 
-    def __init__(self, model: Transformer, weights: NativeDType, use_up: bool = False) -> None:
-        self.config, self.weights, self.use_up = model.config, weights, use_up
-        self.cache_dtype = torch.float32 if weights == "float32" else torch.bfloat16
+    def __init__(
+        self, model: Transformer, weights: NativeDType, block: int, use_up: bool = False
+    ) -> None:
+        self.config, self.weights, self.use_up, self.block = model.config, weights, use_up, block
+        self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        self.cache_dtype = torch.int16 if weights == "int8" else self.dtype
         self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self._pages = HugePages()
@@ -53,8 +57,8 @@ class NativeWeights:
                 weights: list[Tensor] = [part.weight for part in parts]
                 biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
                 if name == "gate_up":  # each of the two begins with a block of its own
-                    weights = [_pad(weight, 0) for weight in weights]
-                    biases = [_pad(bias, 0) for bias in biases]
+                    weights = [self._pad(weight, 0) for weight in weights]
+                    biases = [self._pad(bias, 0) for bias in biases]
                 blocks, scale = self._matrix(torch.cat(weights))
                 setattr(target, name, blocks)
                 setattr(target, f"{name}_scale", scale)
@@ -89,7 +93,6 @@ class NativeWeights:
             vocab=config.vocab_size,
             rms=config.norm == "rms",
             gated=config.mlp == "swiglu",
-            threads=1,
             num_embeddings=len(embeddings),
             max_positions=config.max_positions,
             prefix=config.prefix_length,
@@ -97,7 +100,7 @@ class NativeWeights:
             grid_width=config.grid_width if config.position == "rope3d" else 0,
             grid_tokens=config.tokens_per_frame,
             eps=config.norm_eps,
-            embeddings=self._keep(_pad(embeddings.detach(), 1).to(self.cache_dtype)),
+            embeddings=self._keep(self._pad(embeddings.detach(), 1).to(self.dtype)),
             head=head,
             positions=self._floats(None if positions is None else positions.weight, pad=False),
             frequencies=None if rotary is None else self._keep(rotary.frequencies),
@@ -109,40 +112,45 @@ class NativeWeights:
         )
 
     def _matrix(self, weight: Tensor) -> tuple[int, int | None]:
-        """Keep an (N, K) weight in blocks of 32 outputs, padded with zeros: (N / 32, K, 32).
+        """Keep an (N, K) weight in blocks of outputs, padded with zeros: (N / block, K, block).
 
-        Of narrower types, `PACKED` weights of an output stand together: (N / 32, K / 2, 32, 2).
+        Of narrower types, `PACKED` weights of an output stand together: (N / block, K / 2, block,
+        2). Each block of int8 begins with what its sums begin with: activations are 64 too large.
         """
         packed = PACKED[self.weights]
-        weight = _pad(_pad(weight.detach().float(), 0), 1, max(BLOCK, 16 * packed))
+        whole = 64 if self.weights == "int8" else self.block
+        weight = self._pad(self._pad(weight.detach().float(), 0), 1, whole)
         scale = None
         if self.weights == "int8":
             weight, scales = round_to_int8(weight)
             scale = self._keep(scales)
-        dtype = torch.int8 if self.weights == "int8" else self.cache_dtype
-        blocks = weight.to(dtype).unflatten(0, (-1, BLOCK)).unflatten(2, (-1, packed))
-        return self._keep(blocks.transpose(1, 2)), scale
+        dtype = torch.int8 if self.weights == "int8" else self.dtype
+        blocks = weight.to(dtype).unflatten(0, (-1, self.block)).unflatten(2, (-1, packed))
+        blocks = blocks.transpose(1, 2)
+        if self.weights == "int8":
+            first = -64 * weight.sum(1, dtype=torch.int32)
+            first = first.view(torch.int8).view(-1, 1, self.block, packed)
+            blocks = torch.cat([first, blocks], 1)
+        return self._keep(blocks), scale
 
     def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
         """Keep a float32 copy (padded to whole blocks); returns its address."""
         if values is None:
             return None
         values = values.detach().float()
-        return self._keep(_pad(values, 0) if pad else values)
+        return self._keep(self._pad(values, 0) if pad else values)
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor := self._pages.put(tensor))
         return tensor.data_ptr()
 
+    def _pad(self, tensor: Tensor, dim: int, whole: int | None = None) -> Tensor:
+        """Append zeros up to a whole number of blocks."""
+        shape = list(tensor.shape)
+        shape[dim] = -shape[dim] % (whole or self.block)
+        return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)
 
-def whole_blocks(size: int, block: int = BLOCK) -> int:
+
+def whole_blocks(size: int, block: int) -> int:
     """Round a size up to whole blocks."""
     return -(-size // block) * block
-
-
-def _pad(tensor: Tensor, dim: int, block: int = BLOCK) -> Tensor:
-    """Append zeros up to a whole number of blocks."""
-    missing = whole_blocks(tensor.shape[dim], block) - tensor.shape[dim]
-    shape = list(tensor.shape)
-    shape[dim] = missing
-    return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)

@@ -42,7 +42,7 @@ const float* floats(int count, float scale, float offset = 0) {
 // Any bytes are weights, but bfloat16 and float32 have to be small numbers.
 template <class W>
 const void* blocks(int columns, int K) {
-  const int count = ceil_to(columns, BLOCK) * ceil_to(K, 64);
+  const int count = ceil_to(columns, BLOCK) * (ceil_to(K, 64) + FIRST_ROWS<W> * PACKED<W>);
   const float* values = floats(count, 0.2f);
   if constexpr (PACKED<W> == 1) return values;
   kept.emplace_back(count);
@@ -54,7 +54,7 @@ const void* blocks(int columns, int K) {
   return kept.back().data();
 }
 
-template <class W, class C>
+template <class W>
 int check(int (*decode)(const Model*, const Step*), const char* name) {
   state = 1;
   const int qkv = (HEADS + 2 * KV_HEADS) * HEAD;
@@ -68,14 +68,15 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
              floats(HIDDEN, 0.1f, 1), nullptr, floats(HIDDEN, 0.1f, 1), nullptr, nullptr, nullptr};
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
-  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, 1, VOCAB, 64, 0, 0, 0, 0,
+  Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0, 0, 0, 0,
               1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, HIDDEN), nullptr, frequencies, axes,
               floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), layers};
   if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN);
 
   const auto feed = [&](std::vector<int> widths, int threads) {
-    model.threads = threads;
-    std::vector<std::vector<C>> memory(2 * LAYERS, std::vector<C>(KV_HEADS * SLOTS * BLOCK));
+    // keys or values of heads that fill a block, and a scale for each slot
+    std::vector<std::vector<float>> memory(2 * LAYERS,
+                                           std::vector<float>(KV_HEADS * SLOTS * (BLOCK + 1)));
     void* buffers[2 * LAYERS];
     for (int i = 0; i < 2 * LAYERS; i++) buffers[i] = memory[i].data();
     std::vector<float> logits(TOKENS * VOCAB);
@@ -86,7 +87,7 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
       std::vector<uint8_t> visible(lanes * seen);
       for (int lane = 0; lane < lanes; lane++)
         for (int slot = 0; slot <= at + lane; slot++) visible[lane * seen + slot] = 1;
-      const Step step{1, lanes, seen, SLOTS, lanes, tokens + at, places + at, places + at,
+      const Step step{1, lanes, seen, SLOTS, lanes, threads, tokens + at, places + at, places + at,
                       visible.data(), nullptr, nullptr, nullptr, buffers, buffers + LAYERS,
                       logits.data() + at * VOCAB, nullptr};
       if (decode(&model, &step)) std::exit(3);
@@ -113,8 +114,8 @@ int main(int, char** arguments) {
     if (!found) std::exit(2);
     return (int (*)(const Model*, const Step*))found;
   };
-  const int f32 = check<float, float>(decoder("decode_f32"), "f32");
-  const int bf16s = check<Pair, bf16>(decoder("decode_bf16"), "bf16");
-  const int int8 = check<Quad, bf16>(decoder("decode_int8"), "int8");
+  const int f32 = check<float>(decoder("decode_f32"), "f32");
+  const int bf16s = check<Pair>(decoder("decode_bf16"), "bf16");
+  const int int8 = check<Quad>(decoder("decode_int8"), "int8");
   return f32 ? f32 : bf16s ? bf16s : int8;
 }

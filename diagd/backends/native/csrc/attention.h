@@ -2,13 +2,14 @@
 // time, and so come from memory once for all queries; their parts begin at the same slots however many
 // queries there are, so each one's numbers are its own.
 #pragma once
-#include "int8.h"
+#include "integers.h"
 
 template <class Cached>
 class Attention {
  public:
   static constexpr int PART = 512;  // slots; they and their values stay in the level-2 cache
-  static constexpr int AT_ONCE = std::is_same_v<Cached, Pair> ? 16 : MAX_ROWS;  // queries
+  static constexpr int AT_ONCE =  // queries
+      std::is_same_v<Cached, Pair> ? 16 : REGISTER == 64 ? MAX_ROWS : 3 * MAX_ROWS;
   static constexpr int MOST = 16 * AT_ONCE;
 
   // How many floats the constructor needs.
@@ -35,18 +36,20 @@ class Attention {
   float* query(int i) { return queries + i * head; }
 
   // Reads all slots: keys are a column each, values a row. hidden(i) points to what is added to the
-  // scores of query i: 0, or minus infinity.
+  // scores of query i: 0, or minus infinity. Whole numbers have a scale for each slot.
   template <class Hidden>
-  void read(const Matrix<Cached>& keys, const Matrix<Cached>& values, int slots, Hidden hidden) {
+  void read(const Matrix<Cached>& keys, const Matrix<Cached>& values, const float* value_scales,
+            int slots, Hidden hidden) {
+    static_assert(PART <= MAX_DUOS);
     for (int from = 0; from < slots; from += PART) {
       const int part = std::min(PART, slots - from);
-      const Matrix<Cached> some_keys{keys.blocks + from / BLOCK * keys.pitch(), head, nullptr,
-                                     nullptr};
+      const Matrix<Cached> some_keys{keys.column(from), head, nullptr,
+                                     keys.scale ? keys.scale + from : nullptr};
       const Matrix<Cached> some_values{values.blocks + from / PACKED<Cached> * BLOCK, part, nullptr,
                                        nullptr, values.stored};
       for (int first = 0; first < count; first += AT_ONCE)
-        take_in(first, std::min(AT_ONCE, count - first), some_keys, some_values, part,
-                [&](int i) { return hidden(i) + from; });
+        take_in(first, std::min(AT_ONCE, count - first), some_keys, some_values, value_scales + from,
+                part, [&](int i) { return hidden(i) + from; });
     }
   }
 
@@ -58,11 +61,11 @@ class Attention {
 
  private:
   static constexpr float LOWEST = -1e30f;
-  static constexpr ptrdiff_t STRIDE = PART + WIDTH;  // see `apart` in decoder.cpp
+  static constexpr ptrdiff_t STRIDE = PART + LINE;  // see `apart` in decoder.cpp
 
   template <class Hidden>
   void take_in(int first, int some, const Matrix<Cached>& keys, const Matrix<Cached>& values,
-               int slots, Hidden hidden) {
+               const float* value_scales, int slots, Hidden hidden) {
     bool seen = false;
     for (int r = 0; r < some && !seen; r++) seen = sees(hidden(first + r), slots);
     if (!seen) return;
@@ -70,7 +73,7 @@ class Attention {
              false);
     float fade[AT_ONCE];
     for (int r = 0; r < some; r++)
-      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), slots);
+      fade[r] = weigh(first + r, scores + r * STRIDE, hidden(first + r), value_scales, slots, unit[r]);
     mix(some, values);
     for (int r = 0; r < some; r++) {
       float* to = sums + (first + r) * head;
@@ -83,21 +86,41 @@ class Attention {
     return std::any_of(hidden, hidden + slots, [](float one) { return one == 0; });
   }
 
-  // Makes weights of a query's scores; returns by how much those before have lost.
-  float weigh(int i, float* row, const float* hidden, int slots) {
-    Floats highest = splat(peaks[i]), total = {};
-    for (int j = 0; j < slots; j += WIDTH) {
-      const Floats score = load(row + j) * scale + load(hidden + j);
-      store(row + j, score);
-      highest = score > highest ? score : highest;
+  // Makes weights of a query's scores; returns by how much those before have lost. Whole numbers are
+  // of `unit` then.
+  float weigh(int i, float* row, const float* hidden, const float* value_scales, int slots,
+              float& unit) {
+    Floats highest[BLOCK / WIDTH];
+    Ints largest = {};  // scale of a value that is seen
+    for (Floats& one : highest) one = splat(peaks[i]);
+    for (int j = 0; j < slots; j += BLOCK)
+      for (int v = 0; v < BLOCK / WIDTH; v++) {
+        const int at = j + v * WIDTH;
+        const Floats hides = load(hidden + at), score = load(row + at) * scale + hides;
+        store(row + at, score);
+        highest[v] = greater(score, highest[v]);
+        if constexpr (WHOLE<Cached>)
+          largest = greater((Ints)load(value_scales + at) & ~(Ints)hides, largest);
+      }
+    float steps = 1;
+    if constexpr (WHOLE<Cached>) {
+      const float peak = max_of_bits(largest);
+      steps = steps_to(HIGHEST_WEIGHT, peak), unit = peak / HIGHEST_WEIGHT;
     }
-    const float peak = max(highest), fade = exp2(splat(peaks[i] - peak))[0];
-    for (int j = 0; j < slots; j += WIDTH) {
-      const Floats weight = exp2(load(row + j) - peak);
-      keep(row, j, weight);
-      total += weight;
-    }
-    masses[i] = masses[i] * fade + sum(total);
+    for (const Floats& one : highest) highest[0] = greater(one, highest[0]);
+    const float peak = max(highest[0]), fade = exp2(splat(peaks[i] - peak))[0];
+    Parts total;
+    for (int j = 0; j < slots; j += LINE)
+      for (int part = 0; part < LINE / WIDTH; part++) {
+        const int at = j + part * WIDTH;
+        const Floats weight = exp2(load(row + at) - peak);
+        if constexpr (WHOLE<Cached>)
+          put_shorts((int16_t*)row + at, to_ints(load(value_scales + at) * steps * weight));
+        else
+          keep(row, at, weight);
+        total.at[part] += weight;
+      }
+    masses[i] = masses[i] * fade + total.sum();
     peaks[i] = peak;
     return fade;
   }
@@ -111,15 +134,21 @@ class Attention {
   }
 
   void mix(int some, const Matrix<Cached>& values) const {
+    Output out{mixed, head};
 #if defined(BF16_DOTS)
     if constexpr (std::is_same_v<Cached, Pair>)
-      return multiply_rounded({(bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0,
-                              head / BLOCK, {mixed, head, nullptr, nullptr, false});
+      return multiply_rounded({(bf16*)scores, 2 * STRIDE, STEP, 0}, some, values, 0, head / BLOCK,
+                              out);
 #endif
-    multiply(Input<Cached>(scores, STRIDE, some, values.K), values, 0, head / BLOCK, mixed, head,
-             false);
+    if constexpr (WHOLE<Cached>) {
+      out.row_scale = unit;
+      multiply_vectors((const int16_t*)scores, 2 * STRIDE, some, values, 0, head / BLOCK, out);
+    } else {
+      multiply_vectors(scores, STRIDE, some, values, 0, head / BLOCK, out);
+    }
   }
 
+  float unit[AT_ONCE];
   const int count, head;
   const float scale;
   float *const queries, *const sums, *const peaks, *const masses, *const scores, *const mixed;

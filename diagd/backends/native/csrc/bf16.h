@@ -2,6 +2,17 @@
 // one sum over k, in order, however many rows there are.
 #pragma once
 #include "kernels.h"
+#if defined(BF16_DOTS) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
+#define MATRIX_UNITS  // AMX; other systems grant it in other ways, which nobody has tried
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+INLINE bool matrix_units() { return false; }
+#endif
+
+INLINE void prefetch_lines(const void* p, int lines) {
+  for (int line = 0; line < lines; line++) __builtin_prefetch((const char*)p + line * 64);
+}
 
 #if defined(BF16_DOTS)
 constexpr int STEP = 32;  // values of k at a time
@@ -172,7 +183,6 @@ static void multiply_units(const Rows16& x, int rows, const Matrix<Pair>& w, int
   _tile_release();
 }
 #else
-INLINE bool matrix_units() { return false; }
 static void multiply_units(const Rows16&, int, const Matrix<Pair>&, int, int, const Output&) {}
 #endif
 

@@ -15,19 +15,22 @@ extern "C" {
 int size_of_layer() { return sizeof(LayerWeights); }
 int size_of_model() { return sizeof(Model); }
 int size_of_step() { return sizeof(Step); }
+int block_columns() { return BLOCK; }
 }
 
 namespace {
 
 void norm(const Model& m, const float* x, float* out, int n, const float* weight,
           const float* bias, bool rms) {
-  Floats sums = {}, squares = {};
+  Parts sums, squares;
   int i = 0;
-  for (; i + WIDTH <= n; i += WIDTH) {
-    sums += load(x + i);
-    squares += load(x + i) * load(x + i);
-  }
-  float total = sum(sums), total2 = sum(squares);
+  for (; i + LINE <= n; i += LINE)
+    for (int part = 0; part < LINE / WIDTH; part++) {
+      const Floats some = load(x + i + part * WIDTH);
+      sums.at[part] += some;
+      squares.at[part] += some * some;
+    }
+  float total = sums.sum(), total2 = squares.sum();
   for (; i < n; i++) total += x[i], total2 += x[i] * x[i];
   float mean = 0, variance = total2 / n;
   if (!rms) {
@@ -51,12 +54,13 @@ void rotate(float* x, const float* cosines, const float* sines, int half) {
 
 // Floats from one row of activations to the next: rows a power of two apart would fall into one set
 // of the level-1 cache and evict each other.
-int apart(int columns) { return ceil_to(columns, BLOCK) + WIDTH; }
+int apart(int columns) { return ceil_to(columns, BLOCK) + LINE; }
 
-// W is the type of the weights, C that of embeddings and cache.
-template <class W, class C>
+// W is the type of the weights.
+template <class W>
 struct Decoder {
-  using Cached = std::conditional_t<std::is_same_v<C, bf16>, Pair, float>;
+  using Embedding = std::conditional_t<PACKED<W> == 1, float, bf16>;
+  using Cached = std::conditional_t<PACKED<W> == 4, Duo, W>;
   using Attending = Attention<Cached>;
   const Model& m;
   const Step& s;
@@ -121,7 +125,7 @@ struct Decoder {
 
   void embed(int row) const {
     float* to = x + (ptrdiff_t)row * x_stride;
-    const C* from = (const C*)m.embeddings + s.tokens[row] * hidden;
+    const Embedding* from = (const Embedding*)m.embeddings + s.tokens[row] * hidden;
     for (int i = 0; i < hidden; i += WIDTH) store(to + i, load(from + i));
     if (m.positions)
       for (int i = 0; i < m.hidden; i++)
@@ -144,31 +148,56 @@ struct Decoder {
       };
       for (int h = kv * group; h < (kv + 1) * group; h++) turn(q + h * m.head_dim, w.q_norm);
       turn(key, w.k_norm);
-      const auto [keys, values] = cached(layer, row / s.lanes * m.kv_heads + kv);
-      C *to_keys = (C*)keys.blocks, *to_values = (C*)values.blocks;
-      for (int d = 0; d < m.head_dim; d++) {
-        put(to_keys + keys.at(d, slot), key[d]);
-        put(to_values + values.at(slot, d), key[kv_width + d]);
-      }
+      const Head of = cached(layer, row / s.lanes * m.kv_heads + kv);
+      put_into(of.keys, key, of.keys.scale + slot, HIGHEST_KEY,
+               [&](int d) { return of.keys.at(d, slot); });
+      put_into(of.values, key + kv_width, of.value_scales + slot, HIGHEST_VALUE,
+               [&](int d) { return of.values.at(slot, d); });
     }
   }
 
-  // Keys (a column a slot) and values (a row a slot) of one head.
-  std::pair<Matrix<Cached>, Matrix<Cached>> cached(int layer, int kv) const {
-    const ptrdiff_t offset = (ptrdiff_t)kv * slots * head;
-    return {{(const Cached*)((const C*)s.keys[layer] + offset), head, nullptr, nullptr},
-            {(const Cached*)((const C*)s.values[layer] + offset), seen, nullptr, nullptr, slots}};
+  // Writes a head's keys or values of one slot to the entries at(d), and their scale if they have one.
+  template <class At>
+  void put_into(const Matrix<Cached>& cache, const float* numbers, const float* scale, float highest,
+                At at) const {
+    if constexpr (WHOLE<Cached>) {
+      float padded[MAX_DUOS] = {};
+      int16_t rounded[MAX_DUOS];
+      std::memcpy(padded, numbers, m.head_dim * sizeof(float));
+      *(float*)scale = round_row(padded, head, highest,
+                                 [&](int d, Ints some) { put_shorts(rounded + d, some); });
+      for (int d = 0; d < m.head_dim; d++) ((int16_t*)cache.blocks)[at(d)] = rounded[d];
+    } else {
+      for (int d = 0; d < m.head_dim; d++) put((Embedding*)cache.blocks + at(d), numbers[d]);
+    }
+  }
+
+  // Keys (a column a slot) and values (a row a slot) of one head. The scales of whole numbers, one for
+  // each slot, stand behind all heads.
+  struct Head {
+    Matrix<Cached> keys, values;
+    const float* value_scales;
+  };
+  Head cached(int layer, int kv) const {
+    const ptrdiff_t size = (ptrdiff_t)slots * head / PACKED<Cached>;
+    const Cached *keys = (const Cached*)s.keys[layer], *values = (const Cached*)s.values[layer];
+    const auto scales = [&](const Cached* of) {
+      return WHOLE<Cached> ? (const float*)(of + size * s.batch * m.kv_heads) + kv * slots : nullptr;
+    };
+    return {{keys + kv * size, head, nullptr, scales(keys)},
+            {values + kv * size, seen, nullptr, nullptr, slots},
+            scales(values)};
   }
 
   // Attention of some queries to one head of the cache. Queries of all lanes and heads that share it
   // count as rows, heads of a lane in a row.
   void attend(int b, int kv, int first, int count, int layer, float* memory) const {
-    const auto [keys, values] = cached(layer, b * m.kv_heads + kv);
+    const Head of = cached(layer, b * m.kv_heads + kv);
     Attending rows(memory, count, head, LOG2_E / std::sqrt((float)m.head_dim));
     for (int r = 0; r < count; r++)
       std::memcpy(rows.query(r), projected + place(b, kv, first + r, qkv_stride),
                   m.head_dim * sizeof(float));
-    rows.read(keys, values, seen,
+    rows.read(of.keys, of.values, of.value_scales, seen,
               [&](int r) { return hidden_slots + (ptrdiff_t)((first + r) / group) * seen; });
     for (int r = 0; r < count; r++)
       rows.write(r, mixed + place(b, kv, first + r, mixed_stride), m.head_dim);
@@ -269,28 +298,30 @@ struct Decoder {
   }
 };
 
+constexpr int64_t MAX_POSITIONS = (int64_t)1 << 36;  // angles of later ones are off by 1e-5 in float64
+
 // Whether every index is inside its table: what the Python side cannot see without a copy.
 bool in_range(const Model& m, const Step& s) {
   const auto inside = [](int64_t index, int64_t size) { return 0 <= index && index < size; };
   bool good = s.visible_slots <= s.num_slots;
   for (int i = 0; i < s.batch * s.lanes; i++) good &= inside(s.tokens[i], m.num_embeddings);
   for (int i = 0; i < s.lanes; i++)
-    good &= inside(s.at[i], m.frequencies ? INT64_MAX : m.max_positions) &&
+    good &= inside(s.at[i], m.frequencies ? MAX_POSITIONS : m.max_positions) &&
             inside(s.slots[i], s.num_slots);
   return good;
 }
 
-template <class W, class C>
+template <class W>
 int decode(const Model& m, const Step& s) {
   if (!in_range(m, s)) return 1;
   static thread_local std::vector<float> memory;
-  Decoder<W, C> d{m, s};
+  Decoder<W> d{m, s};
   const size_t rows = d.rows, mixed = rows * d.mixed_stride;
   const size_t normed = rows * d.x_stride, mask = (size_t)s.lanes * d.seen;
   const size_t turns = (size_t)s.lanes * m.head_dim;
   const size_t line = 64 / sizeof(float);  // of the cache: threads do not share one
-  const size_t own = (normed + Decoder<W, C>::Attending::floats(d.head)) / line * line + line;
-  const size_t all = m.threads * own + line;
+  const size_t own = (normed + Decoder<W>::Attending::floats(d.head)) / line * line + line;
+  const size_t all = s.threads * own + line;
   const size_t needed =
       normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + all + turns;
   try {
@@ -308,7 +339,7 @@ int decode(const Model& m, const Step& s) {
   const uintptr_t end = (uintptr_t)(d.turns + turns);
   float* const owned = (float*)((end + 63) / 64 * 64);
   std::memset(d.mixed, 0, mixed * sizeof(float));  // padding has to be zero, or finite
-  team.run(m.threads, [&](int thread, int threads, Barrier& barrier) {
+  team.run(s.threads, [&](int thread, int threads, Barrier& barrier) {
     float* here = owned + thread * own;
     std::memset(here, 0, normed * sizeof(float));
     d.run(thread, threads, barrier, here, here + normed);
@@ -329,26 +360,27 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
         __builtin_prefetch(p + i * WIDTH + 64 * WIDTH);
         sums[i] += load(p + i * WIDTH);
       }
-    for (int i = 0; i < 8; i++) total += sum(sums[i]);
+    for (int i = 1; i < 8; i++) sums[0] += sums[i];
+    for (int i = 0; i < WIDTH; i++) total += sums[0][i];
   });
   return total;
 }
 
 // Seconds that threads take to wait for each other as often as Decoder::run has them wait, while there
 // is nothing to do; less than 0 where the caller had to work alone.
-extern "C" double meet(const Model* m) {
+extern "C" double meet(const Model* m, int32_t all) {
   std::atomic<int> came{0};
   const auto started = Clock::now();
-  team.run(m->threads, [&](int, int threads, Barrier& barrier) {
+  team.run(all, [&](int, int threads, Barrier& barrier) {
     for (int i = 0; i < 1 + 6 * m->layers; i++) barrier.wait(threads);
     came++;
   });
   const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
-  return came == m->threads ? seconds : -1;
+  return came == all ? seconds : -1;
 }
 
 // Each returns 0, or without having done anything 1 where an index is out of range, 2 where there is
 // not enough memory.
-extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float, float>(*m, *s); }
-extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair, bf16>(*m, *s); }
-extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad, bf16>(*m, *s); }
+extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float>(*m, *s); }
+extern "C" int decode_bf16(const Model* m, const Step* s) { return decode<Pair>(*m, *s); }
+extern "C" int decode_int8(const Model* m, const Step* s) { return decode<Quad>(*m, *s); }

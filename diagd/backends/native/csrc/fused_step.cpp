@@ -48,7 +48,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, Draw 
   s.tokens = fed, s.at = lane(POSITIONS), s.slots = lane(SLOTS), s.steps = lane(STEPS);
   d.frames = lane(FRAMES), d.rows = lane(ROWS), d.columns = lane(COLUMNS);
   d.logits = s.logits = logits.data();
-  d.low = low, d.high = high, d.drawn = drawn, d.threads = m.threads;
+  d.low = low, d.high = high, d.drawn = drawn, d.threads = s.threads;
   if (const int failure = decode(&m, &s)) return failure;
   if (draw(&d)) return 1;
   for (int b = 0; b < s.batch; b++)

@@ -10,7 +10,7 @@ struct LayerWeights {
   const float *norm1, *norm1_bias, *norm2, *norm2_bias, *q_norm, *k_norm;
 };
 struct Model {
-  int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated, threads;
+  int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated;
   int32_t num_embeddings, max_positions;
   int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
   float eps;
@@ -22,12 +22,13 @@ struct Model {
   const LayerWeights* weights;
 };
 struct Step {
-  int32_t batch, lanes, visible_slots, num_slots, keep;  // keep: logits of the last so many lanes
+  int32_t batch, lanes, visible_slots, num_slots;
+  int32_t keep, threads;                                 // keep: logits of the last so many lanes
   const int64_t *tokens, *at, *slots;                    // (B, L), (L,), (L,)
   const uint8_t* visible;                                // (L, visible_slots), unless there are
   const int64_t *steps, *held, *fed_at;                  // (L,), (visible_slots,) twice: the rule
-  void *const *keys, *const *values;                     // a pair of buffers a layer
-  float* logits;                                         // (B, keep, vocab rounded up to 32)
+  void *const *keys, *const *values;                     // a pair of buffers a layer, written to
+  float* logits;                                         // (B, keep, vocab rounded up to blocks)
   double* seconds;                                       // by `Part`, added to; null: untimed
 };
 struct Draw {

@@ -13,8 +13,6 @@ extern "C" int size_of_draw() { return sizeof(Draw); }
 
 namespace {
 
-typedef double Doubles __attribute__((vector_size(128)));
-
 struct Candidate {
   float score, mass;
   int id;
@@ -42,7 +40,8 @@ float highest(const float* scores, int n) {
     broken = x == x ? broken : x;
     best = x > best ? x : best;
   }
-  float total = sum(broken), peak = max(best);
+  float total = 0, peak = max(best);
+  for (int j = 0; j < WIDTH; j++) total += broken[j];
   for (; i < n; i++) {
     if (scores[i] != scores[i]) total = scores[i];
     peak = std::max(peak, scores[i]);
@@ -91,7 +90,7 @@ void keep_nucleus(const Draw& d, std::vector<Candidate>& kept, double total) {
 
 int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t key,
                std::vector<Candidate>& kept, std::vector<float>& scores) {  // scratch
-  const int n = high - low, whole = ceil_to(n, WIDTH);
+  const int n = high - low, whole = ceil_to(n, LINE);
   scores.resize(2 * whole);
   float* masses = scores.data() + whole;
   for (int i = 0; i < n; i++) scores[i] = logits[low + i] / d.temperature;
@@ -104,15 +103,14 @@ int64_t sample(const Draw& d, const float* logits, int low, int high, uint32_t k
     std::nth_element(order.begin(), order.begin() + d.top_k - 1, order.end(), std::greater<>());
     lowest = order[d.top_k - 1];
   }
-  Doubles sums = {};
   for (int i = 0; i < whole; i += WIDTH) {
     const Floats score = load(scores.data() + i);
-    const Floats mass = score >= lowest ? exp(score - peak) : Floats{};
-    store(masses + i, mass);
-    sums += __builtin_convertvector(mass, Doubles);
+    store(masses + i, score >= lowest ? exp(score - peak) : Floats{});
   }
-  double total = 0;
-  for (int i = 0; i < WIDTH; i++) total += sums[i];
+  double sums[LINE] = {}, total = 0;
+  for (int i = 0; i < whole; i += LINE)
+    for (int j = 0; j < LINE; j++) sums[j] += masses[i + j];
+  for (double sum : sums) total += sum;
   // Ids of less than (1 - p) / n have less than 1 - p among them: all beyond the nucleus. What has no
   // mass is e^-87 as likely as the best, or less.
   const float negligible =

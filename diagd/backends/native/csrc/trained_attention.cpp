@@ -75,8 +75,8 @@ INLINE void multiply_vectors(const bf16* a, ptrdiff_t a_pitch, const Columns& b,
     for (int s = 0; s < steps; s++) {
       const bf16* columns = b(s);
       for (int k = 0; k < 32; k += 2, columns += b_pitch / sizeof(bf16)) {
-        const Floats left = load((const float*)columns);
-        const Floats right = load((const float*)(columns + b_right));
+        const Ints left = *(const Ints*)columns;
+        const Ints right = *(const Ints*)(columns + b_right);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) {
           const bf16* pair = a + r * a_pitch + s * 32 + k;
