@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-slow asan wheels bench demo
+.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels bench demo
 
 check:
 	ruff format --check .
@@ -42,6 +42,11 @@ KERNEL_TESTS = tests/backends/native/test_model.py tests/backends/native/test_tr
 test-amx:
 	DIAGD_CXXFLAGS="-include '$(CURDIR)/tests/backends/native/emulated_tiles.h'" \
 	pytest -k "native or kernels" $(KERNEL_TESTS) tests/backends/native/test_threads.py
+
+# all CPU tests as a processor with AVX2 and no more runs them, PyTorch's kernels and ours
+test-avx2:
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	DIAGD_CXXFLAGS=-march=x86-64-v3 $(MAKE) test
 
 # the tests of the C++ kernels, built with checks of every access to memory and every overflow (whose
 # own allocator ends a process that has no memory, so one test is left out)

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 
-from diagd.backends.devices import choose_dtype, dtype_of
+from diagd.backends.devices import dtype_of
+from diagd.backends.prepare import choose_dtype
 from diagd.data.actions import ActionCodec, ActionVocabulary, read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens

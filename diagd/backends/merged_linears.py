@@ -15,7 +15,17 @@ from torch import Tensor, nn
 
 from diagd.models.transformer import Transformer
 
-_DTYPES = (torch.float32, torch.bfloat16)
+
+def can_pack(model: Transformer) -> bool:
+    """Tell whether oneDNN multiplies such a model's packed weights on this processor.
+
+    bfloat16 it multiplies on some only; elsewhere it raises where a weight is packed.
+    """
+    if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if model.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return model.dtype == torch.float32
 
 
 class MergedLinear(nn.Module):
@@ -80,15 +90,13 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
         The same model, for inference only.
 
     Raises:
-        ValueError: Packing is asked for elsewhere, or this torch has no oneDNN.
+        ValueError: Packing is asked for where `can_pack` is false.
     """
-    if pack and (model.device.type != "cpu" or model.dtype not in _DTYPES):
+    if pack and not can_pack(model):
         raise ValueError(
-            "packing needs a model on the cpu in float32 or bfloat16, "
-            f"got {model.dtype} on {model.device}"
+            "packing needs a model on the cpu in float32, or in bfloat16 where oneDNN multiplies "
+            f"that, got {model.dtype} on {model.device}"
         )
-    if pack and not torch.backends.mkldnn.is_available():
-        raise ValueError("packing needs a torch built with oneDNN; this one is not")
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():
             layers = {name: getattr(module, name) for name in names}

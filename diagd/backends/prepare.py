@@ -1,18 +1,32 @@
-"""The table of backends, and the choice among them: what runs the steps of a model here."""
+"""The table of backends, and the choice among them: what runs the steps of a model here.
 
+On the CPU the choice is measured: the first use of a model's shape times the candidates for about a
+second and keeps what it finds beside the kernels.
+"""
+
+import hashlib
+import json
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from diagd.backends.devices import DTypeChoice, DTypeName, dtype_of
+from diagd.backends.devices import choose_dtype as choose_by_units
 from diagd.backends.int8_linears import int8_companion, round_linears
-from diagd.backends.merged_linears import merge_linears
+from diagd.backends.merged_linears import can_pack, merge_linears
+from diagd.backends.native.library import cache_folder, find_or_make, load_library
 from diagd.backends.native.model import NativeModel
+from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
 from diagd.backends.triton.kernels import load_kernels, why_not
 from diagd.backends.triton.model import TritonModel
 from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.files import write_json
+from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
@@ -26,9 +40,10 @@ def prepare(
 
     Args:
         backend: `auto` on CUDA is `triton` (captured steps, with our kernels), or `cuda-graph`
-            (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is
-            `native` (our kernels, prebuilt or built on first use by the C++ compiler at hand).
-            Where our kernels are found not to work, it is PyTorch's, with a warning.
+            (with PyTorch's) where there is no Triton for this GPU and model. On the CPU it is the
+            faster of `native` (our kernels, prebuilt or built on first use by the C++ compiler at
+            hand) and `eager` (PyTorch's), see `time_candidates`. Where our kernels are found not to
+            work, it is PyTorch's, with a warning.
         int8: Round the weights to 8 bits, which on the CPU only `native` can run.
 
     Returns:
@@ -39,7 +54,7 @@ def prepare(
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
-    name = _best(model) if backend == "auto" else backend
+    name = _best(model, int8) if backend == "auto" else backend
     runner, make = BACKENDS[name]
     on_cpu = model.device.type == "cpu"
     if int8 and on_cpu and make is not _native:
@@ -59,15 +74,96 @@ def _say_once(warning: str) -> None:
     logger.warning("%s", warning)
 
 
-def _best(model: Transformer) -> Backend:
+class Candidate(NamedTuple):
+    """What might run a model's steps on this CPU, and how long two layers of it take."""
+
+    backend: Backend
+    dtype: DTypeName
+    times: StepTimes
+
+
+_CANDIDATES: tuple[tuple[Backend, DTypeName], ...] = (
+    *(("native", dtype) for dtype in ("float32", "bfloat16", "int8")),
+    *(("eager", dtype) for dtype in ("float32", "bfloat16")),
+)
+BFLOAT16_PAYS = 0.9  # of float32's time, or `auto` stays with float32
+
+
+@cache
+def time_candidates(config: ModelConfig) -> list[Candidate]:
+    """Return what can run a model of this shape on the CPU, timed now or when it first was.
+
+    What cannot run here is no candidate. Times are of two layers, or of the bundled world's where
+    the model is large; they are kept for the kernels, this torch, its threads and its limits.
+    """
+    shape = shape_to_time(config)
+    path = cache_folder() / f"steps-{_digest_of(shape)}.json"
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return [Candidate(backend, dtype, StepTimes(*times)) for backend, dtype, times in kept]
+    models: dict[str, CausalModel] = {}
+    for backend, dtype in _CANDIDATES:
+        model = Transformer.random(shape, dtype=dtype_of(dtype))
+        try:
+            models[f"{backend} {dtype}"] = prepare(model, backend, dtype == "int8")[0]
+        except ValueError as error:
+            logger.debug("%s", error)
+    times = time_steps(models, shape)
+    found = [
+        Candidate(*pair, times[name]) for pair in _CANDIDATES if (name := " ".join(pair)) in times
+    ]
+    with suppress(OSError):  # where nothing can be kept, the next process times them again
+        write_json(path, found)
+    return found
+
+
+def choose_dtype(
+    name: DTypeChoice, device: torch.device, config: ModelConfig = REFERENCE
+) -> DTypeName:
+    """Return the number type of that name for the weights of a model.
+
+    `auto` is float32 or bfloat16: on the CPU the one whose steps take less time, on CUDA bfloat16
+    where the GPU multiplies it.
+    """
+    if name != "auto" or device.type != "cpu":
+        return choose_by_units(name, device)
+    costs = {"float32": float("inf"), "bfloat16": float("inf")}
+    for backend, dtype, times in time_candidates(config):
+        if dtype in costs and (backend == "eager" or _is_native(config)):
+            costs[dtype] = min(costs[dtype], times.cost)
+    return "bfloat16" if costs["bfloat16"] < BFLOAT16_PAYS * costs["float32"] else "float32"
+
+
+def _digest_of(shape: ModelConfig) -> str:
+    try:
+        load_library()  # whose failure is remembered
+        kernels = find_or_make().name
+    except OSError as error:
+        kernels = str(error)
+    limits = [os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")]
+    parts = kernels, torch.__version__, torch.get_num_threads(), limits, shape
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _best(model: Transformer, int8: bool) -> Backend:
     if model.device.type != "cpu":
         return "triton" if _why_no_triton(model) is None else "cuda-graph"
-    beyond = model.config.context_size or model.config.position_table
-    return "native" if _has_cpu_kernels(model) and not beyond else "eager"
+    if not _has_cpu_kernels(model) or not _is_native(model.config):
+        return "eager"
+    of_dtype = [one for one in time_candidates(model.config) if dtype_of(one.dtype) == model.dtype]
+    found = [one for one in of_dtype if (one.dtype == "int8") == int8]
+    if all(one.backend != "native" for one in found):
+        return "native"  # it fails, and says why
+    return min(found, key=lambda one: one.times.cost).backend
+
+
+def _is_native(config: ModelConfig) -> bool:
+    """Tell whether our kernels have all that such a model has."""
+    return not (config.context_size or config.position_table)
 
 
 def _has_cpu_kernels(model: Transformer) -> bool:
-    """Tell whether our kernels, and oneDNN's for packed weights, are written for such numbers."""
+    """Tell whether our kernels are written for such numbers."""
     return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
 
 
@@ -82,8 +178,7 @@ def _native(model: Transformer, int8: bool) -> CausalModel:
 
 
 def _eager(model: Transformer, int8: bool) -> CausalModel:
-    pack = _has_cpu_kernels(model) and torch.backends.mkldnn.is_available()
-    return merge_linears(model, pack=True) if pack else _merged(model, int8)
+    return merge_linears(model, pack=True) if can_pack(model) else _merged(model, int8)
 
 
 def _merged(model: Transformer, int8: bool) -> Transformer:

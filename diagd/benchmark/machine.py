@@ -10,14 +10,21 @@ from typing import Any
 import psutil
 import torch
 
-from diagd.backends.devices import BFLOAT16_UNITS, cpu_features, multiplies_bfloat16
+from diagd.backends.devices import cpu_features, multiplies_bfloat16
 from diagd.backends.native.compiler import find_compiler
 from diagd.backends.native.cores import usable_cores
-from diagd.backends.native.library import cache_folder, load_library, say_origin
+from diagd.backends.native.library import (
+    cache_folder,
+    candidates_tried,
+    load_library,
+    say_origin,
+)
+from diagd.backends.prepare import choose_dtype, time_candidates
 from diagd.backends.triton.kernels import why_not_on
 from diagd.data.video import read_video
 from diagd.extras import EXTRAS, missing_modules
 from diagd.families.checkpoints import model_path
+from diagd.families.own_format import read_config
 from diagd.pipeline.generator import VideoGenerator
 from diagd.provenance import cpu_name
 
@@ -96,7 +103,7 @@ def instructions() -> list[str]:
 def kernel_facts() -> dict[str, Any]:
     """Return where the kernels come from that run here, or why none do, and what is kept.
 
-    They are tested now, or built, if that was not done before.
+    They are built, tested and timed now if that was not done before; `tried` is how each did.
     """
     origin = problem = None
     try:
@@ -109,32 +116,40 @@ def kernel_facts() -> dict[str, Any]:
         "compiler": find_compiler(),
         "origin": origin,
         "problem": problem,
+        "tried": candidates_tried(),
         "cache": str(cache_folder()),
         "cached_builds": len(files),
         "cached_bytes": sum(path.stat().st_size for path in files),
     }
 
 
-def choices(device: torch.device, kernels: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return what `auto` will be on a device, backend and number type, each with the reason."""
+def choices(device: torch.device) -> dict[str, Any]:
+    """Return what `auto` is for the bundled world: backend and number type, each with the reason.
+
+    On the CPU `candidates` says how long a step takes for all that could run it.
+    """
     if device.type == "cuda":
-        reason = why_not_on(device)
+        reason, unit = why_not_on(device), torch.cuda.get_device_name(device)
         backend = "triton", "our Triton kernels, in captured steps"
         if reason is not None:
             backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {reason}"
-        unit = torch.cuda.get_device_name(device)
+        dtype = "float32", "nothing here multiplies bfloat16 faster"
+        if multiplies_bfloat16(device):
+            dtype = "bfloat16", f"multiplied by {unit}"
+        timed = []
     else:
-        backend = "native", f"our kernels, {kernels['origin']}"
-        if kernels["problem"]:
-            backend = "eager", f"PyTorch's kernels, slower than ours: {kernels['problem']}"
-        present = cpu_features()
-        unit = ", ".join(INSTRUCTIONS[name] for name in BFLOAT16_UNITS if present.get(name))
-    dtype = "float32", "nothing here multiplies bfloat16 faster"
-    if multiplies_bfloat16(device):
-        dtype = "bfloat16", f"multiplied by {unit}"
+        config = read_config(model_path(WORLD) / "config.json")
+        timed = time_candidates(config)
+        name = choose_dtype("auto", device, config)
+        best = min((one for one in timed if one.dtype == name), key=lambda one: one.times.cost)
+        backend = best.backend, "the fastest of the candidates in this type"
+        dtype = name, "bfloat16 where that takes a tenth less time than float32"
     return {
         "backend": {"name": backend[0], "why": backend[1]},
         "dtype": {"name": dtype[0], "why": dtype[1]},
+        "candidates": [
+            {"backend": one.backend, "dtype": one.dtype, **one.times._asdict()} for one in timed
+        ],
     }
 
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from diagd.backends.devices import DTypeChoice, DTypeName, choose_dtype, device_of, dtype_of
-from diagd.backends.prepare import Backend
+from diagd.backends.devices import DTypeChoice, DTypeName, device_of, dtype_of
+from diagd.backends.prepare import Backend, choose_dtype
 from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.print_rows import print_rows
 from diagd.benchmark.rows import (
@@ -112,7 +112,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     inputs = [_inputs(options, config, grid, device, count) for count in counts]
     rows: list[Row] = []
     ceilings = {}
-    dtypes: list[DTypeName] = [choose_dtype(name, device) for name in options.dtype]
+    dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
         # of products of bytes nothing is known here: the faster of the other two stands in
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]

@@ -1,13 +1,16 @@
 """Say what this machine is, what of diagd will run on it and why, and how fast that is.
 
-diagd doctor                   # half a minute, ten seconds of it a probe
+diagd doctor                   # a quarter of a minute, five seconds of it a probe
 diagd doctor --seconds 0       # no probe
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from diagd.backends.devices import choose_dtype, device_of, dtype_of
+from rich.box import SIMPLE
+from rich.table import Table
+
+from diagd.backends.devices import device_of, dtype_of
 from diagd.benchmark.machine import (
     BUSY_SHARE,
     WORLD,
@@ -28,13 +31,14 @@ STRATEGIES = ("raster", "k=1")
 class DoctorOptions:
     """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
 
-    With --json the document has `machine`, `gpu` (null on the CPU), `kernels`, `choices` (what auto
-    becomes, and why), `extras` (the modules that each lacks), `frames_per_second` of the bundled
-    model by strategy, and `warnings`.
+    With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and how those that
+    were `tried` did), `choices` (what auto becomes, and why, and what each of the `candidates`
+    takes for a step of one lane and of a diagonal), `extras` (the modules that each lacks),
+    `frames_per_second` of the bundled model by strategy, and `warnings`.
     """
 
     device: str = "cpu"  # cpu, cuda, cuda:1
-    seconds: float = 10.0  # of the speed probe; 0 leaves it out
+    seconds: float = 5.0  # of the speed probe; 0 leaves it out
 
     def __post_init__(self) -> None:
         if not 0 <= self.seconds < float("inf"):
@@ -46,28 +50,31 @@ def main(options: DoctorOptions) -> dict[str, Any]:
     device = device_of(options.device)
     with waiting("looking at this machine"):
         machine, kernels = machine_facts(), kernel_facts()
+        chosen = choices(device)
     report: dict[str, Any] = {
         "device": str(device),
         "machine": machine,
         "gpu": gpu_facts(device) if device.type == "cuda" else None,
         "kernels": kernels,
-        "choices": choices(device, kernels),
+        "choices": chosen,
         "extras": extras_here(),
         "frames_per_second": {},
         "warnings": _warnings(machine, kernels),
     }
     for name, text in _lines(report).items():
         _say(name, text)
+    if chosen["candidates"]:
+        _print_candidates(chosen)
     for warning in report["warnings"]:
         _say("warning", warning)
     if options.seconds:
-        dtype = dtype_of(choose_dtype("auto", device))
+        dtype = dtype_of(chosen["dtype"]["name"])
         with waiting(f"dreaming for {options.seconds:g} seconds"):
             speeds = probe_speed(device, dtype, options.seconds, STRATEGIES)
         report["frames_per_second"] = speeds
         for strategy, speed in speeds.items():
             _say(strategy, f"{speed:.2f} frames/s with the bundled model ({WORLD})")
-        _say("in short", _verdict(speeds["k=1"]))
+        _say("in short", _verdict(speeds["raster"], speeds["k=1"]))
     return report
 
 
@@ -123,14 +130,30 @@ def gpu_line(gpu: dict[str, Any]) -> str:
     )
 
 
-def _verdict(speed: float) -> str:
-    """Say what a speed means for somebody who wants to play."""
-    real_time = GenerationDefaults().fps
+def _print_candidates(chosen: dict[str, Any]) -> None:
+    table = Table("ms a step", "one lane", "a diagonal", "", box=SIMPLE)
+    for one in chosen["candidates"]:
+        pair = one["backend"], one["dtype"]
+        auto = pair == (chosen["backend"]["name"], chosen["dtype"]["name"])
+        note = "auto" if auto else "--dtype int8" if one["dtype"] == "int8" else ""
+        times = (f"{one[name]:.2f}" for name in ("raster_ms", "diagonal_ms"))
+        table.add_row(" ".join(pair), *times, note)
+    make_console().print(table, "(two layers of the bundled model)", sep="")
+
+
+def _verdict(raster: float, speed: float) -> str:
+    """Say what frames a second in raster order, and along diagonals, mean for who wants to play."""
+    real_time, slow = GenerationDefaults().fps, ""
+    if speed <= raster:
+        slow = f"; k=1 is no faster than raster order ({speed / raster:.1f} times): a defect, "
+        slow += "please report it with the lines above"
     if speed >= real_time:
-        return f"fast enough to play in real time ({real_time:g} frames/s)"
+        return f"fast enough to play in real time ({real_time:g} frames/s){slow}"
     if speed >= real_time / 4:
-        return f"playable, {real_time / speed:.1f} times slower than real time ({real_time:g}/s)"
-    return f"{real_time / speed:.0f} times slower than real time ({real_time:g}/s): good for videos"
+        real = f"slower than real time ({real_time:g}/s)"
+        return f"playable, {real_time / speed:.1f} times {real}{slow}"
+    behind = f"{real_time / speed:.0f} times slower than real time ({real_time:g}/s)"
+    return f"{behind}: good for videos; int8 and --model maze are faster{slow}"
 
 
 def _say(name: str, text: str) -> None:

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from diagd.backends.devices import DTypeChoice, choose_dtype, device_of
-from diagd.backends.prepare import Backend
+from diagd.backends.devices import DTypeChoice, device_of
+from diagd.backends.prepare import Backend, choose_dtype
 from diagd.console import make_console, progress
 from diagd.data.video import write_video
 from diagd.decoding.sampling import SamplingOptions

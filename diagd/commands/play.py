@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend
 from diagd.console import make_console, waiting
 from diagd.families.checkpoints import model_path
@@ -40,7 +40,7 @@ class PlayOptions:
     idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
     recordings: Path = Path()  # folder for recordings that the end of the server cuts short
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
+    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
     # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"
 
@@ -64,8 +64,7 @@ def main(options: PlayOptions) -> dict[str, Any]:
         with waiting("waking the model"):
             scheduler, server = load(options)
         url = url_of(*listening.getsockname()[:2])
-        dtype = choose_dtype(options.dtype, device_of(options.device))
-        console.print(f"dreaming at {url} in {dtype} (Ctrl-C ends it)")
+        console.print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
         run(server, listening, url if options.open else None)
     return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
 
@@ -77,14 +76,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
         FileNotFoundError, ValueError: something is missing, or the model cannot be played.
     """
     device = device_of(options.device)
-    dtype = choose_dtype(options.dtype, device)
-    world = VideoGenerator.from_pretrained(
-        options.model,
-        device,
-        dtype_of(dtype),
-        options.backend,
-        int8=dtype == "int8",
-    )
+    world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
     if world.vocabulary is None:
         raise ValueError(
             f"{options.model} takes no actions, so there is nothing to play: "

@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from diagd.backends.devices import device_of
+from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend, prepare
 from diagd.data.actions import ActionCodec, Actions, as_actions, parse_actions
 from diagd.decoding.engine import DecodingEngine
@@ -86,7 +86,7 @@ class VideoGenerator(StoredWorld):
         cls,
         name_or_path: str | Path = "doom",
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | DTypeChoice = torch.float32,
         backend: Backend = "auto",
         int8: bool = False,
         config: str | Path | None = None,
@@ -98,17 +98,19 @@ class VideoGenerator(StoredWorld):
             name_or_path: the bundled model `doom`, a folder of ours, a released checkpoint, or
                 `user/name` on the Hugging Face Hub, which is downloaded once.
             device: where the weights are, such as `cpu` or `cuda`.
-            dtype: of the weights, float32 or bfloat16.
-            backend, int8: what runs the model, and whether its weights are rounded to 8 bits (see
-                `diagd.backends.prepare.prepare`).
+            dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits, `auto`
+                is what is fastest here, float32 or bfloat16.
+            backend: what runs the model (see `diagd.backends.prepare.prepare`).
+            int8: the same as the dtype of that name.
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
                 checkpoint (see `diagd.pipeline.pretrained.load_parts`).
 
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
         """
+        int8 = int8 or dtype == "int8"
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
-        shape = parts.model.config
+        shape, used = parts.model.config, str(parts.model.dtype).removeprefix("torch.")
         model, runner, chosen = prepare(parts.model, backend, int8)
         return cls(
             model,
@@ -118,7 +120,7 @@ class VideoGenerator(StoredWorld):
             parts.vocabulary,
             parts.defaults,
             WorldSource(name_or_path, config, tokenizer),
-            "int8" if int8 else str(dtype).removeprefix("torch."),
+            "int8" if int8 else used,
             chosen,
         )
 

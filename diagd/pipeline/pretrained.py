@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from diagd.backends.devices import DTypeChoice, dtype_of, multiplies_bfloat16
+from diagd.backends.prepare import choose_dtype
 from diagd.data.actions import ActionCodec
 from diagd.families.checkpoints import build_model, find_model
 from diagd.families.defaults import GenerationDefaults
@@ -43,13 +45,14 @@ class Parts:
 def load_parts(
     name_or_path: str | Path,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | DTypeChoice = torch.float32,
     config: str | Path | None = None,
     tokenizer: str | Path | None = None,
 ) -> Parts:
     """Load a checkpoint with its tokenizer and actions, or a bundled model.
 
     Args:
+        dtype: of the weights; by name, `auto` is the fastest on this machine.
         config: a config file to read instead of the one beside the weights.
         tokenizer: a tokenizer folder to use instead of the checkpoint's own. TorchScript is loaded,
             and so run, only from a folder named here.
@@ -57,8 +60,10 @@ def load_parts(
     Raises:
         FileNotFoundError, ValueError: something is missing or damaged (named), or does not fit.
     """
-    found = find_model(name_or_path, config)
+    found, device = find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
+    if not isinstance(dtype, torch.dtype):
+        dtype = dtype_of(choose_dtype(dtype, device, shape))
     video_tokenizer = _tokenizer(found, tokenizer)
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
@@ -79,7 +84,7 @@ def load_parts(
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     if isinstance(video_tokenizer, VQTokenizer):
-        video_tokenizer.painting = dtype
+        video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
     defaults = found.family.defaults(found)
     return Parts(build_model(found, device, dtype), video_tokenizer.to(device), codec, defaults)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
+from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend
 from diagd.decoding.plan import RowStart
 from diagd.decoding.sampling import SamplingOptions
@@ -50,7 +50,7 @@ class Recipe:
     top_p: float | None = None  # keep the likeliest tokens up to this mass
     seed: int = 0  # repeats a video exactly
     device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
+    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
     # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"
 
@@ -97,16 +97,15 @@ class PreparedWorld:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.device = device_of(recipe.device)
-        self.dtype = choose_dtype(recipe.dtype, self.device)
         self.world = world = VideoGenerator.from_pretrained(
             recipe.model,
             self.device,
-            dtype_of(self.dtype),
+            recipe.dtype,
             recipe.backend,
-            int8=self.dtype == "int8",
             config=recipe.config,
             tokenizer=recipe.tokenizer,
         )
+        self.dtype = world.dtype
         assert world.source is not None
         self.folder = world.source.folder
         self.sampling = recipe.sampling(world.defaults)

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
-from diagd.backends.merged_linears import MergedLinear, merge_linears
+from diagd.backends.merged_linears import MergedLinear, can_pack, merge_linears
+from diagd.backends.prepare import prepare
 from diagd.families.checkpoints import load_model
 from diagd.families.own_format import save_model
+from diagd.models.transformer import Transformer
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 
@@ -29,7 +31,10 @@ def test_projections_of_one_input_become_one_product():
 
 def test_packed_weights_are_kept_twice_in_float32_only():
     for dtype in (torch.float32, torch.bfloat16):
-        merged = merge_linears(tiny_model().to(dtype), pack=True)
+        model = tiny_model().to(dtype)
+        if not can_pack(model):  # bfloat16, on a processor that does not multiply it
+            continue
+        merged = merge_linears(model, pack=True)
         assert merged.lm_head is not None
         assert (merged.lm_head.weight is None) == (dtype == torch.bfloat16)
 
@@ -39,7 +44,7 @@ def test_packed_weights_are_kept_twice_in_float32_only():
 def test_a_merged_model_saves_its_plain_weights(kind, pack, tmp_path):
     model = tiny_model(**KINDS[kind]).to(torch.bfloat16 if kind == "llama" else torch.float32)
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    save_model(merge_linears(model, pack), tmp_path)
+    save_model(merge_linears(model, pack and can_pack(model)), tmp_path)
     loaded = load_model(tmp_path, dtype=model.dtype).state_dict()
     assert loaded.keys() == weights.keys()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
@@ -51,8 +56,21 @@ def test_a_merged_model_cannot_be_moved_or_cast():
 
 
 def test_packing_refuses_other_dtypes():
-    message = "packing needs a model on the cpu in float32 or bfloat16, got torch.float16 on cpu"
+    message = "packing needs a model on the cpu in float32, or .* got torch.float16 on cpu"
     model = tiny_model().half()
     with pytest.raises(ValueError, match=message):
         merge_linears(model, pack=True)
     assert not any(isinstance(module, MergedLinear) for module in model.modules())
+
+
+def test_what_onednn_cannot_multiply_here_is_not_packed(monkeypatch):
+    """As on a processor without AVX-512, where oneDNN raises instead."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    model, tokens = tiny_model().bfloat16(), random_tokens(2, 30)
+    with torch.no_grad():
+        plain = model.logits(tokens)
+    with pytest.raises(ValueError, match="in bfloat16 where oneDNN multiplies that"):
+        merge_linears(model, pack=True)
+    merged, _, _ = prepare(model, "eager")
+    assert isinstance(merged, Transformer)
+    torch.testing.assert_close(merged.logits(tokens), plain, atol=0.2, rtol=0)

@@ -5,10 +5,14 @@ import re
 import pytest
 import torch
 
-from diagd.backends.devices import choose_dtype
+from diagd.backends import prepare
+from diagd.backends.devices import dtype_of
+from diagd.backends.step_times import StepTimes
+from diagd.benchmark import machine
 from diagd.benchmark.machine import choices, probe_speed
 from diagd.commands.doctor import _verdict, _warnings
 from diagd.extras import EXTRAS
+from tests.models.tiny import tiny_model
 
 CPU = torch.device("cpu")
 QUIET = {"used_by_others": 0.05, "threads": 2, "cores_allowed": 2.0}
@@ -19,16 +23,19 @@ def test_the_document_holds_what_is_said(command):
     outcome = command("doctor", "--seconds", 0, "--json")
     assert outcome.code == 0, outcome.err
     document = outcome.document
-    machine, chosen = document["machine"], document["choices"]
-    assert machine["torch"] == torch.__version__
-    assert machine["threads"] == torch.get_num_threads()
-    assert 0 < machine["memory_available_bytes"] < machine["memory_bytes"]
-    assert machine["cores_allowed"] > 0
-    assert chosen["dtype"]["name"] == choose_dtype("auto", CPU)
-    assert chosen["backend"]["name"] in ("native", "eager")
+    facts, chosen = document["machine"], document["choices"]
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert 0 < facts["memory_available_bytes"] < facts["memory_bytes"]
+    assert facts["cores_allowed"] > 0
+    auto = chosen["backend"]["name"], chosen["dtype"]["name"]
+    timed = {(one["backend"], one["dtype"]): one for one in chosen["candidates"]}
+    assert timed[auto]["raster_ms"] > 0
+    assert ("native", "int8") in timed
+    assert document["kernels"]["tried"]
     assert set(document["extras"]) == set(EXTRAS)
     assert (document["frames_per_second"], document["gpu"]) == ({}, None)
-    for text in (machine["python"], chosen["backend"]["why"], *document["warnings"]):
+    for text in (facts["python"], chosen["backend"]["why"], *document["warnings"]):
         assert text in outcome.err
 
 
@@ -37,20 +44,31 @@ def test_the_probe_dreams_with_the_bundled_world():
     assert speed > 0
 
 
-def test_a_missing_compiler_is_a_reason_and_a_warning():
-    kernels = {"origin": None, "problem": "no C++ compiler found (set CXX, or install g++)"}
-    backend = choices(CPU, kernels)["backend"]
-    assert backend["name"] == "eager"
-    assert "no C++ compiler found" in backend["why"]
-    (warning,) = _warnings(QUIET, kernels)
+def test_a_missing_compiler_is_a_warning():
+    (warning,) = _warnings(QUIET, {"origin": None, "problem": "no C++ compiler found (set CXX)"})
     assert "no C++ compiler found" in warning
 
 
-def test_where_the_kernels_come_from_is_the_reason_for_the_backend():
-    assert choices(CPU, BUILT)["backend"] == {
-        "name": "native",
-        "why": "our kernels, prebuilt for avx2",
-    }
+@pytest.mark.parametrize(
+    ("costs", "backend", "dtype"),
+    [
+        ((1.0, 0.95, 3.0, 3.0), "native", "float32"),  # a tenth less, or float32 stays
+        ((1.0, 0.5, 3.0, 3.0), "native", "bfloat16"),
+        ((4.0, 5.0, 2.0, 3.0), "eager", "float32"),  # slow kernels
+    ],
+)
+def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, monkeypatch):
+    pairs = [(name, dtype) for name in ("native", "eager") for dtype in ("float32", "bfloat16")]
+    timed = [
+        prepare.Candidate(*pair, StepTimes(cost, cost))
+        for pair, cost in zip(pairs, costs, strict=True)
+    ]
+    for module in (prepare, machine):
+        monkeypatch.setattr(module, "time_candidates", lambda config: timed)
+    chosen = choices(CPU)
+    assert (chosen["backend"]["name"], chosen["dtype"]["name"]) == (backend, dtype)
+    model = tiny_model().to(dtype_of(dtype))
+    assert prepare.prepare(model)[2] == backend
 
 
 def test_a_busy_machine_and_too_many_threads_are_warned_of():
@@ -66,7 +84,9 @@ def test_a_busy_machine_and_too_many_threads_are_warned_of():
     [(20.0, "in real time"), (4.0, "2.2 times slower"), (0.5, "18 times slower .* videos")],
 )
 def test_the_speed_is_put_in_words(speed, words):
-    assert re.search(words, _verdict(speed))
+    assert re.search(words, _verdict(speed / 3, speed))
+    assert "no faster" not in _verdict(speed / 3, speed)
+    assert "k=1 is no faster than raster order (0.5 times)" in _verdict(2 * speed, speed)
 
 
 @pytest.mark.parametrize("seconds", ["-1", "inf", "nan"])

@@ -1,5 +1,6 @@
-"""Build the C++ kernels for this very machine with the compiler at hand: the last resort."""
+"""Build the C++ kernels for this very machine with a compiler at hand."""
 
+import importlib.util
 import os
 import platform
 import shlex
@@ -27,18 +28,24 @@ def own_flags() -> list[str]:
     return shlex.split(os.environ.get("DIAGD_CXXFLAGS", ""))
 
 
-def build(target: Path) -> None:
+def zig() -> list[str] | None:
+    """Return the command of Zig's C++ compiler, which is a package (`pip install ziglang`)."""
+    there = importlib.util.find_spec("ziglang") and not own_flags()  # they are g++'s
+    return [sys.executable, "-m", "ziglang", "c++"] if there else None
+
+
+def build(target: Path, compiler: list[str]) -> None:
     """Build the kernels as `target`.
 
+    Args:
+        compiler: a command, to which flags are added.
+
     Raises:
-        OSError: There is no compiler, or it fails; the message says which.
+        OSError: it fails; the message says how.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise OSError("no C++ compiler found (set CXX, or install g++)")
-    complaint = f"{compiler} could not build the kernels"
+    complaint = f"{' '.join(compiler)} could not build the kernels"
     sources = map(str, sorted(SOURCES.glob("*.cpp")))
-    run_to_end([compiler, *_flags(), *sources, "-o", str(target)], complaint)
+    run_to_end([*compiler, *_flags(), *sources, "-o", str(target)], complaint)
     if not target.is_file() or not target.stat().st_size:
         raise OSError(f"{complaint}: it wrote nothing")
 
@@ -46,7 +53,7 @@ def build(target: Path) -> None:
 def describe_build() -> list[bytes]:
     """Return what a build depends on: sources, flags, compiler, processor."""
     parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
-    parts += [" ".join(_flags()).encode(), platform.machine().encode()]
+    parts += [" ".join(_flags()).encode(), platform.machine().encode(), repr(zig()).encode()]
     compiler = find_compiler()
     if compiler is not None:
         parts += [compiler.encode(), str(os.stat(compiler).st_mtime).encode()]
@@ -57,13 +64,13 @@ def describe_build() -> list[bytes]:
     return parts
 
 
-def run_to_end(command: list[str], complaint: str) -> None:
-    """Run a command to its end, or raise OSError with its first error in one line."""
+def run_to_end(command: list[str], complaint: str) -> str:
+    """Run a command to its end and return its output, or raise OSError with its first error."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipe = subprocess.PIPE
     with psutil.Popen(command, stdout=pipe, stderr=pipe, errors="replace", env=environment) as run:
         try:
-            _, text = run.communicate(timeout=TIMEOUT)
+            output, text = run.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             for process in (*run.children(recursive=True), run):
                 process.kill()
@@ -74,6 +81,7 @@ def run_to_end(command: list[str], complaint: str) -> None:
         ended = f"ended by {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
         errors = [line for line in said if "error" in line.lower()]
         raise OSError(f"{complaint}: {(errors or said or [ended])[0]}")
+    return output
 
 
 def _flags() -> list[str]:

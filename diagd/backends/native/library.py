@@ -1,15 +1,17 @@
-"""The kernels that are used here: the best that pass their test, kept in the user's cache folder.
+"""The kernels that are used here: the fastest of those that pass their test, kept in a cache.
 
-Prebuilt variants come first, from the best that the processor can run, then a build by the
-compiler at hand. What passes `self_test`, in a process of its own, gets its name in the cache in
-one move: `kernels-CHOICE-NAME-DIGEST.so`, which is what there was to choose from, which of it this
-is, and the SHA-256 of the file. So whatever bears a digest that is its own is whole and trusted,
-and what failed is not tried again.
+Candidates are the best prebuilt variant that the processor runs, what the compiler at hand builds,
+and, where that is not clearly faster than PyTorch or there is none, what Zig builds. Each passes
+`self_test`, in a process of its own, which times it; the fastest gets its name in the cache in one
+move: `kernels-CHOICE-NAME-DIGEST.so`, which is what there was to choose from, which of it this is,
+and the SHA-256 of the file. So whatever bears a digest that is its own is whole and trusted, and
+nothing is tried again. `kernels-CHOICE.json` beside it says how the candidates did.
 Processes that choose at the same time do the same work twice and keep one result.
 """
 
 import ctypes
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -17,6 +19,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from diagd.backends.native.compiler import (
     build,
@@ -24,15 +27,19 @@ from diagd.backends.native.compiler import (
     find_compiler,
     own_flags,
     run_to_end,
+    zig,
 )
 from diagd.backends.native.variants import prebuilt_here
+from diagd.backends.step_times import StepTimes
+from diagd.files import write_json
 
 logger = logging.getLogger("diagd")
-BUILT = "built"  # the name of what a compiler built here
+BUILT, ZIG = "built", "zig"  # names of what compilers built here
+CLEARLY_FASTER = 1.3  # than PyTorch, a diagonal's step: what a good compiler makes is
 
 
 def load_library() -> ctypes.CDLL:
-    """Return the kernels, tested on first use (some seconds; about twenty where they are built).
+    """Return the kernels, chosen on first use (about twenty seconds where they are built).
 
     Raises:
         OSError: None are prebuilt for this machine, and there is no compiler, or it fails, or what
@@ -53,7 +60,7 @@ def _library() -> ctypes.CDLL | OSError:
 
 
 def find_or_make() -> Path:
-    """Return the kernels for this machine, tested now where none in the cache are whole.
+    """Return the kernels for this machine, chosen now where none in the cache are whole.
 
     Raises:
         OSError: As `load_library`.
@@ -61,12 +68,65 @@ def find_or_make() -> Path:
     kept = find_kept()
     if kept is not None:
         return kept
-    for name, path in _prebuilt().items():
-        try:
-            return _keep(name, path)
-        except OSError as error:
-            logger.warning("%s: trying the next best", error)
-    return _keep(BUILT, None)
+    folder, tried = cache_folder(), dict[str, dict[str, Any]]()
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".testing-", dir=folder) as scratch:
+        for name, path in _prebuilt().items():
+            if "times" in _try(tried, name, Path(scratch), path):
+                break
+            logger.warning("%s: trying the next best", tried[name]["problem"])
+        compiler = find_compiler()
+        if compiler is not None:
+            _try(tried, BUILT, Path(scratch), [compiler])
+        if (command := zig()) and not any(map(_is_fast, tried.values())):
+            _try(tried, ZIG, Path(scratch), command)
+        passed = {name: one["times"]["ours"] for name, one in tried.items() if "times" in one}
+        if not passed:
+            made = [tried[name]["problem"] for name in (ZIG, BUILT) if name in tried]
+            raise OSError((made or ["no C++ compiler found (set CXX, or install g++)"])[-1])
+        best = min(passed, key=lambda name: StepTimes(*passed[name]).cost)
+        fresh = Path(scratch) / f"{best}.so"
+        target = folder / f"kernels-{_choice()}-{best}-{_digest(fresh.read_bytes())}.so"
+        os.replace(fresh, target)
+    write_json(_candidates_file(), tried)
+    return target
+
+
+def _try(
+    tried: dict[str, dict[str, Any]], name: str, scratch: Path, made_of: Path | list[str]
+) -> dict[str, Any]:
+    """Test and time prebuilt kernels, or what a compiler makes now: their `times` or `problem`."""
+    fresh = scratch / f"{name}.so"
+    test = [sys.executable, "-m", "diagd.backends.native.self_test", str(fresh)]
+    try:
+        if isinstance(made_of, Path):
+            shutil.copyfile(made_of, fresh)
+            origin = f"the prebuilt kernels for {name}"
+        else:
+            build(fresh, made_of)
+            origin = f"the kernels that {' '.join(made_of)} built"
+        output = run_to_end(test, f"{origin} fail their test")
+        tried[name] = {"times": json.loads(output.splitlines()[-1])}
+    except OSError as error:
+        tried[name] = {"problem": str(error)}
+    return tried[name]
+
+
+def _is_fast(candidate: dict[str, Any]) -> bool:
+    if "times" not in candidate:
+        return False
+    ours, pytorch = (StepTimes(*candidate["times"][name]) for name in ("ours", "pytorch"))
+    return ours.diagonal_ms * CLEARLY_FASTER <= pytorch.diagonal_ms
+
+
+def candidates_tried() -> dict[str, dict[str, Any]]:
+    """Return, by name, the `times` of each candidate when it was chosen from, or its `problem`."""
+    path = _candidates_file()
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _candidates_file() -> Path:
+    return cache_folder() / f"kernels-{_choice()}.json"
 
 
 def find_kept() -> Path | None:
@@ -85,33 +145,14 @@ def say_origin() -> str:
         OSError: As `load_library`.
     """
     name = find_or_make().stem.split("-")[2]
-    return f"built here by {find_compiler()}" if name == BUILT else f"prebuilt for {name}"
+    makers = {BUILT: find_compiler(), ZIG: "Zig"}
+    return f"built here by {makers[name]}" if name in makers else f"prebuilt for {name}"
 
 
 def cache_folder() -> Path:
     """Return the folder that keeps the kernels, there or not."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "diagd"
-
-
-def _keep(name: str, prebuilt: Path | None) -> Path:
-    """Test prebuilt kernels, or such as are built now, and put them into the cache."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".testing-", dir=folder) as scratch:
-        fresh = Path(scratch) / "kernels.so"
-        if prebuilt is None:
-            build(fresh)
-            origin = f"the kernels that {find_compiler()} built"
-        else:
-            shutil.copyfile(prebuilt, fresh)
-            origin = f"the prebuilt kernels for {name}"
-        digest = _digest(fresh.read_bytes())
-        test = [sys.executable, "-m", "diagd.backends.native.self_test", str(fresh)]
-        run_to_end(test, f"{origin} fail their test")
-        target = folder / f"kernels-{_choice()}-{name}-{digest}.so"
-        os.replace(fresh, target)
-    return target
 
 
 def _prebuilt() -> dict[str, Path]:

@@ -50,7 +50,7 @@ class NativeCache:
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, block)
         size = heads * slots * whole_blocks(config.head_dim, block)
         if dtype == torch.int16:
-            size += 2 * heads * slots  # a float32 for each slot, in whose scale it is a whole number
+            size += 2 * heads * slots  # a scale for each slot, as float32
         check_cache_fits(2 * config.num_layers * size * dtype.itemsize, batch_size, num_slots)
         self.keys = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]
         self.values = [torch.zeros(size, dtype=dtype) for _ in range(config.num_layers)]

@@ -1,21 +1,26 @@
-"""Hold kernels that are new here against PyTorch's, before anybody trusts them: tiny, every type.
+"""Hold kernels that are new here against PyTorch's, before anybody trusts them, and time them.
 
     python -m diagd.backends.native.self_test LIBRARY
 
 It runs in a process of its own, so that kernels which crash, or never end, are only kernels that
-failed. Exit code 0 is "passed"; else the last line on stderr says what differed.
+failed. Exit code 0 is "passed", and the last line on stdout a JSON object of how long steps of
+`REFERENCE` take in float32: `ours` and `pytorch`, each of one lane and of a diagonal, in
+milliseconds. Else the last line on stderr says what differed.
 """
 
 import ctypes
+import json
 import sys
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from diagd.backends.merged_linears import can_pack, merge_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
+from diagd.backends.step_times import REFERENCE, StepTimes, time_steps
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
@@ -104,8 +109,18 @@ def _compare_gradients(library: ctypes.CDLL) -> None:
             raise ValueError(f"attention or its gradients are {error:.2g} away in training")
 
 
+def time_kernels(library: ctypes.CDLL) -> dict[str, StepTimes]:
+    """Time a step of `REFERENCE` by these kernels and by PyTorch's, in turns."""
+    model = Transformer.random(REFERENCE)
+    ours = NativeModel(model, library=library)
+    pytorch = merge_linears(model, can_pack(model))
+    return time_steps({"ours": ours, "pytorch": pytorch}, REFERENCE)
+
+
 if __name__ == "__main__":
     try:
-        check_kernels(ctypes.CDLL(sys.argv[1]))
+        kernels = ctypes.CDLL(sys.argv[1])
+        check_kernels(kernels)
+        print(json.dumps(time_kernels(kernels)))
     except (ValueError, OSError, AttributeError) as error:
         sys.exit(str(error))

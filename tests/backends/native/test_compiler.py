@@ -15,6 +15,7 @@ import torch._inductor.config  # it reads CXX when it is imported, once
 from diagd.backends import prepare as backends
 from diagd.backends.devices import cpu_features
 from diagd.backends.native import compiler, library
+from diagd.backends.step_times import StepTimes
 from tests.models.tiny import tiny_model
 
 
@@ -22,6 +23,7 @@ from tests.models.tiny import tiny_model
 def folder(tmp_path, monkeypatch):
     """Return the folder of an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "zig", lambda: None)  # takes a minute, and has a test of its own
     library._library.cache_clear()
     yield library.cache_folder()
     library._library.cache_clear()
@@ -53,10 +55,13 @@ def test_kernels_are_built_once_and_kept(folder, monkeypatch):
     kernels = library.load_library()
     kernels.stream.restype = ctypes.c_float
     assert kernels.stream(ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(256), 2) == 32640
-    (built,) = folder.iterdir()
+    (built,) = folder.glob("*.so")
+    kept = sorted(folder.iterdir())
     monkeypatch.setattr(compiler.psutil, "Popen", None)  # would fail if it were called
     assert library.find_or_make() == built
-    assert list(folder.iterdir()) == [built]
+    assert sorted(folder.iterdir()) == kept
+    times = library.candidates_tried()["built"]["times"]
+    assert all(0 < one < 1000 for of in (times["ours"], times["pytorch"]) for one in of)
 
 
 def test_other_sources_or_flags_are_another_build(tmp_path, monkeypatch):
@@ -90,7 +95,7 @@ def test_a_damaged_build_is_not_loaded_but_built_again(folder, whole_build, fake
         assert f"{good}: damaged, so the kernels are made again" in caplog.text
     assert library.find_or_make() == good
     assert good.read_bytes() == content
-    assert list(folder.iterdir()) == [good]
+    assert list(folder.glob("*.so")) == [good]
 
 
 def test_builders_at_the_same_time_leave_one_build(folder, whole_build, fake_compiler):
@@ -104,11 +109,11 @@ def test_builders_at_the_same_time_leave_one_build(folder, whole_build, fake_com
     for builder in builders:
         builder.join()
     assert len(found) == 3
-    assert {*found} == {*folder.iterdir()}
+    assert {*found} == {*folder.glob("*.so")}
 
 
 def test_no_compiler_is_an_error_that_says_what_to_do(folder, monkeypatch):
-    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
     with pytest.raises(OSError, match=r"no C\+\+ compiler found \(set CXX, or install g\+\+\)"):
         library.load_library()
 
@@ -160,6 +165,26 @@ def test_kernels_for_matrix_units_pass_their_test_where_those_are_software(folde
     header = Path(__file__).parent / "emulated_tiles.h"
     monkeypatch.setenv("DIAGD_CXXFLAGS", shlex.join(["-include", str(header)]))
     assert b"emulated" in library.find_or_make().read_bytes()
+
+
+def test_the_fastest_candidate_is_kept(folder, whole_build, tmp_path, monkeypatch):
+    """Of a slow prebuilt variant, and of what the compiler makes that stands for Zig's."""
+    slow = tmp_path / "slow.so"
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "FLAGS", ("-O0", *compiler.FLAGS[1:]))
+        compiler.build(slow, [str(compiler.find_compiler())])
+    copier = tmp_path / "zig"
+    copier.write_text(f'#!/bin/sh\nfor out; do :; done\ncp "{whole_build[0]}" "$out"\n')
+    copier.chmod(0o755)
+    monkeypatch.setattr(library, "prebuilt_here", lambda: {"avx2": slow})
+    monkeypatch.setattr(library, "find_compiler", lambda: None)
+    monkeypatch.setattr(library, "zig", lambda: [str(copier)])
+    monkeypatch.setattr(library, "CLEARLY_FASTER", 1e9)  # however slow PyTorch is beside other work
+    chosen, tried = library.find_or_make(), library.candidates_tried()
+    cost = {name: StepTimes(*one["times"]["ours"]).cost for name, one in tried.items()}
+    assert cost["avx2"] > 2 * cost["zig"]
+    assert chosen.read_bytes() == whole_build[1]
+    assert library.say_origin() == "built here by Zig"
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(fake_compiler, monkeypatch, tmp_path):

@@ -73,6 +73,33 @@ def test_callers_on_many_threads_have_a_team_each():
     assert all(torch.equal(other, first) for other in others)
 
 
+def test_callers_may_change_the_number_of_threads_under_each_other():
+    """The number belongs to a step: one shared by all once sized its memory, and another ran it."""
+    native = NativeModel(tiny_model(max_positions=300))
+    native.max_threads = 8  # as on a machine of eight cores
+    tokens = random_tokens(1, 256)
+    usual, expected = torch.get_num_threads(), {}
+
+    def step(lanes: int) -> torch.Tensor:
+        slots = torch.arange(lanes)
+        visible = torch.ones(lanes, lanes, dtype=torch.bool).tril()
+        return native.forward(tokens[:, :lanes], slots, slots, visible, native.make_cache(1, 300))
+
+    def hammer(lanes: int) -> bool:
+        same = True
+        for turn in range(150):
+            torch.set_num_threads(1 + (turn * 5 + lanes) % 8)
+            same &= torch.equal(step(lanes), expected[lanes])
+        return same
+
+    try:
+        expected.update({lanes: step(lanes) for lanes in (64, 256)})
+        with ThreadPoolExecutor(2) as callers:
+            assert all(callers.map(hammer, expected))
+    finally:
+        torch.set_num_threads(usual)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork on Windows")
 def test_a_forked_process_makes_threads_of_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)

@@ -34,6 +34,7 @@ def prebuilt(tmp_path, monkeypatch):
     monkeypatch.delenv("DIAGD_CXXFLAGS", raising=False)
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", "")  # no compiler
+    monkeypatch.setattr(library, "zig", lambda: None)
     library._library.cache_clear()
     yield folder
     library._library.cache_clear()
@@ -74,7 +75,7 @@ def test_prebuilt_kernels_need_no_compiler(prebuilt):
     tokens, steps = random_tokens(2, 30), torch.arange(30) // 5
     torch.testing.assert_close(feed(NativeModel(model), tokens, steps), feed(model, tokens, steps))
     assert library.say_origin() == "prebuilt for avx2"
-    (kept,) = library.cache_folder().iterdir()
+    (kept,) = library.cache_folder().glob("*.so")
     assert "-avx2-" in kept.name
 
 

@@ -24,7 +24,11 @@ def test_mineworld_ids_and_pixels_are_those_of_the_original():
     low = values["vq.frames_low"].movedim(1, -1)
     frames = low.repeat_interleave(32, dim=1).repeat_interleave(32, dim=2)
     assert tokenizer.encode(frames).equal(values["vq.tokens"])
-    assert tokenizer.decode(values["vq.tokens"][:1])[0].equal(values["vq.decoded_uint8"])
+    pixels, theirs = tokenizer.decode(values["vq.tokens"][:1])[0], values["vq.decoded_uint8"]
+    differing = (pixels.int() - theirs.int()).abs()
+    # numbers are rounded down: what comes to 17.9999 by one processor's kernels is 18 by another's
+    assert differing.max() <= 1
+    assert (differing > 0).float().mean() < 0.01
 
 
 def test_mineworld_weights_come_in_several_wrappings(tmp_path):

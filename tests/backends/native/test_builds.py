@@ -1,0 +1,52 @@
+"""What compilers make of the kernels: the same bits for every processor, and about one speed."""
+
+import ctypes
+import platform
+
+import pytest
+import torch
+
+from diagd.backends.devices import cpu_features
+from diagd.backends.native.library import load_library
+from diagd.backends.native.model import NativeModel
+from diagd.models.transformer import Transformer
+from runs import compilers
+from tests.models.feeding import feed
+from tests.models.tiny import random_tokens, tiny_model
+
+x86_64_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="-march of x86-64")
+
+
+def logits_of(model: Transformer, library: ctypes.CDLL, weights) -> torch.Tensor:
+    tokens = random_tokens(2, 48)
+    return feed(NativeModel(model, weights, library=library), tokens, torch.arange(48) // 7)
+
+
+@x86_64_only
+@pytest.mark.parametrize("march", ["x86-64-v2", "x86-64-v3"])
+def test_int8_computes_the_same_bits_for_every_processor(march, tmp_path):
+    """Narrower vectors, other instructions, and (v2) no fused products."""
+    ((library, _),) = compilers.build_all(("c++",), march, tmp_path).values()
+    model = tiny_model(num_kv_heads=2)
+    assert torch.equal(logits_of(model, library, "int8"), logits_of(model, load_library(), "int8"))
+    if march != "x86-64-v2" and cpu_features().get("avx2"):
+        there, here = (logits_of(model, one, "float32") for one in (library, load_library()))
+        assert torch.equal(there, here)
+
+
+@x86_64_only
+@pytest.mark.slow
+@pytest.mark.parametrize("march", ["x86-64-v3", "native"])
+def test_compilers_agree_on_the_speed_of_a_diagonal(march, tmp_path):
+    builds = compilers.build_all(compilers.COMPILERS, march, tmp_path)
+    if len(builds) < 2:
+        pytest.skip("needs a second compiler: clang++ or ziglang")
+    for dtype in ("float32", "int8"):
+        rows = compilers.time_builds(builds, "doom", dtype, 100)
+        for seen in {row["seen"] for row in rows}:
+            least = {
+                row["by"]: row["least"]
+                for row in rows
+                if row["by"] != "pytorch" and (row["seen"], row["lanes"]) == (seen, 14)
+            }
+            assert max(least.values()) <= 1.15 * min(least.values()), (dtype, seen, least)
