@@ -22,10 +22,12 @@ from typing import Any
 import torch
 import tyro
 
-from diagd.backends.devices import DTypeName, dtype_of
+from diagd.backends.devices import dtype_of
 from diagd.backends.merged_linears import can_pack, merge_linears
 from diagd.backends.native.compiler import FLAGS, SOURCES
 from diagd.backends.native.model import NativeModel
+from diagd.backends.native.weights import NativeDType
+from diagd.backends.step_times import in_turns
 from diagd.decoding.runner import CausalModel
 from diagd.families.checkpoints import model_path
 from diagd.families.own_format import read_config
@@ -52,8 +54,8 @@ class Options:
     march: str = "native"  # for g++ and clang; x86-64-v3 is AVX2
     out: Path | None = None  # a JSON file
     models: tuple[str, ...] = ("doom", "mc-ar-42m")
-    dtypes: tuple[DTypeName, ...] = ("float32", "bfloat16", "int8")
-    rounds: int = 60  # of every build, one step of each kind
+    dtypes: tuple[NativeDType, ...] = ("float32", "bfloat16", "int8")
+    seconds: float = 3.0  # for all builds, a kind of step
     compilers: tuple[str, ...] = COMPILERS
 
 
@@ -75,7 +77,7 @@ def main(options: Options) -> None:
                 row
                 for model in options.models
                 for dtype in options.dtypes
-                for row in time_builds(builds, model, dtype, options.rounds)
+                for row in time_builds(builds, model, dtype, options.seconds)
             ],
         }
     rate = document["multiplied_per_second"]
@@ -117,14 +119,13 @@ def multiply_rate() -> float:
     matrix = torch.ones(size, size)
     for _ in range(10):
         since = time.perf_counter()
-        matrix @ matrix
+        torch.mm(matrix, matrix)
         best = min(best, time.perf_counter() - since)
     return size**3 / best
 
 
-@torch.inference_mode()
 def time_builds(
-    builds: dict[str, tuple[ctypes.CDLL, str]], name: str, dtype: DTypeName, rounds: int
+    builds: dict[str, tuple[ctypes.CDLL, str]], name: str, dtype: NativeDType, budget: float
 ) -> list[dict[str, Any]]:
     """Time steps of a model by every build, and by PyTorch's kernels, in turns."""
     config = PRESETS[name] if name in PRESETS else read_config(model_path(name) / "config.json")
@@ -139,16 +140,7 @@ def time_builds(
     for frames in (1, config.frames_held - 1):
         for lanes in (1, min(config.grid_height, config.grid_width)):
             seen = frames * config.tokens_per_frame + config.tokens_per_frame // 2
-            slots = torch.arange(seen - lanes, seen)
-            step = torch.zeros(1, lanes, dtype=torch.int64), slots, slots
-            visible = slots[:, None] >= torch.arange(seen)
-            caches = {by: model.make_cache(1, seen + 1) for by, model in models.items()}
-            seconds: dict[str, list[float]] = {by: [] for by in models}
-            for _ in range(rounds):
-                for by, model in models.items():
-                    since = time.perf_counter()
-                    model.forward(*step, visible, caches[by])
-                    seconds[by].append(time.perf_counter() - since)
+            seconds = in_turns(models, lanes, seen, budget)
             rows += [
                 {
                     "model": name,
@@ -157,7 +149,7 @@ def time_builds(
                     "lanes": lanes,
                     "seen": seen,
                     "multiplied": lanes * multiplied(config, seen),
-                    "seconds": statistics.median(of[2:]),
+                    "seconds": statistics.median(of),
                     "least": min(of),
                 }
                 for by, of in seconds.items()

@@ -36,7 +36,7 @@ class Platform(NamedTuple):
     variants: tuple[str, ...]
 
 
-_X86 = ("avx512bf16", "avx512vnni", "avx512", "avx2")
+_X86 = ("avx512bf16", "avx512vnni", "avx512", "avxvnni", "avx2")
 PLATFORMS: dict[
     PlatformName, Platform
 ] = {  # versions of glibc and macOS are the lowest that PyTorch's own wheels run on

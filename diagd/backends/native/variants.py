@@ -39,6 +39,7 @@ VARIANTS = (  # the best first
     Variant("avx512bf16", ("avx512_vl", "avx512_vnni", "avx512_bf16"), _BF16),
     Variant("avx512vnni", ("avx512_vl", "avx512_vnni"), (*_AVX512, "avx512vnni")),
     Variant("avx512", ("avx512_vl",), _AVX512),
+    Variant("avxvnni", ("avx2", "avx_vnni"), (*_AVX2, "avxvnni")),
     Variant("avx2", ("avx2",), _AVX2),
     Variant("neon", (), ()),  # every 64-bit Arm has it
 )

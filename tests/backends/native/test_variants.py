@@ -17,6 +17,7 @@ from tests.models.tiny import random_tokens, tiny_model
 HASWELL = {"avx2": True, "fma3": True}
 SKYLAKE = {**HASWELL, "avx512_f": True, "avx512_vl": True}
 ICE_LAKE = {**SKYLAKE, "avx512_vnni": True}
+ALDER_LAKE = {**HASWELL, "avx_vnni": True}
 ZEN_4 = {**ICE_LAKE, "avx512_bf16": True}
 SAPPHIRE_RAPIDS = {**ZEN_4, "amx_bf16": True, "amx_int8": True, "amx_tile": True}
 
@@ -45,6 +46,7 @@ def prebuilt(tmp_path, monkeypatch):
     [
         ({}, ["neon"]),
         (HASWELL, ["avx2", "neon"]),
+        (ALDER_LAKE, ["avxvnni", "avx2", "neon"]),
         (SKYLAKE, ["avx512", "avx2", "neon"]),
         (ICE_LAKE, ["avx512vnni", "avx512", "avx2", "neon"]),
         (ZEN_4, ["avx512bf16", "avx512vnni", "avx512", "avx2", "neon"]),
