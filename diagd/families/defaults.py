@@ -6,7 +6,7 @@ from typing import get_type_hints
 import torch
 from torch import Tensor
 
-from diagd.decoding.plan import RowStart
+from diagd.decoding.layout import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.decoding.strategies.strategy import Strategy

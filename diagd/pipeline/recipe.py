@@ -5,7 +5,7 @@ from pathlib import Path
 
 from diagd.backends.devices import DTypeChoice, choose_dtype, device_of, dtype_of
 from diagd.backends.prepare import Backend
-from diagd.decoding.plan import RowStart
+from diagd.decoding.layout import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.decoding.strategies.exact.exact import Tolerant

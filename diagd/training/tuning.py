@@ -14,8 +14,8 @@ from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.console import progress
+from diagd.decoding.layout import RowStart, check_row_start
 from diagd.decoding.likelihood import gap_to_raster, strategy_nll
-from diagd.decoding.plan import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
 from diagd.decoding.strategies.table import parse_strategies
