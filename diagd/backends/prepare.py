@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
 from diagd.backends.int8_linears import int8_companion, round_linears
 from diagd.backends.merged_linears import merge_linears
+from diagd.backends.names import Backend
 from diagd.backends.native.model import NativeModel
 from diagd.backends.triton.kernels import load_kernels, why_not
 from diagd.backends.triton.model import TritonModel
@@ -16,7 +17,6 @@ from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph"]
 
 
 def prepare(

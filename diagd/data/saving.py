@@ -9,7 +9,7 @@ from av.filter import Graph
 from torch import Tensor
 
 from diagd.data.video import contact_sheet, write_image, write_video
-from diagd.files import replacing
+from diagd.files import check_suffix, replacing
 
 SHEET_COLUMNS = 5
 
@@ -27,12 +27,6 @@ def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None
     """
     check_suffix(path)
     WRITERS[Path(path).suffix.lower()](Path(path), frames.cpu(), Fraction(fps))
-
-
-def check_suffix(path: str | Path) -> None:
-    """Raise ValueError unless `save_frames` can write such a file."""
-    if Path(path).suffix.lower() not in WRITERS:
-        raise ValueError(f"output must end in {', '.join(WRITERS)}, got {path}")
 
 
 def _write_gif(path: Path, frames: Tensor, fps: Fraction) -> None:
