@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from diagd.flags import OutputFile, output_file
+from diagd.flags import Device, OutputFile, output_file
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class AttentionOptions:
     frame: int = 1  # which frame, from 0; of a clip, the first FRAME + 1 are read
     layer: int | None = None  # draw this layer's map; default: the mean of all
     head: int | None = None  # draw this head's map; default: the mean of all
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
 
     def __post_init__(self) -> None:

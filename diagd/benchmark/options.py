@@ -10,7 +10,7 @@ from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import RowLags
+from diagd.flags import Device, RowLags
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class BenchOptions:
     context_frames: tuple[int, ...] = ()
     dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
     repeats: int = 3  # timed runs of every row
     steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
@@ -80,7 +80,7 @@ class DoctorOptions:
     model by strategy, and `warnings`.
     """
 
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     seconds: float = 10.0  # of the speed probe; 0 leaves it out
 
     def __post_init__(self) -> None:

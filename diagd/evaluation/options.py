@@ -16,7 +16,7 @@ from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.revisit import REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import OutputFolder
+from diagd.flags import Device, OutputFolder
 from diagd.metrics.preprocessing import MIN_FRAMES, Preprocessing
 from diagd.workers import Pool
 
@@ -92,7 +92,7 @@ class EvaluateOptions:
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeChoice = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS

@@ -15,7 +15,7 @@ from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
-from diagd.flags import FrameLag, OutputFile, OutputFolder, RowLag
+from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag
 from diagd.workers import Pool
 
 
@@ -48,7 +48,7 @@ class Recipe:
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = None  # keep the likeliest tokens up to this mass
     seed: int = 0  # repeats a video exactly
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
     # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"

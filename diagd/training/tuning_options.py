@@ -9,7 +9,7 @@ from diagd.decoding.strategies.diagonal import Diagonal, Scheduled
 from diagd.decoding.strategies.strategy import Conditions
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.presets import available_models
-from diagd.flags import OutputFolder, RowLags
+from diagd.flags import Device, OutputFolder, RowLags
 
 Axis = Literal["frame", "row", "column"]
 ROW_STARTS: tuple[RowStart, ...] = ("predecessor", "temporal", "spatial")
@@ -35,7 +35,7 @@ class TuneOptions:
     frames: int | None = None  # frames of a clip; default: as many as the model holds
     context_frames: int = 1  # of them, frames that are given
     seed: int = 0  # of the place of a window in its clip
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     out: OutputFolder | None = None  # folder for tune.json and plots
     make_default: bool = False  # let the model's folder decode so where nothing else is asked for
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.decoding.strategies.table import parse_strategy
+from diagd.flags import Device
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class PlayOptions:
     max_sessions: int = 4  # pages that may play at once
     idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
     recordings: Path = Path()  # folder for recordings that the end of the server cuts short
-    device: str = "cpu"  # cpu, cuda, cuda:1
+    device: Device = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeChoice = "auto"  # of the weights; auto: bfloat16 where the machine multiplies it
     # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
     backend: Backend = "auto"

@@ -20,7 +20,7 @@ from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.study.options import MakeOptions, parse_system
+from diagd.web.study.options import MakeOptions, parse_systems
 
 HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
 
@@ -44,10 +44,8 @@ def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
         FileNotFoundError: no such prompt clips or model.
         ValueError: options that do not fit, or a folder made with others.
     """
-    systems = [parse_system(text, options.model) for text in options.systems]
+    systems = parse_systems(options.systems, options.model)
     names = [name for name, _, _ in systems]
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
     for _, model, strategy in systems:
         found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)

@@ -1,5 +1,6 @@
 """What `diagd study` is told."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,6 +41,8 @@ class StudyOptions:
         for name, least in (("make", 0), ("frames", 1), ("context_frames", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.make:
+            parse_systems(self.systems, self.model)
         if self.make and self.results:
             raise ValueError("choose one of --make and --results")
         if self.chart and not self.results:
@@ -73,6 +76,19 @@ class MakeOptions:
     frames: int
     context_frames: int
     seed: int
+
+
+def parse_systems(texts: Iterable[str], model: str) -> list[tuple[str, str, Strategy]]:
+    """Return name, model and strategy of each system.
+
+    Raises:
+        ValueError: no strategy, or fewer than two different systems.
+    """
+    systems = [parse_system(text, model) for text in texts]
+    names = [name for name, _, _ in systems]
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
+    return systems
 
 
 def parse_system(text: str, model: str) -> tuple[str, str, Strategy]:
