@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diagd.decoding.engine import DecodingEngine
     from diagd.decoding.generate_tokens import GeneratedTokens, generate_tokens
-    from diagd.decoding.sampling import SamplingOptions
+    from diagd.decoding.sampling_options import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
     from diagd.decoding.strategies.diagonal import Diagonal, Raster
     from diagd.decoding.strategies.exact.exact import Exact
@@ -57,7 +57,7 @@ _MODULES = {
     "GymVectorEnv": "gym",
     "HuggingFaceModel": "models.huggingface",
     "Raster": "decoding.strategies.diagonal",
-    "SamplingOptions": "decoding.sampling",
+    "SamplingOptions": "decoding.sampling_options",
     "TokenGrid": "decoding.schedule",
     "VideoGenerator": "pipeline.generator",
     "custom_generate": "pipeline.hf_generate",

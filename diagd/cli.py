@@ -1,19 +1,21 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
 A command is a module of `diagd.commands`: a `main` that takes a dataclass of options, whose
-docstring and comments are the help, and so are the examples in the module's docstring. Only the
-module of the command chosen is imported.
+docstring and comments are the help, and so are the examples in the module's docstring. `OPTIONS`
+says where that dataclass is: in a module that imports nothing that computes (no PyTorch), for it is
+imported, and flags are checked, before the command is. Only the command chosen is imported.
 """
 
+import ast
 import contextlib
 import difflib
 import importlib
-import inspect
 import json
 import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 from diagd.extras import require
@@ -35,6 +37,25 @@ COMMANDS = {
     "tune": "find the fastest schedule that a model can afford",
     "study": "ask people which of two videos is better, blind",
     "doctor": "what this machine is, what will run on it, and how fast",
+}
+# Modules of diagd in which the options of the commands are, such as `GenerateOptions`.
+OPTIONS = {
+    "generate": "pipeline.options",
+    "plan": "commands.plan",
+    "play": "web.play.options",
+    "bench": "benchmark.options",
+    "convert": "pipeline.options",
+    "attention": "attention.options",
+    "evaluate": "evaluation.options",
+    "report": "reporting.options",
+    "record": "data.recorders.options",
+    "check": "training.clip_options",
+    "tokenize": "training.clip_options",
+    "train": "training.options",
+    "finetune": "training.options",
+    "tune": "training.tuning_options",
+    "study": "web.study.options",
+    "doctor": "benchmark.options",
 }
 # Modules of extras that a command cannot start without, so that they are missed at once; what only
 # one of its flags needs, a command tells by itself.
@@ -88,10 +109,8 @@ def _run(name: str, flags: list[str]) -> None:
         require(f"diagd {name}", *_needs(name, flags))
         if shared.threads:
             _limit_threads(shared.threads)
+        parsed = parsing.parse(options_of(name), name, flags, _examples(name))
         module = importlib.import_module(f"diagd.commands.{name}")
-        (options,) = inspect.signature(module.main).parameters.values()
-        examples = re.findall(r"^ *(diagd .*)", module.__doc__ or "", re.MULTILINE)
-        parsed = parsing.parse(options.annotation, name, flags, examples)
         result: dict[str, Any] = module.main(parsed)
     if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
         # JSON knows no NaN, which Python writes nonetheless
@@ -99,6 +118,19 @@ def _run(name: str, flags: list[str]) -> None:
         print(json.dumps(strict))
     if result.get("failed"):  # a part of the work; 2 says that nothing could be done
         sys.exit(1)
+
+
+def options_of(name: str) -> type:
+    """Return the dataclass of options of a command; what computes is not imported."""
+    module = importlib.import_module(f"diagd.{OPTIONS[name]}")
+    return getattr(module, f"{name.title()}Options")
+
+
+def _examples(name: str) -> list[str]:
+    """Read the examples of a command in the docstring of its module, which is not imported."""
+    source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
+    doc = ast.get_docstring(ast.parse(source)) or ""
+    return re.findall(r"^ *(diagd .*)", doc, re.MULTILINE)
 
 
 def _needs(name: str, flags: list[str]) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -176,3 +178,9 @@ def rewind_log(path: Path, step: int) -> None:
     if path.is_file():
         kept = [line for line in read_json_lines(path) if line["step"] <= step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def check_suffix(path: str | Path) -> None:
+    """Raise ValueError unless `diagd.data.saving.save_frames` can write such a file."""
+    if Path(path).suffix.lower() not in FRAME_SUFFIXES:
+        raise ValueError(f"output must end in {', '.join(FRAME_SUFFIXES)}, got {path}")

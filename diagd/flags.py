@@ -1,5 +1,6 @@
 """Flags that several commands share."""
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,13 @@ def output_file(path: Path) -> Path:
     return path
 
 
+def _device(words: list[str]) -> str:
+    """Return the name of a device, which may be missing here: only PyTorch knows that."""
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", words[0]):
+        raise ValueError(f"device must look like cpu, cuda or cuda:0, got {words[0]!r}")
+    return words[0]
+
+
 def _path(read):
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -59,3 +67,13 @@ def _path(read):
 # Where a command writes: refused at once, with the flag's name, if that is impossible.
 OutputFolder = Annotated[Path, _path(_folder)]
 OutputFile = Annotated[Path, _path(output_file)]
+Device = Annotated[
+    str,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="STR",
+        instance_from_str=_device,
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda name: [name],
+    ),
+]

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from diagd.extras import require
 
 Task = TypeVar("Task")
@@ -94,6 +92,8 @@ class _Actor:
     def __init__(
         self, make: Callable[[], Worker[Any, Any]], num_threads: int, folder: Path
     ) -> None:
+        import torch  # as ray: whoever only asks for a pool needs none
+
         torch.set_num_threads(num_threads)
         with suppress(OSError):  # a machine without that folder may have what has a whole path
             os.chdir(folder)

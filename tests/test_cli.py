@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import diagd
+import diagd.cli
 from diagd.cli import COMMANDS
 from diagd.commands import plan
 from diagd.decoding.engine import DecodingEngine
@@ -193,7 +193,7 @@ def test_a_bad_plan_is_refused_in_one_line(flags, message, command):
     [
         ("cuda:7", r"device 'cuda:7' is not available: \d CUDA devices"),
         ("gpu", r"device must look like cpu, cuda or cuda:0, got 'gpu'"),
-        ("meta", r"device must be cpu or cuda, got 'meta'"),
+        ("meta", r"device must look like cpu, cuda or cuda:0, got 'meta'"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(name, device, message, command, world, tmp_path):
@@ -244,6 +244,7 @@ def test_with_json_whatever_a_command_prints_goes_to_stderr(name, command, monke
         return {"name": name, "loss": float("nan")}
 
     monkeypatch.setattr(importlib.import_module(f"diagd.commands.{name}"), "main", noisy)
+    monkeypatch.setattr(diagd.cli, "options_of", lambda name: NoOptions)
     for flags in (("--json",), ()):
         outcome = command(name, *flags)
         said, other = (outcome.err, outcome.out) if flags else (outcome.out, outcome.err)
@@ -277,6 +278,7 @@ def test_threads_bound_what_computes(command, monkeypatch):
         return {}
 
     monkeypatch.setattr(plan, "main", look)
+    monkeypatch.setattr(diagd.cli, "options_of", lambda name: NoOptions)
     before = torch.get_num_threads()
     try:
         assert command("plan", "--threads", 3).code == 0
@@ -335,3 +337,85 @@ def test_the_package_runs_as_a_module(tmp_path):
     assert json.loads(good.stdout)["num_steps"] == 183
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "error: row_lag must be in [1, width=64], got 0\n"
+
+
+SLOW = [
+    "torch",
+    "transformers",
+    "diffusers",
+    "torchmetrics",
+    "matplotlib",
+    "accelerate",
+    "ray",
+    "av",
+]
+MISTAKES = {
+    "": "usage: diagd COMMAND",
+    "dream": "unknown command 'dream'",
+    "train --nonsense": "unknown flag --nonsense",
+    "check": "Missing.*: PATH",
+    "generate --frames x": "--frames: expected a whole number",
+    "generate -k 0": "row_lag must be at least 1, got 0",
+    "generate --strategy nope": "a strategy looks like",
+    "generate --raster --exact": "one strategy at a time, got raster and exact",
+    "generate --compare --raster": "compare already runs raster",
+    "generate --top-p 2": r"top_p must be in \(0, 1\]",
+    "generate --output dream.doc": "output must end in .mp4",
+    "plan --grid 3x40": "grid must look like TxHxW",
+    "bench --grid 3x40": "grid must look like TxHxW",
+    "bench -k 0": "row_lag must be at least 1, got 0",
+    "bench --grid 2x3x5 -k 9": r"row_lag must be in \[1, width=5\], got 9",
+    "bench --strategy zipar-adaptive=0": "window must be at least 1, got 0",
+    "bench --dtype float8": "float32",
+    "bench --device gpu": "device must look like cpu",
+    "play --strategy nope": "a strategy looks like",
+    "study --pairs x --make 2 --systems k=1 k=1": "expected two or more different systems",
+    "evaluate --clips x --out x --strategy sjd --temperature 0": "needs a temperature above 0",
+    "finetune --init doom --tokens x --out x --strategies k=0": "row_lag must be at least 1",
+    "tune --tokens x -k 0": "row_lag must be at least 1, got 0",
+    "train --tokens x --out x --model nope": "model must be one of mc-ar-doom",
+    "tokenize --clips x --out x --size 3": "size must be height x width",
+    "record --out x --size 3": "size must be HxW",
+    "attention --frame 0": "frame must be at least 1, got 0",
+    "doctor --seconds -1": "seconds must be 0 or more",
+}
+
+
+ANSWER = f"""
+import contextlib, io, json, sys, time
+import diagd
+answers = []
+for call in sys.argv[1:]:
+    from diagd.cli import main
+    sys.argv = ["diagd", *call.split()]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main()
+    except SystemExit as stop:
+        slow = sorted(set({SLOW}) & set(sys.modules))
+        answers.append((call, stop.code, said.getvalue(), slow))
+print(json.dumps((answers, time.process_time())))
+"""
+
+
+def answer(*calls):
+    """Call the command line in a fresh process; return what it says and the processor's seconds."""
+    command = [sys.executable, "-c", ANSWER, *calls]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_help_and_mistakes_are_answered_without_importing_what_computes():
+    helps = [f"{name} --help" for name in COMMANDS]
+    answers, _ = answer(*helps, *MISTAKES)
+    assert [call for call, *_ in answers] == [*helps, *MISTAKES]
+    for call, code, said, slow in answers:
+        assert (code, slow) == (0 if call in helps else 2, []), (call, said)
+        assert re.search(MISTAKES.get(call, "usage: diagd"), said), call
+
+
+@pytest.mark.parametrize("call", ["generate --help", "bench -k 0", "train --nonsense"])
+def test_help_and_mistakes_take_less_than_a_second_of_the_processor(call):
+    (((_, _, _, slow),), seconds) = answer(call)
+    assert (slow, seconds < 1) == ([], True), seconds

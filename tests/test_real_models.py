@@ -18,7 +18,7 @@ from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.clip_files import ClipFile
-from diagd.families.cosmos.fsq import CODEBOOK_SIZE
+from diagd.families.cosmos.presets import CODEBOOK_SIZE
 from diagd.families.cosmos.tokenizer import fit_frames
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.own_format import save_model

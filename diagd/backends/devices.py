@@ -1,12 +1,10 @@
 """Devices and number types by the names that people give them, and the best of them here."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 
-DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
-DTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+from diagd.backends.names import DTypeChoice, DTypeName
 
 # What a processor has that multiplies bfloat16 itself, by torch's names of its capabilities
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")

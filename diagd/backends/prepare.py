@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 
-from diagd.backends.devices import DTypeChoice, DTypeName, dtype_of
 from diagd.backends.devices import choose_dtype as choose_by_units
+from diagd.backends.devices import dtype_of
 from diagd.backends.int8_linears import int8_companion, round_linears
 from diagd.backends.merged_linears import can_pack, merge_linears
+from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
 from diagd.backends.native.model import NativeModel
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
@@ -30,7 +31,6 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph"]
 
 
 def prepare(

@@ -9,14 +9,15 @@ run of each (with compilation) is timed apart.
     diagd bench --strategy exact zipar=4 --temperature 1 --baseline none
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from diagd.backends.devices import DTypeChoice, DTypeName, device_of, dtype_of
-from diagd.backends.prepare import Backend, choose_dtype
+from diagd.backends.devices import DTypeName, device_of, dtype_of
+from diagd.backends.prepare import choose_dtype
 from diagd.benchmark.ceilings import measure_ceilings
+from diagd.benchmark.options import BenchOptions
 from diagd.benchmark.print_rows import print_rows
 from diagd.benchmark.rows import (
     Inputs,
@@ -27,76 +28,15 @@ from diagd.benchmark.rows import (
     time_rows,
 )
 from diagd.decoding.generate_tokens import peak_memory_bytes
-from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.strategies.strategy import Conditions
 from diagd.families.checkpoints import load_model, model_path
-from diagd.families.defaults import GenerationDefaults
 from diagd.families.own_format import read_config
 from diagd.families.presets import PRESETS
-from diagd.flags import RowLags
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.provenance import provenance
 from diagd.tokenizers.text import NUM_PLACES
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Run raster, diagonal decoding and other strategies and compare.
-
-    They go on from one frame, and then, since a step takes longer the more it sees, from as many as
-    leave room for the frames to generate: what a stream comes to that has filled its context.
-
-    How many steps exact and the like take follows how sure the model is: random weights say little
-    about it. Trained ones (doom) after a context of random tokens, as here, take more than on
-    recorded clips, which runs/exact.py and `diagd evaluate` measure.
-    """
-
-    model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
-    grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
-    row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
-    # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
-    strategy: tuple[str, ...] = ()
-    overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
-    # frames to go on from, rows for each number; default: 1, and what fills the context
-    context_frames: tuple[int, ...] = ()
-    dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
-    backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
-    device: str = "cpu"  # cpu, cuda, cuda:1
-    baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
-    repeats: int = 3  # timed runs of every row
-    steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
-    random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
-    temperature: float = 0.0  # 0 is greedy
-    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
-    seed: int = 0  # of random weights, prompt and actions
-
-    def __post_init__(self) -> None:
-        for name in ("repeats", "context_frames", "steps"):
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else [value]
-            if any(number is not None and number < 1 for number in values):
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.steps and self.baseline == "hf":
-            raise ValueError("steps skips most of our own steps: it needs --baseline none")
-        if self.temperature and self.baseline == "hf":
-            raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
-        for strategy in parse_strategies(self.strategy):
-            if self.steps and not isinstance(strategy, Scheduled):
-                raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
-            strategy.check(Conditions(self.temperature))
-
-    def strategies(self, grid: TokenGrid) -> list[Strategy]:
-        """Return raster, a diagonal for each row_lag, and the others, each once."""
-        lags = [Diagonal(k, k * grid.height if self.overlap else None) for k in self.row_lag]
-        return list(dict.fromkeys([Raster(), *lags, *parse_strategies(self.strategy)]))
-
-    def sampling(self) -> SamplingOptions:
-        """Return how tokens are drawn."""
-        return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
 
 
 def main(options: BenchOptions) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 diagd check clips
 """
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Any
 
-import tyro
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -15,16 +13,10 @@ from rich.table import Table
 from diagd.console import make_console
 from diagd.data.action_timing import RowTiming
 from diagd.training.clip_check import ClipsReport, check_clips
+from diagd.training.clip_options import CheckOptions
 
 SHOWN_FRAMES = 6
 ROWS = {-1: "row t - 1", 0: "row t", 1: "row t + 1"}
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """Check clips (NAME.mp4 with NAME.jsonl, one action a frame); problems end in exit code 2."""
-
-    clips: Annotated[Path, tyro.conf.Positional]  # folder of clips
 
 
 def main(options: CheckOptions) -> dict[str, Any]:

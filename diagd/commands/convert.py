@@ -7,34 +7,15 @@ Weights keep their type and are copied one tensor at a time, so 24 GB need no 24
 makes a world of a model (tokenizer, actions) comes along where the checkpoint holds it.
 """
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from dataclasses import asdict
+from typing import Any
 
 from diagd.console import make_console
 from diagd.families.checkpoints import empty_model, find_model
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint
-from diagd.flags import OutputFolder
+from diagd.pipeline.options import ConvertOptions
 from diagd.pipeline.pretrained import save_parts
 from diagd.system import only_writer
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
-
-    Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
-    """
-
-    # file or folder of the released checkpoint
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    # folder to write
-    target: Annotated[OutputFolder, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    config: Path | None = None  # config in the original field names, if not beside the checkpoint
-    tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
-    force: bool = False  # overwrite a checkpoint that is already there
 
 
 def main(options: ConvertOptions) -> dict[str, Any]:

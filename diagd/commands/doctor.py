@@ -4,7 +4,6 @@ diagd doctor                   # a quarter of a minute, five seconds of it a pro
 diagd doctor --seconds 0       # no probe
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE
@@ -21,28 +20,11 @@ from diagd.benchmark.machine import (
     machine_facts,
     probe_speed,
 )
+from diagd.benchmark.options import DoctorOptions
 from diagd.console import make_console, waiting
 from diagd.families.defaults import GenerationDefaults
 
 STRATEGIES = ("raster", "k=1")
-
-
-@dataclass(frozen=True)
-class DoctorOptions:
-    """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
-
-    With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and how those that
-    were `tried` did), `choices` (what auto becomes, and why, and what each of the `candidates`
-    takes for a step of one lane and of a diagonal), `extras` (the modules that each lacks),
-    `frames_per_second` of the bundled model by strategy, and `warnings`.
-    """
-
-    device: str = "cpu"  # cpu, cuda, cuda:1
-    seconds: float = 5.0  # of the speed probe; 0 leaves it out
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seconds < float("inf"):
-            raise ValueError(f"seconds must be 0 or more, got {self.seconds}")
 
 
 def main(options: DoctorOptions) -> dict[str, Any]:

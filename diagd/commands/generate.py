@@ -8,76 +8,22 @@ diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diagd.console import make_console, waiting
-from diagd.data.saving import check_suffix
 from diagd.decoding.strategies.diagonal import Raster
 from diagd.decoding.strategies.strategy import Strategy
-from diagd.families.defaults import GenerationDefaults
-from diagd.flags import OutputFile, OutputFolder, output_file
+from diagd.flags import output_file
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.many_prompts import continue_prompts, print_report
+from diagd.pipeline.options import GenerateOptions
 from diagd.pipeline.outputs import print_runs, report_runs, write_generated
-from diagd.pipeline.recipe import PreparedWorld, Recipe
-from diagd.workers import Pool
+from diagd.pipeline.recipe import PreparedWorld
 
 RASTER_FRAMES = 2
-
-
-@dataclass(frozen=True)
-class GenerateOptions(Recipe):
-    """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
-
-    What is not given is a default of the model: of the bundled one, 16 frames after 4 with
-    row_lag 1 at temperature 1 and top-p 0.9.
-
-    With --prompts, each of many prompts has a video in the folder --out; those that cannot be read
-    are told at the end, and make the exit code 1.
-    """
-
-    # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
-    prompt: Path | None = None
-    # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone
-    output: OutputFile = Path("dream.mp4")
-    compare: bool = False  # run raster as well; the video shows both side by side (raster left)
-    raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
-    # instead of --prompt: a folder of them; each has its own seed, made of its name and --seed
-    prompts: Path | None = None
-    # folder for their videos, NAME.mp4 with NAME.json; a run that was killed goes on from here
-    out: OutputFolder | None = None
-    workers: int = Pool.size  # processes that share the prompts (Ray); 1 is this one alone
-    worker_cpus: float = Pool.cpus  # CPU share of each
-    worker_gpus: float = Pool.gpus  # GPU share of each
-    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
-    address: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.raster_frames is not None and self.raster_frames < 0:
-            raise ValueError(f"raster_frames must be at least 0, got {self.raster_frames}")
-        check_suffix(self.output)
-        if self.compare and self.decoding(GenerationDefaults(), 1) == Raster():
-            raise ValueError("compare already runs raster; leave it out")
-        alone = ("prompt", "output", "compare", "raster_frames")
-        many = ("out", "workers", "worker_cpus", "worker_gpus", "address")
-        is_many = self.prompts is not None
-        for name in alone if is_many else many:
-            if getattr(self, name) != getattr(GenerateOptions, name):
-                kind = "one video, not" if is_many else "many videos: it needs"
-                hint = "; one video goes to --output" if name == "out" else ""
-                raise ValueError(f"{name} is for {kind} --prompts{hint}")
-        if is_many and self.out is None:
-            raise ValueError("prompts need --out, a folder for their videos")
-        self.pool()
-
-    def pool(self) -> Pool:
-        """Return who goes on from the prompts."""
-        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Needs no model and no torch. Everything on the page is computed from results.jso
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +22,11 @@ from diagd.evaluation.revisit import (
 )
 from diagd.evaluation.summary import Groups, grouped, summarize
 from diagd.files import write_text
-from diagd.flags import OutputFolder
 from diagd.reporting.examples import example_sections
+from diagd.reporting.options import ReportOptions
 from diagd.reporting.page import Section, as_markdown, as_page
 from diagd.reporting.plots import plot_drift, plot_frontier, plot_horizons
 from diagd.reporting.tables import TextTable, difference_table, has_tokens, main_table
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Write report.html and report.md with their pictures from an evaluation's results."""
-
-    results: Path  # folder that diagd evaluate wrote
-    out: OutputFolder | None = None  # folder to write; default: the same one
-    title: str = "Diagonal decoding: quality and speed"  # of the page
-    examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
-
-    def __post_init__(self) -> None:
-        if self.examples < 0:
-            raise ValueError(f"examples must be at least 0, got {self.examples}")
 
 
 def main(options: ReportOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from av.filter import Graph
 from torch import Tensor
 
 from diagd.data.video import contact_sheet, write_image, write_video
-from diagd.files import replacing
+from diagd.files import FRAME_SUFFIXES, check_suffix, replacing
 
 SHEET_COLUMNS = 5
 
@@ -27,12 +27,6 @@ def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None
     """
     check_suffix(path)
     WRITERS[Path(path).suffix.lower()](Path(path), frames.cpu(), Fraction(fps))
-
-
-def check_suffix(path: str | Path) -> None:
-    """Raise ValueError unless `save_frames` can write such a file."""
-    if Path(path).suffix.lower() not in WRITERS:
-        raise ValueError(f"output must end in {', '.join(WRITERS)}, got {path}")
 
 
 def _write_gif(path: Path, frames: Tensor, fps: Fraction) -> None:
@@ -84,9 +78,6 @@ def _write_sheet(path: Path, frames: Tensor, fps: Fraction) -> None:
     write_image(path, contact_sheet(frames, SHEET_COLUMNS))
 
 
-WRITERS: dict[str, Callable[[Path, Tensor, Fraction], None]] = {
-    ".mp4": write_video,
-    ".gif": _write_gif,
-    ".webp": _write_webp,
-    ".png": _write_sheet,
-}
+_Writer = Callable[[Path, Tensor, Fraction], None]
+_WRITERS: tuple[_Writer, ...] = (write_video, _write_gif, _write_webp, _write_sheet)
+WRITERS = dict(zip(FRAME_SUFFIXES, _WRITERS, strict=True))

@@ -9,6 +9,7 @@ from torch import Tensor
 from diagd.decoding.inputs import check_actions, check_grid, check_room
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.strategies.decode import decode
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import as_strategy
 from diagd.decoding.stream import Stream
@@ -111,6 +112,6 @@ class DecodingEngine(Stream):
             held = min(self.num_held, 2)  # stand-ins reach 2 frames back
             layout = self.layout(part.shape[1], held, self.num_used > 0)
             self.open(layout, part)
-            for _ in strategy.decode(self, layout):
+            for _ in decode(strategy, self, layout):
                 yield self.finish_frame(self.num_used + layout.slots_per_frame)
             done += part.shape[1]

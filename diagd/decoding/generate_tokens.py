@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.plan import RowStart
+from diagd.decoding.layout import RowStart
 from diagd.decoding.runner import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid

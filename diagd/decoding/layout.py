@@ -8,8 +8,12 @@ is told; `Stream.slots_at` makes of these the indices in the token buffer and in
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from diagd.decoding.schedule import TokenGrid
+
+# Which token id stands in for a predecessor that is not known yet (see `Diagonal`)
+RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +68,11 @@ class SequenceLayout:
     def holds_frame(self, t: int) -> bool:
         """Whether frame t is part of the sequence (generated or context)."""
         return -self.context_frames <= t < self.grid.num_frames
+
+
+def check_row_start(row_start: str) -> None:
+    """Raise ValueError unless the name is a `RowStart`."""
+    if row_start not in get_args(RowStart):
+        raise ValueError(
+            f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
+        )

@@ -8,15 +8,14 @@ section 3.2; who predicts whom: docs/glossary.md, "stand-in").
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.layout import RowStart, SequenceLayout, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule
 
-RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 LEAST_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
@@ -123,14 +122,6 @@ def padded_width(num_lanes: int, widest: int | None = None) -> int:
         return 1
     width = max(LEAST_WIDTH, 1 << (num_lanes - 1).bit_length())
     return width if widest is None or 4 * width <= 3 * widest else widest
-
-
-def check_row_start(row_start: str) -> None:
-    """Raise ValueError unless the name is a `RowStart`."""
-    if row_start not in get_args(RowStart):
-        raise ValueError(
-            f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
-        )
 
 
 def feeds(

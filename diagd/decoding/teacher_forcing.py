@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import RowStart, check_row_start, feeds
+from diagd.decoding.layout import RowStart, SequenceLayout, check_row_start
+from diagd.decoding.plan import feeds
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.decoding.visibility import NEVER, sees
 

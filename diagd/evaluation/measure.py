@@ -3,26 +3,24 @@
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.backends.devices import DTypeName, dtype_of
-from diagd.backends.prepare import Backend
+from diagd.backends.devices import dtype_of
 from diagd.data.actions import idle_action, split_actions
 from diagd.decoding.runner import CAPTURING
-from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.evaluation.named_clips import Clip, check_clips, clip_after, read_clip
+from diagd.evaluation.options import Settings
 from diagd.evaluation.results import Record, pack
 from diagd.evaluation.revisit import CHANCE, walk
 from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
-from diagd.metrics.fvd import Preprocessing, VideoFeatures
+from diagd.metrics.fvd import VideoFeatures
 from diagd.metrics.latents import frame_features
 from diagd.metrics.lpips import Lpips
 from diagd.metrics.quality import psnr, ssim
@@ -45,51 +43,6 @@ class Outcome(NamedTuple):
 
     record: Record
     frames: Tensor
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All that a number depends on; every process that measures gets the same.
-
-    Attributes:
-        models: label -> bundled name or checkpoint folder.
-        clips: folder of videos.
-        start: first frame taken of each clip.
-        context_frames, num_frames: frames given, and frames of a clip with those.
-        fps: frame rate of the clips; None takes any.
-        sampling: how tokens are drawn. seed: added to each clip's own.
-        lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
-        drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
-            again, and what is said of frames without the truth is measured, too.
-        revisit: frames to turn away for, and back, by `revisit_actions`; in place of the clip's own
-            actions. None: no turning (see `diagd.evaluation.revisit`).
-    """
-
-    models: dict[str, str]
-    clips: Path
-    start: int
-    context_frames: int
-    num_frames: int
-    fps: float | None
-    sampling: SamplingOptions
-    seed: int
-    tokenizer: Path | None
-    device: str
-    dtype: DTypeName
-    backend: Backend
-    lpips_backbone: Path | None
-    lpips_heads: Path | None
-    fvd_detector: Path | None
-    fvd_resize: Preprocessing
-    drift: bool = False
-    revisit: int | None = None
-    revisit_actions: tuple[str, str] = ("left", "right")
-
-    @property
-    def frames_read(self) -> tuple[int, int]:
-        """Frames to read of a clip, and how many are enough where it has no more."""
-        most = self.context_frames if self.revisit else self.num_frames
-        return most, self.context_frames + 1 if self.drift else most
 
 
 class ClipMeter:

@@ -13,19 +13,12 @@ from diagd.families.family import Checkpoint
 from diagd.families.hub import download, is_repository
 from diagd.families.naming import describe
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_own
-from diagd.families.presets import PRESETS
+from diagd.families.presets import ASSETS, PRESETS, available_models
 from diagd.families.released import read_released
 from diagd.finite import as_finite
 from diagd.models.transformer import Transformer
 
 logger = logging.getLogger("diagd")
-
-_ASSETS = Path(__file__).resolve().parent.parent / "assets"
-
-
-def available_models() -> list[str]:
-    """Return the names of the bundled models, which `load_model` takes."""
-    return sorted(path.parent.name for path in _ASSETS.glob(f"*/{WEIGHTS_FILE}"))
 
 
 def model_path(name_or_path: str | Path) -> Path:
@@ -36,7 +29,7 @@ def model_path(name_or_path: str | Path) -> Path:
         FileNotFoundError: No such bundled model, file, folder or repository.
     """
     if str(name_or_path) in available_models():
-        return _ASSETS / str(name_or_path)
+        return ASSETS / str(name_or_path)
     path = Path(name_or_path)
     if path.exists():
         return path

@@ -1,13 +1,10 @@
 """Generation defaults: how the makers of a model use it, where nothing else is asked for."""
 
 from dataclasses import dataclass, replace
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
-import torch
-from torch import Tensor
-
-from diagd.decoding.plan import RowStart
-from diagd.decoding.sampling import SamplingOptions
+from diagd.decoding.layout import RowStart
+from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.diagonal import Diagonal
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
@@ -68,7 +65,7 @@ class GenerationDefaults:
         return Diagonal(row_lag, frame_lag, row_start or "temporal")
 
     def sampling(
-        self, options: SamplingOptions | None, valid_range: tuple[int, int] | Tensor
+        self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
     ) -> SamplingOptions:
         """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
         options = options or SamplingOptions(self.temperature, top_p=self.top_p)
@@ -78,10 +75,12 @@ class GenerationDefaults:
         return replace(options, valid_range=valid_range, exclusive_top_p=exclusive)
 
 
-def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Tensor:
-    """Return the visual ids that may be drawn: one range, or one for each place of a frame."""
+def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Any:
+    """Return the visual ids that may be drawn: one range, or a tensor with one for each place."""
     if not defaults.first_id:
         return 0, config.image_vocab_size
+    import torch  # the defaults themselves are read without
+
     ranges = torch.zeros(config.grid_height, config.grid_width, 2, dtype=torch.int64)
     ranges[..., 1] = config.image_vocab_size
     ranges[0, 0, 0] = defaults.first_id

@@ -1,9 +1,17 @@
-"""Shapes of the models people have, by name: `Transformer.random(PRESETS[name])` for benchmarks."""
+"""Models by name: the bundled ones, and shapes of those that people have.
+
+`Transformer.random(PRESETS[name])` is a model for benchmarks.
+"""
 
 import math
+from pathlib import Path
 
-from diagd.families.table import FAMILIES
+from diagd.families.cosmos.presets import PRESETS as COSMOS
+from diagd.families.mineworld.presets import PRESETS as MINEWORLD
+from diagd.families.wham.presets import PRESETS as WHAM
 from diagd.models.config import ModelConfig
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
 _GRID = (14, 24)  # rows and columns of a frame of the bundled world
 _FRAMES = 8  # that its models hold
@@ -39,5 +47,12 @@ PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes
     **WORLD_SIZES,
-    **{name: preset for family in FAMILIES for name, preset in family.presets.items()},
+    **WHAM,
+    **COSMOS,
+    **MINEWORLD,
 }
+
+
+def available_models() -> list[str]:
+    """Return the names of the bundled models, which `load_model` takes."""
+    return sorted(path.parent.name for path in ASSETS.glob("*/model.safetensors"))

@@ -8,21 +8,17 @@ belongs beside every number, as do the hash of the detector, the number of clips
 """
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.metrics.preprocessing import MIN_FRAMES, Preprocessing
 from diagd.metrics.weights import short_sha256
 from diagd.torchscript import load_torchscript
 
-MIN_FRAMES = 10  # I3D halves time three times and pools the rest: shorter clips give no features
 INPUT_PX = 224
-
-# crop: the short side to 224 px, then the centre; stretch: straight to 224 x 224 px;
-# detector: pixels in [0, 255] as they are, scaled and stretched by the TorchScript itself
-Preprocessing = Literal["crop", "stretch", "detector"]
 
 
 class VideoFeatures:

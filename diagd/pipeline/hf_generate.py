@@ -22,7 +22,7 @@ from transformers.generation.logits_process import (
 )
 
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.plan import RowStart
+from diagd.decoding.layout import RowStart
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
 from diagd.models.guidance import GuidedModel

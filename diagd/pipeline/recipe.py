@@ -1,85 +1,16 @@
 """How a video is made, whatever it goes on from: what one prompt and many have in common."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from diagd.backends.devices import DTypeChoice, device_of
-from diagd.backends.prepare import Backend
-from diagd.decoding.plan import RowStart
-from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.strategies.diagonal import Diagonal
-from diagd.decoding.strategies.exact.exact import Tolerant
-from diagd.decoding.strategies.short_forms import strategy_of
+from diagd.backends.devices import device_of
 from diagd.decoding.strategies.strategy import Strategy
-from diagd.families.defaults import GenerationDefaults
-from diagd.flags import FrameLag, RowLag
 from diagd.pipeline.coming import asked_actions, one_a_frame, read_text, walk_actions
 from diagd.pipeline.generated_video import GeneratedVideo
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.options import Recipe
 from diagd.pipeline.prompt_tokens import grids_of
 from diagd.pipeline.prompts import Prompt
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that a video depends on beside its prompt; what is None is a default of the model."""
-
-    model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
-    config: Path | None = None  # a released checkpoint's config, if not beside it
-    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
-    context_frames: int | None = None  # frames of the prompt that the model sees
-    # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
-    # bundled walk
-    actions: str | None = None
-    text: str | None = None  # what the video shows, for models that read a text
-    text_encoder: Path | None = None  # folder of the T5 that encodes the text
-    text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
-    frames: int | None = None  # frames to generate
-    # how to decode: raster, k=2, k=1,d=14, exact, jacobi, sjd, zipar=4 ...; or in short:
-    strategy: str | None = None
-    row_lag: RowLag = None  # the paper's k: columns a row runs ahead of the next one
-    # the paper's d: steps between frames; default: a frame starts when the last is whole
-    frame_lag: FrameLag = None
-    # what stands in for a predecessor that is not known yet; default temporal
-    row_start: RowStart | None = None
-    raster: bool = False  # next-token prediction, one token a step
-    exact: bool = False  # what raster would write, token for token, in fewer steps
-    tolerance: float = 1.0  # let drafts stay that are so many times too unlikely for --exact
-    temperature: float | None = None  # 0 is greedy
-    top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = None  # keep the likeliest tokens up to this mass
-    seed: int = 0  # repeats a video exactly
-    device: str = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
-    # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
-    backend: Backend = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("frames", "context_frames"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.tolerance != 1 and not self.exact:
-            raise ValueError("tolerance needs --exact")
-
-    def decoding(self, defaults: GenerationDefaults, height: int) -> Strategy:
-        """Return the strategy that the flags name, for frames of so many rows of tokens."""
-        lags = self.row_lag, self.frame_lag, self.row_start
-        strategy = strategy_of(self.strategy, *lags, raster=self.raster, exact=self.exact)
-        if self.tolerance != 1:
-            return Tolerant(self.tolerance)
-        if self.strategy is None and isinstance(strategy, Diagonal):
-            return defaults.strategy(height, *lags)
-        return strategy
-
-    def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
-        """Return how tokens are drawn; greedy needs no truncation."""
-        temperature = defaults.temperature if self.temperature is None else self.temperature
-        if temperature == 0:
-            return SamplingOptions(0.0, self.top_k, self.top_p)
-        return SamplingOptions(
-            temperature, self.top_k, defaults.top_p if self.top_p is None else self.top_p
-        )
 
 
 class PreparedWorld:

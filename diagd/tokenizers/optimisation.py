@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from diagd.files import write_bytes
 from diagd.tokenizers.frames import normalise
+from diagd.tokenizers.options import OptimisationOptions
 from diagd.tokenizers.vq import VQTokenizer
 
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
@@ -27,47 +28,6 @@ DECAY = 0.98  # of the codebook's moving average
 DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
 RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
 WARM_UP = 0.05  # share of training in which the learning rate rises
-DEFAULT_MINUTES = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimisationOptions:
-    """How a tokenizer is trained."""
-
-    steps: int | None = None  # optimizer steps that the tokenizer is trained for
-    minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
-    batch: int = 8  # frames a step
-    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
-    decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
-    seed: int = 0  # of the weights and of the order of frames
-    threads: int = 2  # workers, each with its share of the batch
-    device: str = "cpu"  # cpu or cuda
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}")
-        if self.batch % self.threads:
-            raise ValueError(
-                f"batch must be a multiple of threads={self.threads}, got {self.batch}"
-            )
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device 'cuda' is not available here, use cpu")
-
-    def share_done(self, step: int, seconds: float) -> float:
-        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
-        minutes = self.minutes or (None if self.steps else DEFAULT_MINUTES)
-        by_steps = step / self.steps if self.steps else 0.0
-        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
 
 
 @dataclass(frozen=True)

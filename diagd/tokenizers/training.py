@@ -5,9 +5,7 @@ checkpoint is already usable, and it can be killed at any time. Progress is in `
 """
 
 import json
-import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,49 +17,14 @@ from diagd.data.video import read_video
 from diagd.files import append_line, rewind_log
 from diagd.tokenizers.frames import check_frames
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.optimisation import OptimisationOptions, TokenizerTrainer, progress_of
+from diagd.tokenizers.optimisation import TokenizerTrainer, progress_of
+from diagd.tokenizers.options import TokenizerOptions
 from diagd.tokenizers.vq import VQTokenizer
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"
 OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
 LOG_EVERY = 50
-SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerOptions(OptimisationOptions):
-    """What tokenizer to train, and on what."""
-
-    clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
-    size: str | None = None  # crop and scale frames to this height and width: 64x96
-    init: Path | None = None  # tokenizer to start training from, instead of from scratch
-    patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
-    codes: int = 1024  # codebook size, from scratch
-    frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
-    checkpoint_s: float = 60.0  # seconds between checkpoints
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("codes", "frame_stride", "patch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.patch is not None and self.init is not None:
-            raise ValueError("patch is that of the tokenizer where init names one: leave it out")
-        if self.size is not None and not SIZE.fullmatch(self.size):
-            raise ValueError(
-                f"size must be height x width in pixels, even and at least 10: 64x96; "
-                f"got {self.size}"
-            )
-
-    @property
-    def size_px(self) -> tuple[int, int] | None:
-        """Height and width that frames are fitted to; None: as stored."""
-        if self.size is None:
-            return None
-        height, width = map(int, self.size.split("x"))
-        return height, width
 
 
 def find_clips(folder: Path) -> list[Path]:

@@ -5,7 +5,6 @@ the parts of a world: tokenizer, actions, generation defaults, a prompt and star
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, video_length
 from diagd.families.own_format import TOKENIZER_FOLDER
 from diagd.files import copy_whole
-from diagd.flags import OutputFolder
 from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import STILL, actions_of, write_shards
 from diagd.tokenizers.training import (
     OF_TRAINING,
-    TokenizerOptions,
     find_clips,
     finished_tokenizer,
     load_frames,
@@ -29,28 +26,11 @@ from diagd.tokenizers.training import (
     train_tokenizer,
 )
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.clip_options import TokenizeOptions
 from diagd.training.world_parts import write_starts
 
 MOST_PIECE = 64  # frames that clips are cut into
 LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizeOptions(TokenizerOptions):
-    """Turn recorded clips into a folder that `diagd train` takes: tokens, tokenizer, scenes."""
-
-    out: OutputFolder  # folder to write; a killed run goes on from here
-    heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
-    heldout_share: float = 0.1  # which share: every tenth clip by name
-    tokenizer: Path | None = None  # trained tokenizer to apply as it is, instead of training
-    actions: Path | None = None  # actions.json with the order of actions; else as in the clips
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.heldout_share <= 0.5:
-            raise ValueError(f"heldout_share must be in (0, 0.5], got {self.heldout_share}")
-        if self.tokenizer is not None and self.init is not None:
-            raise ValueError("--tokenizer is applied as it is; to train it further use --init")
 
 
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:

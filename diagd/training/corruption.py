@@ -7,28 +7,16 @@ function of seed, step and the number of the sequence in the step's batch, so ne
 number of processes changes it.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from diagd.training.losses import ViewLoss
+from diagd.training.options import CorruptWith
 from diagd.training.sequences import generator_of
 
-CorruptWith = Literal["uniform", "samples"]
 _DRAW = 2  # tells these generators from that of a step's strategy
-
-
-def check_corruption(share: float, kind: str) -> None:
-    """Raise ValueError unless a share below 1 of the tokens can be replaced by the kind."""
-    if not 0 <= share < 1:
-        raise ValueError(f"corrupt must be in [0, 1), got {share}")
-    if kind not in get_args(CorruptWith):
-        raise ValueError(
-            f"corrupt_with must be one of {', '.join(get_args(CorruptWith))}, got {kind!r}"
-        )
-    if kind != "uniform" and not share:
-        raise ValueError(f"corrupt_with={kind} needs --corrupt, a share above 0")
 
 
 class Corruption(NamedTuple):

@@ -6,32 +6,19 @@ under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.te
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from diagd.console import make_console
 from diagd.families.checkpoints import load_model, model_path
 from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
-from diagd.training.mixture import MixtureLoss, MixtureOptions
-from diagd.training.setup import OptimizerName, check_fit
+from diagd.training.mixture import MixtureLoss, corruption_of, views_of
+from diagd.training.options import FinetuneOptions
+from diagd.training.setup import check_fit
 from diagd.training.world_parts import copy_parts, next_steps
 
 RECORD_FILE = "finetune.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(MixtureOptions):
-    """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
-
-    init: str  # model to start from: doom, or a checkpoint folder
-    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
-    strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
-    context_frames: int = 1  # frames at the start, in raster order, that are not learnt
-    steps: int = 5000  # optimiser steps
-    learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
-    optimizer: OptimizerName = "muon"  # for the blocks' matrices, and adamw for the rest; or adamw
-    warmup_steps: int = 100  # steps of linear warm-up
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
@@ -56,14 +43,14 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
                 f"window must be {most}, the frames that {options.init} holds and its streams see, "
                 f"got {options.window}"
             )
-    views = options.views(model.config.grid_height, model.config.grid_width)
+    views = views_of(options, model.config.grid_height, model.config.grid_width)
     purpose = {"init": options.init, **options.purpose()}
     run = TrainingRun(options, clips, model, {"finetune": purpose})
     run.resume()
     if run.accelerator.is_main_process:
         copy_parts(model_path(options.init), options.out)
         write_json(options.out / RECORD_FILE, {**purpose, "options": asdict(options)})
-    wrong = options.corruption(clips.codebook_size, run.accelerator.process_index)
+    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
     loss = MixtureLoss(options, views, run.accelerator.device, wrong)
     run.train(loss)
     seen = {} if held_out is None else loss.validate(run, held_out)

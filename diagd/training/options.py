@@ -5,14 +5,21 @@ learning rate falls towards that end. Time is what was spent in training, over a
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from diagd.backends.native.compiler import find_compiler
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.strategy import Conditions
+from diagd.decoding.strategies.table import parse_strategy
+from diagd.families.presets import PRESETS
 from diagd.flags import OutputFolder
-from diagd.tokenizers.shards import TokenClips
-from diagd.training.setup import OptimizerName
 
+OptimizerName = Literal["adamw", "muon"]
+CorruptWith = Literal["uniform", "samples"]
+DEFAULT_MINUTES = 20.0
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
 WARM_UP_STEPS = 50
 LEAST_COMPILED_S = 600.0  # compiling takes about a minute
@@ -87,11 +94,11 @@ class LoopOptions:
         is_long = self.seconds is None or self.seconds >= LEAST_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 
-    def length_of(self, clips: TokenClips) -> int:
-        """Return the tokens of a sequence: its frames, and the actions between them."""
+    def length_of(self, clips: Any) -> int:
+        """Return the tokens of a sequence of `TokenClips`: frames, and actions between them."""
         return self.frames * (clips.tokens[0, 0].numel() + 1) - 1
 
-    def batch_of(self, clips: TokenClips) -> int:
+    def batch_of(self, clips: Any) -> int:
         """Return the sequences of a step and process."""
         return self.batch_size or max(1, round(BATCH_TOKENS / self.length_of(clips)))
 
@@ -110,3 +117,162 @@ class LoopOptions:
             return self.learning_rate * (step + 1) / self.warm_up
         done = self.share_done(step, seconds, self.warm_up)
         return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Strategies and how often each is drawn.
+
+    Attributes:
+        weights: strategies with a schedule, and a number above 0 for each.
+    """
+
+    weights: dict[Scheduled, float]
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> "Mixture":
+        """Read names, of which a text may hold several with spaces between, each `NAME[:WEIGHT]`.
+
+        Raises:
+            ValueError: no name, one that is none, is named twice or has no schedule, or a weight
+                that is no number above 0.
+        """
+        weights: dict[Scheduled, float] = {}
+        for word in (word for text in texts for word in text.split()):
+            name, _, weight = word.partition(":")
+            strategy = parse_strategy(name)
+            if not isinstance(strategy, Scheduled):
+                raise ValueError(
+                    f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
+                )
+            if strategy in weights:
+                raise ValueError(f"strategies must be named once each, got {strategy} twice")
+            weights[strategy] = _weight(weight, word) if ":" in word else 1.0
+        if not weights:
+            raise ValueError("strategies must name at least one, such as k=1")
+        return cls(weights)
+
+    def __str__(self) -> str:
+        """Return the spelling that `parse` reads."""
+        return " ".join(
+            f"{strategy}" + (f":{weight:g}" if weight != 1 else "")
+            for strategy, weight in self.weights.items()
+        )
+
+
+def _weight(text: str, word: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < float("inf"):
+        raise ValueError(f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}")
+    return weight
+
+
+def check_corruption(share: float, kind: str) -> None:
+    """Raise ValueError unless a share below 1 of the tokens can be replaced by the kind."""
+    if not 0 <= share < 1:
+        raise ValueError(f"corrupt must be in [0, 1), got {share}")
+    if kind not in get_args(CorruptWith):
+        raise ValueError(
+            f"corrupt_with must be one of {', '.join(get_args(CorruptWith))}, got {kind!r}"
+        )
+    if kind != "uniform" and not share:
+        raise ValueError(f"corrupt_with={kind} needs --corrupt, a share above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOptions(LoopOptions):
+    """What a training run is told of schedules."""
+
+    strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
+    context_frames: int  # frames at the start that are given, in raster order, and not learnt
+    # frames that may be seen, the one under way included, as in a stream that has outgrown its
+    # context; longer sequences are read in one go all the same. Default: all of a sequence
+    window: int | None = None
+    corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
+    # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
+    corrupt_with: CorruptWith = "uniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for strategy in self.mixture().weights:
+            strategy.check(Conditions(temperature=0))
+        check_corruption(self.corrupt, self.corrupt_with)
+        if not 0 <= self.context_frames < self.frames:
+            raise ValueError(
+                f"context_frames must be in [0, frames={self.frames}), got {self.context_frames}"
+            )
+
+        least = max(2, self.context_frames)
+        if self.window is not None and not least <= self.window < self.frames:
+            raise ValueError(
+                f"window must be in [{least}, frames={self.frames}): what has more frames outgrows "
+                f"it; got {self.window}"
+            )
+
+    @property
+    def frames_held(self) -> int:
+        """Frames that a model's context has to hold."""
+        return self.window or self.frames
+
+    def mixture(self) -> Mixture:
+        """Return the strategies and their weights."""
+        return Mixture.parse(self.strategies)
+
+    def purpose(self) -> dict[str, object]:
+        """Return what a run is for; two runs that differ in it are not the same one."""
+        wrong = {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with} if self.corrupt else {}
+        return {
+            "strategies": str(self.mixture()),
+            "context_frames": self.context_frames,
+            "frames": self.frames,
+            **({"window": self.window} if self.window else {}),
+            **wrong,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(MixtureOptions):
+    """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
+
+    Without --steps it takes 20 minutes, and a model that fits the time.
+    """
+
+    # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the time
+    model: str | None = None
+    init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
+    # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
+    learning_rate: float = 3e-3
+    # muon for the blocks' matrices and adamw for the rest, or adamw for all
+    optimizer: OptimizerName = "muon"
+    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
+    strategies: tuple[str, ...] = ("raster", "k=1")
+    context_frames: int = 0  # frames at the start, in raster order, that are not learnt
+
+    def __post_init__(self) -> None:
+        choices = [name for name in PRESETS if name.startswith("mc-ar")]
+        if self.model is not None and self.model not in choices:
+            raise ValueError(f"model must be one of {', '.join(choices)}, got {self.model!r}")
+        super().__post_init__()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long to train at most; None: as long as the steps take."""
+        given = super().seconds
+        return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(MixtureOptions):
+    """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
+
+    init: str  # model to start from: doom, or a checkpoint folder
+    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
+    strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
+    context_frames: int = 1  # frames at the start, in raster order, that are not learnt
+    steps: int = 5000  # optimiser steps
+    learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
+    optimizer: OptimizerName = "muon"  # for the blocks' matrices, and adamw for the rest; or adamw
+    warmup_steps: int = 100  # steps of linear warm-up

@@ -4,7 +4,7 @@ Optimisation defaults are those of the bundled world. Those of the paper (arXiv:
 appendix) are `--optimizer adamw --learning-rate 3e-4 --warmup-steps 10000 --steps 100000`.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,53 +12,21 @@ from rich.console import Console
 
 from diagd.console import make_console
 from diagd.families.own_format import TOKENIZER_FOLDER
-from diagd.families.presets import PRESETS
 from diagd.files import read_json_lines, write_json
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.dreams import PICTURE, DreamStrip
 from diagd.training.loop import Look, TrainingRun, read_clips
-from diagd.training.mixture import MixtureLoss, MixtureOptions
-from diagd.training.setup import OptimizerName, check_tokenizer, fit_config, start_model
+from diagd.training.mixture import MixtureLoss, corruption_of, views_of
+from diagd.training.options import TrainOptions
+from diagd.training.setup import check_tokenizer, fit_config, start_model
 from diagd.training.sizing import plan_run
 from diagd.training.world_parts import copy_parts, next_steps
 
-DEFAULT_MINUTES = 20.0
 DEFAULT_MODEL = "mc-ar-doom"
 HELD_OUT_LOSS = "validation_loss"
 RECORD_FILE = "train.json"
 RISE = 0.02  # nats a token by which a held-out loss has clearly risen
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(MixtureOptions):
-    """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
-
-    Without --steps it takes 20 minutes, and a model that fits the time.
-    """
-
-    # preset, such as mc-ar-128x3, mc-ar-320x6, mc-ar-42m; default: sized to the time
-    model: str | None = None
-    init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
-    # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
-    learning_rate: float = 3e-3
-    # muon for the blocks' matrices and adamw for the rest, or adamw for all
-    optimizer: OptimizerName = "muon"
-    # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
-    strategies: tuple[str, ...] = ("raster", "k=1")
-    context_frames: int = 0  # frames at the start, in raster order, that are not learnt
-
-    def __post_init__(self) -> None:
-        choices = [name for name in PRESETS if name.startswith("mc-ar")]
-        if self.model is not None and self.model not in choices:
-            raise ValueError(f"model must be one of {', '.join(choices)}, got {self.model!r}")
-        super().__post_init__()
-
-    @property
-    def seconds(self) -> float | None:
-        """How long to train at most; None: as long as the steps take."""
-        given = super().seconds
-        return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
 
 
 def pretrain(options: TrainOptions) -> dict[str, Any]:
@@ -74,7 +42,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     model = start_model(config, options.seed, options.init)
     if options.init is not None:
         check_tokenizer(options.init, clips)
-    views = options.views(config.grid_height, config.grid_width)
+    views = views_of(options, config.grid_height, config.grid_width)
     run = TrainingRun(options, clips, model, {"train": options.purpose()})
     run.resume()
     is_main = run.accelerator.is_main_process
@@ -86,7 +54,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
         console.print(f"going on after step {run.step}")
     elif plan is not None and options.seconds is not None:
         console.print(plan.describe(options.seconds))
-    wrong = options.corruption(clips.codebook_size, run.accelerator.process_index)
+    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
     loss, look = MixtureLoss(options, views, run.accelerator.device, wrong), None
     if held_out is not None:
         look = _look(run, held_out, loss)

@@ -17,8 +17,7 @@ from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
-
-OptimizerName = Literal["adamw", "muon"]
+from diagd.training.options import OptimizerName
 
 
 def same_kind(clips: TokenClips, other: TokenClips) -> bool:

@@ -22,7 +22,8 @@ from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
-from diagd.training.mixture import MixtureLoss, MixtureOptions
+from diagd.training.mixture import MixtureLoss, corruption_of, views_of
+from diagd.training.options import MixtureOptions
 from diagd.training.sequences import draw_batch
 from diagd.training.setup import faster_precision, fit_config, make_optimizers
 
@@ -130,8 +131,8 @@ def _probe(options: MixtureOptions, clips: TokenClips, model: str) -> tuple[int,
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
-    views = options.views(config.grid_height, config.grid_width)
-    wrong = options.corruption(clips.codebook_size)
+    views = views_of(options, config.grid_height, config.grid_width)
+    wrong = corruption_of(options, clips.codebook_size)
     loss_of = MixtureLoss(replace(options, compile=False), views, device, wrong)
     optimizers = make_optimizers(probe, options.optimizer, options.learning_rate, 0.0)
     precision = faster_precision() if options.precision == "auto" else options.precision

@@ -10,7 +10,7 @@ from diagd.families.checkpoints import available_models, find_model
 from diagd.families.own_format import write_defaults
 from diagd.files import write_json
 from diagd.training.curves import plot_frontier, plot_profiles
-from diagd.training.tuning import Axis, TuneOptions
+from diagd.training.tuning_options import Axis, TuneOptions
 
 
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:

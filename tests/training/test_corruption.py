@@ -10,7 +10,7 @@ from torch.nn import functional
 from diagd.families.checkpoints import load_model
 from diagd.training.corruption import Corruption
 from diagd.training.losses import ViewLoss
-from diagd.training.mixture import MixtureLoss
+from diagd.training.mixture import MixtureLoss, corruption_of, views_of
 from diagd.training.pretraining import pretrain
 from diagd.training.sequences import draw_batch
 from tests.training.runs import assert_same_run, log_of, run_killed
@@ -27,7 +27,7 @@ def model(tmp_path):
 
 def loss_of(options, strategy: str = "k=1", context_frames: int = 1) -> ViewLoss:
     run = options(strategies=(strategy,), context_frames=context_frames)
-    (view, *_) = run.views(2, 3).values()
+    (view, *_) = views_of(run, 2, 3).values()
     return ViewLoss(view, CPU)
 
 
@@ -44,8 +44,9 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
     mixture = options(
         strategies=(strategy,), context_frames=1, corrupt=0.9, corrupt_with=kind, seed=3
     )
-    wrong = mixture.corruption(SHARD_CODES)
-    losses = MixtureLoss(mixture, mixture.views(2, 3), CPU, wrong)
+    wrong = corruption_of(mixture, SHARD_CODES)
+    assert wrong is not None
+    losses = MixtureLoss(mixture, views_of(mixture, 2, 3), CPU, wrong)
     loss, met = loss_of(options, strategy), 0
     tokens, view = draw_batch(clips_of(), 3, 4, 0), loss.view
     actions = tokens >= SHARD_CODES
@@ -72,9 +73,9 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
 def test_a_rate_of_zero_changes_nothing_bit_for_bit(kind, model, options):
     tokens = draw_batch(clips_of(), 3, 4, 0)
     run = options(strategies=("k=1",), context_frames=1)
-    assert run.corruption(SHARD_CODES) is None
-    plain = MixtureLoss(run, run.views(2, 3), CPU)
-    none = MixtureLoss(run, run.views(2, 3), CPU, Corruption(0.0, kind, 0, SHARD_CODES))
+    assert corruption_of(run, SHARD_CODES) is None
+    plain = MixtureLoss(run, views_of(run, 2, 3), CPU)
+    none = MixtureLoss(run, views_of(run, 2, 3), CPU, Corruption(0.0, kind, 0, SHARD_CODES))
     for step in range(3):
         gradients = []
         for losses in (plain, none):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from diagd.decoding.strategies.table import parse_strategy
-from diagd.training.mixture import Mixture
+from diagd.training.mixture import Mixture, draw_strategy
 from diagd.training.pretraining import pretrain
 from tests.training.runs import assert_same_run, run_killed
 from tests.worlds import clips_of, write_shard
@@ -43,7 +43,7 @@ def test_what_is_no_mixture_is_refused(text, message):
 
 def test_strategies_are_drawn_as_often_as_their_weights_say():
     mixture = Mixture.parse(["raster", "k=1:2", "k=2:5"])
-    counts = Counter(str(mixture.draw(3, step)) for step in range(4000))
+    counts = Counter(str(draw_strategy(mixture, 3, step)) for step in range(4000))
     for name, share in (("raster", 1 / 8), ("k=1", 2 / 8), ("k=2", 5 / 8)):
         deviation = (4000 * share * (1 - share)) ** 0.5
         assert abs(counts[name] - 4000 * share) < 4 * deviation
@@ -51,12 +51,13 @@ def test_strategies_are_drawn_as_often_as_their_weights_say():
 
 def test_a_draw_is_a_function_of_seed_and_step_alone():
     mixture = Mixture.parse(["raster k=1 k=2"])
-    drawn = [mixture.draw(0, step) for step in range(50)]
+    drawn = [draw_strategy(mixture, 0, step) for step in range(50)]
     torch.manual_seed(9)
-    assert [mixture.draw(0, step) for step in reversed(range(50))] == drawn[::-1]
-    assert [mixture.draw(1, step) for step in range(50)] != drawn
-    assert mixture.draw(5, 7) == Mixture.parse(["raster k=1 k=2"]).draw(5, 7)
-    assert {Mixture.parse(["k=3"]).draw(0, step) for step in range(9)} == {parse_strategy("k=3")}
+    assert [draw_strategy(mixture, 0, step) for step in reversed(range(50))] == drawn[::-1]
+    assert [draw_strategy(mixture, 1, step) for step in range(50)] != drawn
+    assert draw_strategy(mixture, 5, 7) == draw_strategy(Mixture.parse(["raster k=1 k=2"]), 5, 7)
+    alone = Mixture.parse(["k=3"])
+    assert {draw_strategy(alone, 0, step) for step in range(9)} == {parse_strategy("k=3")}
 
 
 def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options):

@@ -4,10 +4,8 @@ Every clip is one episode with its own seed: a new start, a new player, nothing 
 can be killed and started again at any clip, and two machines record the same clips.
 """
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
@@ -18,49 +16,13 @@ from torch import Tensor
 
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.recorders.options import RecordOptions, size_of
 from diagd.data.video import resize, write_video
-from diagd.flags import OutputFolder
 
 ATTEMPTS = 20
 NEXT_SEED = 10_000_000  # from an episode that ended early to the one played instead
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
 ACTIONS_FILE = "actions.json"
-
-
-@dataclass(frozen=True)
-class RecordOptions:
-    """Let a program play a game, and write clips as mp4 with jsonl actions beside them."""
-
-    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
-    out: OutputFolder
-    gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
-    policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
-    actions: str | None = None  # module:name of a dict from names to the game's actions
-    # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
-    # package; maze unless given
-    scenario: str | None = None
-    clips: int = 400  # how many clips, one episode each
-    frames: int = 64  # frames a clip
-    first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
-    repeat: int | None = None  # game steps from frame to frame, all with one action
-    skip: int = 0  # game steps of doing nothing before the first frame
-    size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
-
-    def __post_init__(self) -> None:
-        for name in ("clips", "frames", "repeat"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("first_seed", "skip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.size is not None:
-            _size_of(self.size)
-        theirs = ("policy", "actions") if self.gym is None else ("scenario",)
-        for name in theirs:
-            if getattr(self, name) is not None:
-                owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
-                raise ValueError(f"--{name} is for {owner}")
 
 
 class Game(Protocol):
@@ -113,7 +75,7 @@ def record_clips(
     """
     with open_game(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
-        size_px = game.size_px if options.size is None else _size_of(options.size)
+        size_px = game.size_px if options.size is None else size_of(options.size)
         vocabulary = options.out / ACTIONS_FILE
         if vocabulary.is_file() and ActionVocabulary.load(vocabulary) != game.actions:
             raise ValueError(f"{options.out} holds clips with other actions: use another folder")
@@ -159,12 +121,3 @@ def _play(
         f"{game.name} ended before {num_frames} frames {ATTEMPTS} times in a row: "
         "ask for fewer --frames, or for a player that lives longer"
     )
-
-
-def _size_of(text: str) -> tuple[int, int]:
-    """Read HxW in pixels."""
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
-    size_px = (int(found[1]), int(found[2])) if found else (0, 0)
-    if min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16:
-        raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {text!r}")
-    return size_px

@@ -1,24 +1,23 @@
 """Strategies that follow a schedule: diagonals (arXiv:2503.14070, section 3.2), raster, ZipAR."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import RowStart, check_row_start, make_plan
+from diagd.decoding.layout import RowStart, check_row_start
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Promise, Spelled, Strategy
-from diagd.decoding.stream import Stream
+from diagd.decoding.strategies.strategy import Conditions, Promise, Spelled, Strategy, check_least
 
 
 class Scheduled(Strategy):
     """A strategy whose lanes are all known before the first step.
 
     Attributes:
+        lags: its fields that are lags.
         row_start: which token id stands in for a predecessor that is not known yet.
     """
 
+    lags: ClassVar[tuple[str, ...]] = ()
     row_start: RowStart
 
     @abstractmethod
@@ -30,22 +29,10 @@ class Scheduled(Strategy):
         """
 
     def check(self, conditions: Conditions) -> None:
-        """Raise ValueError for lags that do not fit the grid."""
+        """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
         if conditions.grid is not None:
             self.schedule(conditions.grid)
-
-    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-        """Feed the lanes of the plan, step by step."""
-        plan = make_plan(
-            self.schedule(layout.grid), layout, self.row_start, stream.pad, stream.knows_row_ends
-        )
-        base, frame, lanes = stream.num_used, 0, stream.place(plan)
-        for step in range(plan.num_steps):
-            fed = lanes[:, plan.starts[step] : plan.starts[step + 1]]
-            stream.feed(fed, plan.num_fed[step], base + plan.ends[step])
-            if step == plan.frame_done(frame):
-                frame += 1
-                yield
+        check_least(self, **dict.fromkeys(self.lags, 1))
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,7 @@ class Diagonal(Scheduled):
     """
 
     word = "k"
+    lags = ("row_lag", "frame_lag")
     row_lag: Annotated[int, Spelled("=")]
     frame_lag: Annotated[int | None, Spelled(",d=")] = None
     row_start: Annotated[RowStart, Spelled("/")] = "temporal"
@@ -102,6 +90,7 @@ class ZipAR(Scheduled):
     """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
 
     word = "zipar"
+    lags = ("window",)
     window: Annotated[int, Spelled("=")]
     row_start: RowStart = field(default="spatial", init=False)
 

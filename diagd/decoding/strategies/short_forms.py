@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diagd.decoding.plan import RowStart
+from diagd.decoding.layout import RowStart
 from diagd.decoding.strategies.diagonal import Diagonal, Raster
 from diagd.decoding.strategies.exact.exact import Exact
 from diagd.decoding.strategies.strategy import Strategy

@@ -1,4 +1,4 @@
-"""How to decode is a value: a strategy, with one spelling, a promise, and a way to choose lanes.
+"""How to decode is a value: a strategy, with one spelling and a promise.
 
 A strategy is a frozen dataclass. Fields that are `Spelled` make its name, such as
 `k=2,d=28/predecessor`:
@@ -10,20 +10,18 @@ A strategy is a frozen dataclass. Fields that are `Spelled` make its name, such 
         frame_lag: Annotated[int | None, Spelled(",d=")] = None
         row_start: Annotated[RowStart, Spelled("/")] = "temporal"
 
-`diagd.decoding.strategies.table` lists all of them and reads names.
+`diagd.decoding.strategies.table` lists all of them and reads names; `decode` has them write frames.
+What is said here is known before PyTorch is imported, so commands refuse mistakes at once.
 """
 
 import re
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
+from decimal import Decimal
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
-import numpy as np
-
-from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.stream import Stream
 
 # What is written is raster's tokens, or others of raster's distribution, or neither.
 Promise = Literal["tokens", "distribution", "no"]
@@ -82,7 +80,7 @@ class Strategy(ABC):
             value = getattr(self, one.name)
             if value != one.default:
                 if isinstance(value, float):
-                    value = np.format_float_positional(value, trim="-")
+                    value = f"{Decimal(repr(value)):f}".removesuffix(".0")
                 text += f"{prefix}{value}"
         return text
 
@@ -115,13 +113,13 @@ class Strategy(ABC):
                 f"{self} needs backend eager or native: its steps go by what earlier ones drew from"
             )
 
-    @abstractmethod
-    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-        """Write the frames of a layout behind the slots in use; yield as each becomes whole.
 
-        The stream holds the actions already and hides what is not written (`Stream.open`). Between
-        two frames it moves on (`Stream.num_used`) by the slots of the frame that is whole.
-        """
+def check_least(strategy: Any, **least: int) -> None:
+    """Raise ValueError where a number of a strategy is given and below the least it may be."""
+    for name, bound in least.items():
+        value = getattr(strategy, name)
+        if value is not None and value < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:

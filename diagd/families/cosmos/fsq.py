@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-LEVELS = (8, 8, 8, 5, 5, 5)
-CODEBOOK_SIZE = math.prod(LEVELS)  # 64000
+from diagd.families.cosmos.presets import LEVELS
 
 _BASIS = [math.prod(LEVELS[:number]) for number in range(len(LEVELS))]  # the first digit is lowest
 _SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach

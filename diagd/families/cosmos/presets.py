@@ -2,10 +2,14 @@
 
 import math
 
-from diagd.families.cosmos.fsq import CODEBOOK_SIZE
-from diagd.families.cosmos.tokenizer import COMPRESSION, HEIGHT_PX, WIDTH_PX, WINDOW_GRIDS
 from diagd.models.config import ModelConfig
 
+LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes (see `fsq`)
+CODEBOOK_SIZE = math.prod(LEVELS)  # 64000
+COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
+HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
+WINDOW = 33  # frames
+WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 LATENT_SHAPE = (WINDOW_GRIDS, HEIGHT_PX // COMPRESSION, WIDTH_PX // COMPRESSION)  # T, H, W
 YARN_FACTOR = 2.0  # of the models that were trained with YaRN
 

@@ -17,17 +17,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.fsq import CODEBOOK_SIZE, LEVELS, codes_to_indices
+from diagd.families.cosmos.fsq import codes_to_indices
+from diagd.families.cosmos.presets import (
+    CODEBOOK_SIZE,
+    COMPRESSION,
+    HEIGHT_PX,
+    LEVELS,
+    TEMPORAL_COMPRESSION,
+    WIDTH_PX,
+    WINDOW,
+    WINDOW_GRIDS,
+)
 from diagd.tokenizers.frames import BATCH_SIZE, check_frames, check_tokens, normalise, paint
 from diagd.tokenizers.storage import require_file
 from diagd.torchscript import load_torchscript
 
 ENCODER_NAME = "encoder.jit"
 DECODER_NAME = "decoder.jit"
-COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
-HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
-WINDOW = 33  # frames
-WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 
 
 def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:

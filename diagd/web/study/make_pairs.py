@@ -17,35 +17,12 @@ from diagd.data.actions import read_actions, split_actions, write_actions
 from diagd.data.video import read_video, resize, write_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
+from diagd.web.study.options import MakeOptions, parse_systems
 
 HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
-
-
-@dataclass(frozen=True)
-class MakeOptions:
-    """What to generate.
-
-    Attributes:
-        num_pairs: clips of every system.
-        systems: as the module describes.
-        clips: folder of mp4 + jsonl to continue; None continues the model's own prompt, with
-            actions drawn from the seed.
-        model: of systems that name none.
-        frames, context_frames: generated, and seen before.
-        seed: pair n is generated with seed + n.
-    """
-
-    num_pairs: int
-    systems: tuple[str, ...]
-    clips: Path | None
-    model: str
-    frames: int
-    context_frames: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -55,19 +32,6 @@ class PairStart:
     frames: Tensor
     fps: float
     actions: list[str] | None
-
-
-def parse_system(text: str, model: str) -> tuple[str, str, Strategy]:
-    """Return name, model and strategy of a system.
-
-    Raises:
-        ValueError: no strategy.
-    """
-    strategy, _, checkpoint = text.partition("@")
-    chosen = parse_strategy(strategy)
-    name = chosen.name.replace("/", "-")  # it names a folder
-    name += f"-{Path(checkpoint).name}" if checkpoint else ""
-    return name, checkpoint or model, chosen
 
 
 def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
@@ -80,10 +44,8 @@ def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
         FileNotFoundError: no such prompt clips or model.
         ValueError: options that do not fit, or a folder made with others.
     """
-    systems = [parse_system(text, options.model) for text in options.systems]
+    systems = parse_systems(options.systems, options.model)
     names = [name for name, _, _ in systems]
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
     for _, model, strategy in systems:
         found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)

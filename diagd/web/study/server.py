@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diagd.web.connections import SECONDS_TO_ASK, PatientProtocol
 from diagd.web.guard import adding_headers, check_origin, page_rules
 from diagd.web.study.app import study_app
+from diagd.web.study.options import LOOPBACK
 from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.store import StudyStore
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
 _RULES = page_rules(images="data:", media="blob:")

@@ -11,9 +11,11 @@ import torch
 
 import diagd
 from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.strategies.decode import decode as strategy_decode
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import STRATEGIES
+from diagd.decoding.stream import Stream
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()
@@ -248,9 +250,11 @@ class Backwards(Strategy):
 
     word = "backwards"
 
-    def decode(self, stream, layout: SequenceLayout):
-        """Leave it to raster."""
-        return diagd.Raster().decode(stream, layout)
+
+@strategy_decode.register
+def _(strategy: Backwards, stream: Stream, layout: SequenceLayout):
+    """Leave it to raster."""
+    return strategy_decode(diagd.Raster(), stream, layout)
 
 
 def test_a_strategy_from_outside_of_the_table_is_taken_as_a_value():

@@ -1,6 +1,7 @@
 import torch
 
-from diagd.families.cosmos.fsq import CODEBOOK_SIZE, LEVELS, codes_to_indices, quantize
+from diagd.families.cosmos.fsq import codes_to_indices, quantize
+from diagd.families.cosmos.presets import CODEBOOK_SIZE, LEVELS
 from tests.families.cosmos.scripts import indices_to_codes
 from tests.golden import golden
 

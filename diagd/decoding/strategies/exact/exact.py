@@ -1,31 +1,11 @@
 """Strategies that verify drafts by the noise of their place: raster's tokens in fewer steps."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from torch import Tensor
-
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import gumbel_noise, if_any_best, truncated_logits
-from diagd.decoding.strategies.exact.costs import best_num_lanes
-from diagd.decoding.strategies.exact.drafts import Drafts
-from diagd.decoding.strategies.exact.rules import keep_within
-from diagd.decoding.strategies.exact.verification import step_costs, verify_frames
-from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy
-from diagd.decoding.stream import Stream
-from diagd.decoding.workspace import Step
+from diagd.decoding.strategies.strategy import Promise, Spelled, Strategy, check_least
 
 LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
-
-
-def check_least(strategy: Any, **least: int) -> None:
-    """Raise ValueError where a number of a strategy is given and below the least it may be."""
-    for name, bound in least.items():
-        value = getattr(strategy, name)
-        if value is not None and value < bound:
-            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -56,12 +36,6 @@ class Exact(Strategy):
         """Raster's tokens."""
         return "tokens"
 
-    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-        """Verify drafts that run ahead along a diagonal."""
-        num_lanes = self.num_lanes or best_num_lanes(step_costs(stream))
-        drafts = Drafts(layout, stream.batch_size, num_lanes, self.draft_lag, self.draft_width)
-        return verify_frames(stream, layout, drafts)
-
 
 @dataclass(frozen=True)
 class Jacobi(Strategy):
@@ -77,10 +51,6 @@ class Jacobi(Strategy):
     def promise(self) -> Promise:
         """Raster's tokens."""
         return "tokens"
-
-    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-        """Verify the drafts that follow the prefix."""
-        return Exact(self.num_lanes, draft_lag=0).decode(stream, layout)
 
 
 @dataclass(frozen=True)
@@ -105,25 +75,3 @@ class Tolerant(Strategy):
     def promise(self) -> Promise:
         """Raster's tokens at a tolerance of 1."""
         return "tokens" if self.tolerance == 1 else "no"
-
-    def decode(self, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-        """Verify drafts that run ahead, and keep those within the tolerance."""
-        drafts = Drafts(layout, stream.batch_size, self.num_lanes, lag=None)
-        rule = _KeepWithin(self.tolerance) if self.tolerance > 1 else None
-        return verify_frames(stream, layout, drafts, rule)
-
-
-@dataclass(frozen=True)
-class _KeepWithin:
-    """The rule of `Tolerant`."""
-
-    tolerance: float
-
-    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
-        low, high = step.ranges.low, step.ranges.high
-        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
-        if step.sampling.temperature > 0:
-            places = lane.frames, lane.rows, lane.columns
-            scores = scores + gumbel_noise(step.space.seeds, *places, low, high)
-        drafts = step.space.tokens[:, lane.outputs] - low
-        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))

@@ -10,12 +10,15 @@ A draft that was not drawn has all of q's mass. Noise of `couple` is bound to th
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import gumbel_noise, lowest_id_of
+from diagd.decoding.sampling import gumbel_noise, if_any_best, lowest_id_of, truncated_logits
+from diagd.decoding.stream import Stream
+from diagd.decoding.workspace import Step
 
 _FRAMES = 4096  # the noise of step n is that of frame n * _FRAMES + frame
 
@@ -66,3 +69,37 @@ def couple(
     weights = torch.where(after[..., None], target, residual)
     drawn = (weights.log() + noise[..., :size]).argmax(-1)
     return torch.where(keep & ~after, drafts, drawn)
+
+
+@dataclass(frozen=True)
+class KeepWithin:
+    """The rule of `Tolerant`: `keep_within`."""
+
+    tolerance: float
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, high = step.ranges.low, step.ranges.high
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        if step.sampling.temperature > 0:
+            places = lane.frames, lane.rows, lane.columns
+            scores = scores + gumbel_noise(step.space.seeds, *places, low, high)
+        drafts = step.space.tokens[:, lane.outputs] - low
+        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))
+
+
+class Coupling:
+    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from."""
+
+    def __init__(self, stream: Stream, afresh: bool) -> None:
+        self.afresh = afresh
+        shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
+        self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, space = step.ranges.low, step.space
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        drafts = space.tokens[:, lane.outputs] - low
+        target, source = scores.softmax(-1), self.sources[:, lane.outputs]
+        self.sources.index_copy_(1, lane.outputs, target)
+        drawn = couple(target, source, drafts, space.seeds, lane, self.afresh) + low
+        return if_any_best(drawn, scores.amax(-1))

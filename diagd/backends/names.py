@@ -1,0 +1,7 @@
+"""Devices' number types and backends by the names that people give them."""
+
+from typing import Literal
+
+DTypeName = Literal["float32", "bfloat16", "float16", "int8"]
+DTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+Backend = Literal["auto", "native", "eager", "compile", "cuda-graph", "triton", "compiled-graph"]

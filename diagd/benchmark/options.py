@@ -1,0 +1,89 @@
+"""What `diagd bench` and `diagd doctor` are told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diagd.backends.names import Backend, DTypeChoice
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import parse_strategies
+from diagd.families.defaults import GenerationDefaults
+from diagd.flags import Device, RowLags
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Run raster, diagonal decoding and other strategies and compare.
+
+    They go on from one frame, and then, since a step takes longer the more it sees, from as many as
+    leave room for the frames to generate: what a stream comes to that has filled its context.
+
+    How many steps exact and the like take follows how sure the model is: random weights say little
+    about it. Trained ones (doom) after a context of random tokens, as here, take more than on
+    recorded clips, which runs/exact.py and `diagd evaluate` measure.
+    """
+
+    model: str = "doom"  # a preset with random weights (mc-ar-42m, wham-1.6b), doom, or a folder
+    grid: str | None = None  # frames x rows x columns to generate; default 2 frames of the model's
+    row_lag: RowLags = (1, 2, 4)  # a row for the diagonals of each
+    # more rows: k=1,d=14, exact, exact,lanes=32, sjd, zipar=4 ...
+    strategy: tuple[str, ...] = ()
+    overlap: bool = False  # frames start row_lag * rows steps apart (Cosmos); else spatial only
+    # frames to go on from, rows for each number; default: 1, and what fills the context
+    context_frames: tuple[int, ...] = ()
+    dtype: tuple[DTypeChoice, ...] = ("float32",)  # of the weights
+    backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
+    device: Device = "cpu"  # cpu, cuda, cuda:1
+    baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
+    repeats: int = 3  # timed runs of every row
+    steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
+    random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
+    seed: int = 0  # of random weights, prompt and actions
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "context_frames", "steps"):
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else [value]
+            if any(number is not None and number < 1 for number in values):
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.steps and self.baseline == "hf":
+            raise ValueError("steps skips most of our own steps: it needs --baseline none")
+        if self.temperature and self.baseline == "hf":
+            raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
+        grid = None if self.grid is None else TokenGrid.parse(self.grid)
+        for strategy in self.strategies(grid):
+            if self.steps and not isinstance(strategy, Scheduled):
+                raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
+            strategy.check(Conditions(self.sampling().temperature, grid))
+
+    def strategies(self, grid: TokenGrid | None = None) -> list[Strategy]:
+        """Return raster, a diagonal for each row_lag, and the others, each once."""
+        height = grid.height if self.overlap and grid is not None else None
+        lags = [Diagonal(k, None if height is None else k * height) for k in self.row_lag]
+        return list(dict.fromkeys([Raster(), *lags, *parse_strategies(self.strategy)]))
+
+    def sampling(self) -> SamplingOptions:
+        """Return how tokens are drawn."""
+        return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
+
+    With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and how those that
+    were `tried` did), `choices` (what auto becomes, and why, and what each of the `candidates`
+    takes for a step of one lane and of a diagonal), `extras` (the modules that each lacks),
+    `frames_per_second` of the bundled model by strategy, and `warnings`.
+    """
+
+    device: Device = "cpu"  # cpu, cuda, cuda:1
+    seconds: float = 5.0  # of the speed probe; 0 leaves it out
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < float("inf"):
+            raise ValueError(f"seconds must be 0 or more, got {self.seconds}")

@@ -1,0 +1,51 @@
+"""What `diagd record` is told."""
+
+import re
+from dataclasses import dataclass
+
+from diagd.flags import OutputFolder
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Let a program play a game, and write clips as mp4 with jsonl actions beside them."""
+
+    # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
+    out: OutputFolder
+    gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
+    policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
+    actions: str | None = None  # module:name of a dict from names to the game's actions
+    # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
+    # package; maze unless given
+    scenario: str | None = None
+    clips: int = 400  # how many clips, one episode each
+    frames: int = 64  # frames a clip
+    first_seed: int = 0  # clip i uses seed first_seed + i; keep held-out clips far from training
+    repeat: int | None = None  # game steps from frame to frame, all with one action
+    skip: int = 0  # game steps of doing nothing before the first frame
+    size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
+
+    def __post_init__(self) -> None:
+        for name in ("clips", "frames", "repeat"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("first_seed", "skip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.size is not None:
+            size_of(self.size)
+        theirs = ("policy", "actions") if self.gym is None else ("scenario",)
+        for name in theirs:
+            if getattr(self, name) is not None:
+                owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
+                raise ValueError(f"--{name} is for {owner}")
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Read HxW in pixels."""
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    size_px = (int(found[1]), int(found[2])) if found else (0, 0)
+    if min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16:
+        raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {text!r}")
+    return size_px

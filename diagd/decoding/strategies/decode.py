@@ -1,0 +1,86 @@
+"""Have a strategy write frames: what each of them does, step by step, where PyTorch is at hand."""
+
+from collections.abc import Iterator
+from functools import singledispatch
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import make_plan
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.exact.costs import best_num_lanes
+from diagd.decoding.strategies.exact.drafts import Drafts
+from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
+from diagd.decoding.strategies.exact.rules import Coupling, KeepWithin
+from diagd.decoding.strategies.exact.speculative import SpeculativeJacobi
+from diagd.decoding.strategies.exact.verification import step_costs, verify_frames
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.zipar_adaptive import AdaptiveZipAR
+from diagd.decoding.strategies.zipar_frame import AdaptiveFrame
+from diagd.decoding.stream import Stream
+
+
+@singledispatch
+def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Write the frames of a layout behind the slots in use; yield as each becomes whole.
+
+    The stream holds the actions already and hides what is not written (`Stream.open`). Between two
+    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy of
+    your own is registered: `@decode.register`.
+    """
+    raise TypeError(f"nobody has registered how {strategy} decodes")
+
+
+@decode.register
+def _(strategy: Scheduled, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Feed the lanes of the plan, step by step."""
+    plan = make_plan(
+        strategy.schedule(layout.grid),
+        layout,
+        strategy.row_start,
+        stream.pad,
+        stream.knows_row_ends,
+    )
+    base, frame, lanes = stream.num_used, 0, stream.place(plan)
+    for step in range(plan.num_steps):
+        fed = lanes[:, plan.starts[step] : plan.starts[step + 1]]
+        stream.feed(fed, plan.num_fed[step], base + plan.ends[step])
+        if step == plan.frame_done(frame):
+            frame += 1
+            yield
+
+
+@decode.register
+def _(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Write frame after frame."""
+    for _ in range(layout.grid.num_frames):
+        AdaptiveFrame(stream, layout, strategy.window).write()
+        yield
+
+
+@decode.register
+def _(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Verify drafts that run ahead along a diagonal."""
+    num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
+    lag, width = strategy.draft_lag, strategy.draft_width
+    drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
+    return verify_frames(stream, layout, drafts)
+
+
+@decode.register
+def _(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Verify the drafts that follow the prefix."""
+    return decode(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
+
+
+@decode.register
+def _(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Verify drafts that run ahead, and keep those within the tolerance."""
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
+    rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
+    return verify_frames(stream, layout, drafts, rule)
+
+
+@decode.register
+def _(strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Verify the drafts that follow the prefix, by coupling."""
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
+    return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))

@@ -1,0 +1,141 @@
+"""A frame of `AdaptiveZipAR` (arXiv:2412.04062), whose rows start when more context changes little.
+
+ZipAR starts a row once `window` tokens of the row above exist. Here the first token of a row, once
+drawn from p, waits for a token more of the row above, is kept with probability min(1, p'(x) / p(x))
+under the new p', and otherwise drawn from max(0, p' - p) to wait again; it is settled at the latest
+when the row above is whole.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.plan import SCRATCH, Lanes
+from diagd.decoding.sampling import UNDRAWN, truncated_logits
+from diagd.decoding.strategies.exact.rules import couple
+from diagd.decoding.stream import Stream
+from diagd.decoding.visibility import NEVER
+from diagd.decoding.workspace import Step
+
+
+class _Lane(NamedTuple):
+    position: int
+    source: int  # position of the token that is fed
+    output: int  # position written, or SCRATCH
+
+
+class AdaptiveFrame:
+    """One frame under way.
+
+    Attributes:
+        first: position of its first token.
+        written: tokens of each row that are settled.
+        drawn_from: rows whose first token waits, and what it was drawn from, (V,).
+        newest: the rule that draws, and remembers what the newest step drew from.
+    """
+
+    def __init__(self, stream: Stream, layout: SequenceLayout, window: int) -> None:
+        self.stream, self.grid, self.window = stream, layout.grid, window
+        self.first = stream.num_used + layout.num_action_tokens
+        self.written = [0] * self.grid.height
+        self.drawn_from: dict[int, Tensor] = {}
+        self.newest = _Remembering()
+
+    @torch.inference_mode()
+    def write(self) -> None:
+        """Step until the last row is whole."""
+        first, width = self.first, self.grid.width
+        known = range(max(self.stream.num_used - 1, 0), first)
+        lanes = [_Lane(at, at, first if at == first - 1 else SCRATCH) for at in known]
+        while True:
+            before, fields = self._feed(lanes)
+            for index, (position, source, output) in enumerate(lanes):
+                if output == SCRATCH:
+                    continue
+                row, column = divmod(output - first, width)
+                whole = source == position  # nothing more of the row above will come
+                if column == 0 and row and not (whole and row not in self.drawn_from):
+                    lane = Lanes.of(fields[:, index : index + 1])
+                    kept = self._reconsider(index, lane, before[:, index : index + 1], row)
+                    if not (kept or whole):
+                        continue
+                self.written[row] = column + 1
+            if self.written[-1] == width:
+                return
+            lanes = self._next_lanes()
+
+    def _next_lanes(self) -> list[_Lane]:
+        """Feed the newest token of each row under way; let rows that may start, stand in."""
+        width, written, stream = self.grid.width, self.written, self.stream
+        lanes: list[_Lane] = []
+        for row, count in enumerate(written):
+            start = self.first + row * width
+            below = row + 1 < len(written) and written[row + 1] == 0
+            newest = start + count - 1
+            fed_at = stream.fed_at[stream.slots_between(newest, newest + 1)]
+            if count and (count < width or fed_at == NEVER or below):
+                ends = count == width
+                output = newest + 1 if not ends or below else SCRATCH
+                lanes.append(_Lane(newest, newest, output))
+            if below and self.window <= count < width:
+                lanes.append(_Lane(start + width - 1, newest, start + width))
+        return lanes
+
+    def _feed(self, lanes: list[_Lane]) -> tuple[Tensor, Tensor]:
+        """Take a step; return (1, L) what stood where it wrote, and its lanes (8, L)."""
+        stream = self.stream
+        positions, sources, outputs = torch.tensor(lanes).T
+        places = (outputs - self.first) % self.grid.tokens_per_frame
+        lane = Lanes(
+            positions=positions,
+            slots=stream.slots_at(positions),
+            inputs=stream.slots_at(sources),
+            outputs=stream.slots_at(outputs),
+            steps=torch.full_like(positions, stream.num_steps),
+            frames=torch.full_like(positions, stream.num_generated),
+            rows=places // self.grid.width,
+            columns=places % self.grid.width,
+        )
+        fields = torch.stack(lane).to(stream.tokens.device)
+        stream.fed_at[lane.slots[positions == sources].to(fields.device)] = stream.num_steps
+        before = stream.tokens[:, Lanes.of(fields).outputs]
+        stream.feed(fields, len(lanes), int(positions.max()) + 1, self.newest)
+        return before, fields
+
+    def _reconsider(self, index: int, lane: Lanes, before: Tensor, row: int) -> bool:
+        """Look again at a first token that waits; return whether it was kept."""
+        stream = self.stream
+        target = self.newest.probabilities[:, index : index + 1]
+        source = self.drawn_from.get(row)
+        self.drawn_from[row] = target[0, 0]
+        if source is None:
+            return False  # drawn for the first time in this step
+        token = before - stream.ranges.low
+        new = couple(target, source[None, None], token, stream.seeds, lane, afresh=False)
+        drawn = stream.tokens[:, lane.outputs]
+        stream.tokens[:, lane.outputs] = torch.where(
+            drawn == UNDRAWN, UNDRAWN, new + stream.ranges.low
+        )
+        return bool((new == token).all())
+
+
+class _Remembering:
+    """Draw as always, and remember from what.
+
+    Attributes:
+        probabilities: (1, L, V) of the newest step.
+    """
+
+    probabilities = torch.empty(0)
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        drawn, low = step.draw(logits, lane), step.ranges.low
+        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        if step.sampling.temperature == 0:
+            ids = (drawn - low).clamp(min=0)[..., None]
+            self.probabilities = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
+        else:
+            self.probabilities = scores.softmax(-1)
+        return drawn

@@ -1,0 +1,203 @@
+"""What `diagd evaluate` is told, and what every process that measures is."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from diagd.backends.names import Backend, DTypeChoice, DTypeName
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import parse_strategies
+from diagd.evaluation.drift import DRIFT_FRAMES
+from diagd.evaluation.protocol import PROTOCOLS
+from diagd.evaluation.results import BASELINES, RASTER
+from diagd.evaluation.revisit import REVISIT_BASELINES
+from diagd.families.defaults import GenerationDefaults
+from diagd.flags import Device, OutputFolder
+from diagd.metrics.preprocessing import MIN_FRAMES, Preprocessing
+from diagd.workers import Pool
+
+Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a number depends on; every process that measures gets the same.
+
+    Attributes:
+        models: label -> bundled name or checkpoint folder.
+        clips: folder of videos.
+        start: first frame taken of each clip.
+        context_frames, num_frames: frames given, and frames of a clip with those.
+        fps: frame rate of the clips; None takes any.
+        sampling: how tokens are drawn. seed: added to each clip's own.
+        lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
+        drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
+            again, and what is said of frames without the truth is measured, too.
+        revisit: frames to turn away for, and back, by `revisit_actions`; in place of the clip's own
+            actions. None: no turning (see `diagd.evaluation.revisit`).
+    """
+
+    models: dict[str, str]
+    clips: Path
+    start: int
+    context_frames: int
+    num_frames: int
+    fps: float | None
+    sampling: SamplingOptions
+    seed: int
+    tokenizer: Path | None
+    device: str
+    dtype: DTypeName
+    backend: Backend
+    lpips_backbone: Path | None
+    lpips_heads: Path | None
+    fvd_detector: Path | None
+    fvd_resize: Preprocessing
+    drift: bool = False
+    revisit: int | None = None
+    revisit_actions: tuple[str, str] = ("left", "right")
+
+    @property
+    def frames_read(self) -> tuple[int, int]:
+        """Frames to read of a clip, and how many are enough where it has no more."""
+        most = self.context_frames if self.revisit else self.num_frames
+        return most, self.context_frames + 1 if self.drift else most
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Continue recorded clips by every model with every strategy, and compare with the truth.
+
+    Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
+    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32.
+    """
+
+    clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
+    out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
+    models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
+    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
+    strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
+    # the paper's clips and lengths, where the next flags leave them open
+    protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
+    num_clips: int | None = None  # clips, drawn at random from the folder by the seed
+    frames: int | None = None  # frames of a clip, the given ones included
+    context_frames: int | None = None  # given frames
+    fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
+    start: int = 0  # first frame taken of each clip
+    temperature: float = GenerationDefaults.temperature  # 0 is greedy
+    top_k: int | None = None  # keep the k likeliest tokens
+    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
+    seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
+    device: Device = "cpu"  # cpu, cuda, cuda:1
+    dtype: DTypeChoice = "float32"  # of the weights
+    backend: Backend = "auto"  # what runs the steps
+    lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
+    lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
+    fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
+    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
+    teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
+    # dream on when a clip is over, by default 256 frames, and show by eights how frames change
+    drift: bool = Settings.drift
+    # turn away for so many frames, stand still for one and turn back: is the picture there again?
+    revisit: int | None = Settings.revisit
+    revisit_actions: tuple[str, str] = Settings.revisit_actions  # that undo each other
+    save_videos: bool = False  # keep what was generated, for strips and videos in the report
+    workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
+    worker_cpus: float = Pool.cpus  # CPU share of each
+    worker_gpus: float = Pool.gpus  # GPU share of each
+    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, lowest in (
+            ("num_clips", self.length("num_clips"), 1),
+            ("context_frames", self.length("context_frames"), 1),
+            ("frames", self.length("frames"), self.length("context_frames") + 1),
+            ("start", self.start, 0),
+        ):
+            if value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        generated = self.length("frames") - self.length("context_frames")
+        if self.fvd_detector is not None and generated < MIN_FRAMES:
+            raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
+        if self.lpips_heads is not None and self.lpips_backbone is None:
+            raise ValueError("lpips_heads needs lpips_backbone as well")
+        if self.teacher_forced and not self.pool().is_this_process:
+            raise ValueError("teacher_forced runs in this process: leave --workers out")
+        if self.revisit is not None and self.revisit < 1:
+            raise ValueError(f"revisit must be at least 1, got {self.revisit}")
+        if self.revisit and self.frames is not None:
+            raise ValueError("revisit says how many frames there are: leave frames out")
+        asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
+        if (self.drift or self.revisit) and self.fvd_detector is not None:
+            raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
+        for strategy in self.strategies():
+            if self.teacher_forced and not isinstance(strategy, Scheduled):
+                raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
+            strategy.check(Conditions(self.sampling().temperature))
+        self.labelled_models()
+        self.pool()
+
+    def pool(self) -> Pool:
+        """Return who does the work."""
+        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
+
+    def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
+        """Return a number that was given, or else the protocol's."""
+        given = getattr(self, name)
+        if name == "frames" and given is None and (self.drift or self.revisit):
+            coming = 2 * self.revisit + 1 if self.revisit else DRIFT_FRAMES
+            return self.length("context_frames") + coming
+        return getattr(PROTOCOLS[self.protocol], name) if given is None else given
+
+    def methods(self) -> list[str]:
+        """Return what every clip is measured under, in order, each once."""
+        baselines = REVISIT_BASELINES if self.revisit else BASELINES
+        return [*baselines, *(strategy.name for strategy in self.strategies())]
+
+    def strategies(self) -> list[Strategy]:
+        """Return raster and the other strategies, each once."""
+        return parse_strategies((RASTER, *self.strategy))
+
+    def labelled_models(self) -> dict[str, str]:
+        """Return name or folder of each model by its label."""
+        pairs = [model.rpartition("=")[::2] for model in self.models]
+        labels = {label or name: name for label, name in pairs}
+        if not labels or len(labels) < len(pairs):
+            raise ValueError(f"models must be distinct and at least one, got {self.models}")
+        return labels
+
+    def sampling(self) -> SamplingOptions:
+        """Return how tokens are drawn; greedy decoding truncates nothing."""
+        truncation = (self.top_k, self.top_p) if self.temperature else (None, None)
+        return SamplingOptions(self.temperature, *truncation)
+
+    def settings(self, dtype: DTypeName) -> Settings:
+        """Return what workers need to know; the weights are of that type."""
+        return Settings(
+            models=self.labelled_models(),
+            clips=self.clips,
+            start=self.start,
+            context_frames=self.length("context_frames"),
+            num_frames=self.length("frames"),
+            fps=PROTOCOLS[self.protocol].fps if self.fps is None else self.fps,
+            sampling=self.sampling(),
+            seed=self.seed,
+            tokenizer=self.tokenizer,
+            device=self.device,
+            dtype=dtype,
+            backend=self.backend,
+            lpips_backbone=self.lpips_backbone,
+            lpips_heads=self.lpips_heads,
+            fvd_detector=self.fvd_detector,
+            fvd_resize=self.fvd_resize,
+            drift=self.drift,
+            revisit=self.revisit,
+            revisit_actions=self.revisit_actions,
+        )

@@ -1,0 +1,88 @@
+"""How a frame tokenizer is trained, and on what."""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_MINUTES = 5.0
+SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimisationOptions:
+    """How a tokenizer is trained."""
+
+    steps: int | None = None  # optimizer steps that the tokenizer is trained for
+    minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
+    batch: int = 8  # frames a step
+    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
+    decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
+    seed: int = 0  # of the weights and of the order of frames
+    threads: int = 2  # workers, each with its share of the batch
+    device: str = "cpu"  # cpu or cuda
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes must be above 0, got {self.minutes}")
+        if self.batch % self.threads:
+            raise ValueError(
+                f"batch must be a multiple of threads={self.threads}, got {self.batch}"
+            )
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
+        if self.device == "cuda":
+            import torch  # to be refused before hours of work, where CUDA is asked for
+
+            if torch.cuda.is_available():
+                return
+            raise ValueError("device 'cuda' is not available here, use cpu")
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
+        minutes = self.minutes or (None if self.steps else DEFAULT_MINUTES)
+        by_steps = step / self.steps if self.steps else 0.0
+        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOptions(OptimisationOptions):
+    """What tokenizer to train, and on what."""
+
+    clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
+    size: str | None = None  # crop and scale frames to this height and width: 64x96
+    init: Path | None = None  # tokenizer to start training from, instead of from scratch
+    patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
+    codes: int = 1024  # codebook size, from scratch
+    frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
+    checkpoint_s: float = 60.0  # seconds between checkpoints
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("codes", "frame_stride", "patch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.patch is not None and self.init is not None:
+            raise ValueError("patch is that of the tokenizer where init names one: leave it out")
+        if self.size is not None and not SIZE.fullmatch(self.size):
+            raise ValueError(
+                f"size must be height x width in pixels, even and at least 10: 64x96; "
+                f"got {self.size}"
+            )
+
+    @property
+    def size_px(self) -> tuple[int, int] | None:
+        """Height and width that frames are fitted to; None: as stored."""
+        if self.size is None:
+            return None
+        height, width = map(int, self.size.split("x"))
+        return height, width

@@ -1,0 +1,45 @@
+"""What `diagd play` is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diagd.backends.names import Backend, DTypeChoice
+from diagd.decoding.strategies.table import parse_strategy
+from diagd.flags import Device
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Serve a page on which a world model is played, dreamt frame by frame; Ctrl-C ends it."""
+
+    model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
+    scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
+    # frames of a clip that a dream starts from; default: as many as the world's makers give it
+    context_frames: int | None = None
+    # how frames are decoded until the page says otherwise: k=2, exact ...; default: as the world is
+    strategy: str | None = None
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
+    port: int = 8421  # 0 takes any free one
+    allow_host: tuple[str, ...] = ()  # further names by which browsers may call this server
+    open: bool = True  # show the page in a browser
+    max_sessions: int = 4  # pages that may play at once
+    idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
+    recordings: Path = Path()  # folder for recordings that the end of the server cuts short
+    device: Device = "cpu"  # cpu, cuda, cuda:1
+    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
+    # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("context_frames", "max_sessions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.strategy is not None:
+            parse_strategy(self.strategy)
+        if not 0 < self.idle_seconds < float("inf"):
+            raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
+        if self.scenes is not None and not self.scenes.is_dir():
+            raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")
+        if not self.recordings.is_dir():
+            raise FileNotFoundError(f"folder for recordings not found: {self.recordings}")
