@@ -50,16 +50,25 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     step = prepared.world.tokenizer.temporal_compression
     timed = (RASTER_FRAMES if step == 1 else 0) if options.raster_frames is None else 0
     timed = num_frames if options.compare else min(num_frames, options.raster_frames or timed)
-    wanted: dict[Strategy, int] = {Raster(): -(-timed // step) * step} if timed else {}
-    wanted[strategy] = num_frames
-    videos: dict[str, GeneratedVideo] = {}
-    for one, count in wanted.items():
+    timed = -(-timed // step) * step if strategy != Raster() else 0
+
+    def run(one: Strategy, count: int) -> GeneratedVideo:
         with waiting(f"generating {count} frames, {one}"):
-            videos[one.name] = prepared.generate(prompt, count, one, options.seed)
-    whole = [video for video in videos.values() if len(video.frames) == num_frames]
-    shown = whole[-2:] if options.compare else whole[-1:]
+            return prepared.generate(prompt, count, one, options.seed)
+
+    runs: list[tuple[str, GeneratedVideo]] = []
+    if (size := min(timed, num_frames - 1) or step) < num_frames:
+        run(strategy, step)  # warms up
+        sample = run(strategy, size)
+        seconds = sample.stats.seconds * num_frames / size
+        console.print(f"{num_frames} frames, {strategy}: expect about {seconds:.3g} s here")
+        runs = [(strategy.name, sample)] if size == timed else []
+    if timed:
+        runs.insert(0, (Raster().name, run(Raster(), timed)))
+    runs.append((strategy.name, run(strategy, num_frames)))
+    shown = [video for _, video in runs if len(video.frames) == num_frames]
     write_generated(options.output, sheet, prompt.frames, shown, prompt.fps)
-    report = report_runs(videos)
+    report = report_runs(runs)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     print_runs(console, report, f"{options.model} on {prepared.device}{threads}, {prepared.dtype}")
     wrote = " and ".join(map(str, dict.fromkeys([options.output, sheet])))

@@ -41,6 +41,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """
     device = device_of(options.device)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
+    world.remembers = options.remember
     if world.vocabulary is None:
         raise ValueError(
             f"{options.model} takes no actions, so there is nothing to play: "

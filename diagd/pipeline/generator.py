@@ -58,6 +58,7 @@ class VideoGenerator(StoredWorld):
         vocabulary: what actions there are; None for a model without actions.
         defaults: what is done where nothing else is asked for.
         source: where it was read from, if it was; only such a world can be saved.
+        remembers: frames that a stream sees, fewer than the model could; None is all it can.
         dtype, backend: by which names the model's numbers, and what runs it, are shown.
     """
 
@@ -79,6 +80,7 @@ class VideoGenerator(StoredWorld):
         self.config, self.defaults, self.source = config, defaults, source
         self.height, self.width = config.grid_height, config.grid_width
         self.valid_range = visual_ranges(defaults, config)
+        self.remembers: int | None = None
         self.prompts = PromptReader(tokenizer, vocabulary, defaults, self.frame_size_px)
 
     @classmethod
@@ -293,14 +295,17 @@ class VideoGenerator(StoredWorld):
             sampling: how tokens are drawn, the model's own way by default.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
+        num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
+        slots = (self.remembers or 0) * (self.height * self.width + num_actions) - num_actions
         engine = DecodingEngine(
             self.model,
             self.height,
             self.width,
-            num_action_tokens=self.vocabulary.num_tokens if self.vocabulary else 0,
+            num_action_tokens=num_actions,
             batch_size=len(starts),
             sampling=self.sampling(sampling),
             seed=list(seeds),
+            max_slots=self.config.prefix_length + slots if self.remembers else None,
             keep_frames=self.defaults.keep_frames,
             runner=self.runner,
         )

@@ -30,18 +30,19 @@ def write_generated(
     write_image(sheet, torch.cat(sheets, dim=0))
 
 
-def report_runs(videos: dict[str, GeneratedVideo]) -> list[dict[str, Any]]:
-    """Return one record a schedule; speeds are over the first one."""
-    report = [{"schedule": name, **asdict(video.stats)} for name, video in videos.items()]
-    for row, video in zip(report, videos.values(), strict=True):
+def report_runs(runs: list[tuple[str, GeneratedVideo]]) -> list[dict[str, Any]]:
+    """Return one record a run; speeds are over the first one, where that has as many frames."""
+    report = [{"schedule": name, **asdict(video.stats)} for name, video in runs]
+    first = runs[0][1]
+    for row, (_, video) in zip(report, runs, strict=True):
         row["num_frames"] = len(video.frames)
         row["frames_per_second"] = len(video.frames) / row["seconds"]  # a grid may be several
-        row["speedup"] = row["frames_per_second"] / report[0]["frames_per_second"]
-    tokens = [video.tokens for video in videos.values()]
-    if len(tokens) == 2:
-        both = min(map(len, tokens))
-        equal = (tokens[0][:both] == tokens[1][:both]).float().mean().item()
-        report[1]["tokens_equal_to_raster"] = equal
+        equal_work = len(video.frames) == len(first.frames)
+        row["speedup"] = report[0]["seconds"] / row["seconds"] if equal_work else None
+    for row, (_, video) in list(zip(report, runs, strict=True))[1:]:
+        both = min(len(first.tokens), len(video.tokens))
+        equal = (first.tokens[:both] == video.tokens[:both]).float().mean().item()
+        row["tokens_equal_to_raster"] = equal
     return report
 
 
@@ -55,7 +56,7 @@ def print_runs(console: Console, report: list[dict[str, Any]], title: str) -> No
             f"{row['seconds']:.2f}",
             f"{row['tokens_per_second']:.0f}",
             f"{row['frames_per_second']:.2f}",
-            f"{row['speedup']:.1f}x" if len(report) > 1 else "-",
+            f"{row['speedup']:.1f}x" if len(report) > 1 and row["speedup"] else "-",
         ]
         for row in report
     ]

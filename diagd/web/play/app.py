@@ -204,6 +204,8 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
         "strategies": _strategies(world, player.controls.strategy),
         "controls": {**vars(player.controls), "paced": player.paced},
         "fps": float(player.fps),
+        "model": Path(world.source.name_or_path).name if world.source else None,
+        "remembers": world.remembers or world.config.frames_held,
         "keyboard": keyboard_of(codec).document(),
         "scenes": [scene.name for scene in scheduler.scenes],
         "max_seed": MAX_SEED,

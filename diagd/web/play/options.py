@@ -16,6 +16,7 @@ class PlayOptions:
     scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
     # frames of a clip that a dream starts from; default: as many as the world's makers give it
     context_frames: int | None = None
+    remember: int | None = None  # frames that the model sees: fewer are faster; default: all it can
     # how frames are decoded until the page says otherwise: k=2, exact ...; default: as the world is
     strategy: str | None = None
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play
@@ -31,10 +32,15 @@ class PlayOptions:
     backend: Backend = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("context_frames", "max_sessions"):
+        for name in ("context_frames", "remember", "max_sessions"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.remember is not None and self.remember <= (self.context_frames or 1):
+            raise ValueError(
+                f"remember must be above context_frames={self.context_frames or 1}, "
+                f"got {self.remember}"
+            )
         if self.strategy is not None:
             parse_strategy(self.strategy)
         if not 0 < self.idle_seconds < float("inf"):

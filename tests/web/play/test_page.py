@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+import time
 from base64 import b64decode
 from functools import cache
 
@@ -123,6 +124,23 @@ def test_a_key_is_timed_and_shown(visit, shared):
         text(page, "#latency", r"^\d+ ms p50, \d+ p99$")
         page.keyboard.up(key)
         expect(page.locator("#hud-action")).to_be_hidden()
+
+
+def test_a_slow_world_says_so_and_what_helps(visit, serve, monkeypatch):
+    """A frame that takes more than a second, as on a machine that is too slow."""
+    served = serve()
+    tokenizer = served.scheduler.world.tokenizer
+    paint = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda *given: time.sleep(1.3) or paint(*given))
+    page = visit(served)
+    wait_for_frames(page, 3)
+    text(page, "#hud-fps", r"^0\.[3-7]\d frames/s$")
+    text(page, "#faster", r"^A frame takes a while on this machine\. Faster: .*--dtype int8")
+    page.keyboard.down("KeyA")
+    expect(page.locator("#hud-action")).to_have_text("left …", timeout=900)  # before its picture
+    text(page, "#hud-action", "^left$")
+    monkeypatch.setattr(tokenizer, "decode", paint)
+    expect(page.locator("#faster")).to_be_hidden(timeout=PATIENCE_MS)
 
 
 def test_a_key_changes_the_picture(visit, shared, generator):

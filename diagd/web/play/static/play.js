@@ -10,6 +10,7 @@ const stage = $("stage").getContext("2d");
 const grid = new TokenGrid($("grid"), $("grid-caption"));
 const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
+const SLOW = 2; // frames a second below which the page says what would be faster
 const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0 };
 let about = null; // what the server said when it let us in
 let controls = null;
@@ -20,6 +21,8 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   if (isPress) {
     if (state.paused) setPaused(false);
     readings.pressed(state.inputs);
+    state.taken = state.inputs;
+    showAction(action, true); // at once, however long its picture takes
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
@@ -80,9 +83,34 @@ async function drawFrame(header, blob) {
 }
 
 function showPace() {
-  const fps = readings.framesPerSecond.toFixed(1);
-  $("hud-fps").textContent = `${fps} frames/s`;
-  $("fps").textContent = fps;
+  const fps = readings.framesPerSecond;
+  const digits = fps.toFixed(fps && fps < 0.95 ? 2 : 1);
+  $("hud-fps").textContent = `${digits} frames/s`;
+  $("fps").textContent = digits;
+  if (fps && fps < SLOW) showFaster();
+  else if (fps > 1.5 * SLOW || !fps) $("faster").hidden = true;
+}
+
+/** What would make this world faster here, of what is not done yet. */
+function showFaster() {
+  const [dtype] = about.computed, ways = [];
+  if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
+  if (controls.paced) ways.push("another pace");
+  const flags = [];
+  if (dtype !== "int8") flags.push("--dtype int8");
+  if (about.remembers > 3) flags.push("--remember 3");
+  if (about.model === "doom") flags.push("--model maze");
+  if (flags.length) ways.push(`diagd play started with ${flags.join(" or ")}`);
+  const said = `A frame takes a while on this machine. Faster: ${ways.join(", or ")}.`;
+  if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
+  $("faster").textContent = said;
+  $("faster").hidden = false;
+}
+
+function showAction(action, taken) {
+  $("hud-action").hidden = action === about.keyboard.idle;
+  $("hud-action").textContent = action.replaceAll("_", " ") + (taken ? " …" : "");
+  $("hud-action").classList.toggle("taken", taken);
 }
 
 function showReadings(header) {
@@ -92,9 +120,7 @@ function showReadings(header) {
   $("steps").textContent = header.steps;
   const [median, tail] = [readings.latency(0.5), readings.latency(0.99)];
   if (median !== null) figure("latency", median.toFixed(0), ` ms p50, ${tail.toFixed(0)} p99`);
-  const idle = header.action === about.keyboard.idle;
-  $("hud-action").hidden = idle;
-  if (!idle) $("hud-action").textContent = header.action.replaceAll("_", " ");
+  if (header.input >= (state.taken ?? 0)) showAction(header.action, false);
 }
 
 function figure(id, number, unit) {

@@ -25,7 +25,7 @@ export class Readings {
     const now = performance.now();
     this.total++;
     this.times.push(now);
-    while (this.times[0] < now - WINDOW_MS) this.times.shift();
+    while (this.times.length > 2 && this.times[0] < now - WINDOW_MS) this.times.shift();
     this.bars.push({ ms: header.decode_ms + header.picture_ms + header.encode_ms, strategy: header.strategy });
     if (this.bars.length > NUM_BARS) this.bars.shift();
     this.#draw();
@@ -36,10 +36,12 @@ export class Readings {
     if (this.latencies.length > NUM_LATENCIES) this.latencies.shift();
   }
 
+  /** Of the newest two seconds, or the newest two frames; a frame that is late counts as slow. */
   get framesPerSecond() {
     const { times } = this;
-    if (times.length < 2 || performance.now() - times.at(-1) > WINDOW_MS) return 0;
-    return (1000 * (times.length - 1)) / (times.at(-1) - times[0]);
+    if (times.length < 2) return 0;
+    const pace = (1000 * (times.length - 1)) / (times.at(-1) - times[0]);
+    return Math.min(pace, 1000 / (performance.now() - times.at(-1)));
   }
 
   /** The median time of the newest frames of the strategy in use. */
