@@ -80,4 +80,4 @@ def _write_sheet(path: Path, frames: Tensor, fps: Fraction) -> None:
 
 _Writer = Callable[[Path, Tensor, Fraction], None]
 _WRITERS: tuple[_Writer, ...] = (write_video, _write_gif, _write_webp, _write_sheet)
-WRITERS = dict(zip(FRAME_SUFFIXES, _WRITERS, strict=True))
+WRITERS: dict[str, _Writer] = dict(zip(FRAME_SUFFIXES, _WRITERS, strict=True))

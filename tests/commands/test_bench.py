@@ -239,7 +239,7 @@ def test_a_model_that_is_no_llama_has_no_baseline(changes, bench):
     ("flags", "message"),
     [
         (("--grid", "2x3"), r"grid must look like TxHxW \(for example 3x40x64\), got '2x3'"),
-        (("--row-lag", 0), r"row_lag must be in \[1, width=5\], got 0"),
+        (("--row-lag", 0), r"row_lag must be at least 1, got 0"),
         (("--row-lag", 2, 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--repeats", 0), r"repeats must be at least 1, got 0"),
         (("--backend", "cuda-graph"), r"backend cuda-graph needs --device cuda"),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.flags import OutputFile
 
@@ -82,9 +82,11 @@ def parse_systems(texts: Iterable[str], model: str) -> list[tuple[str, str, Stra
     """Return name, model and strategy of each system.
 
     Raises:
-        ValueError: no strategy, or fewer than two different systems.
+        ValueError: no strategy, lags that fit no grid, or fewer than two different systems.
     """
     systems = [parse_system(text, model) for text in texts]
+    for _, _, strategy in systems:
+        strategy.check(Conditions(temperature=1))
     names = [name for name, _, _ in systems]
     if len(set(names)) < max(2, len(names)):
         raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
