@@ -1,6 +1,6 @@
 """What `diagd bench` and `diagd doctor` are told."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from diagd.backends.names import Backend, DTypeChoice
@@ -11,6 +11,8 @@ from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import parse_strategies
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, RowLags
+
+QUICK_STEPS = 30
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class BenchOptions:
     backend: tuple[Backend, ...] = ("auto",)  # what runs the steps
     device: Device = "cpu"  # cpu, cuda, cuda:1
     baseline: Literal["hf", "none"] = "hf"  # Hugging Face generate on the same weights
+    # within a minute: raster and k=1 after one frame, from a sample of their steps, no Hugging Face
+    quick: bool = False
     repeats: int = 3  # timed runs of every row
     steps: int | None = None  # time so many steps of a run, evenly spread, and skip the others
     random_weights: bool = False  # whatever the checkpoint holds; presets always have random ones
@@ -50,6 +54,9 @@ class BenchOptions:
             values = value if isinstance(value, tuple) else [value]
             if any(number is not None and number < 1 for number in values):
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.quick:
+            self.shortened()  # is checked like any other
+            return
         if self.steps and self.baseline == "hf":
             raise ValueError("steps skips most of our own steps: it needs --baseline none")
         if self.temperature and self.baseline == "hf":
@@ -59,6 +66,19 @@ class BenchOptions:
             if self.steps and not isinstance(strategy, Scheduled):
                 raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
             strategy.check(Conditions(self.sampling().temperature, grid))
+
+    def shortened(self) -> "BenchOptions":
+        """Return what --quick stands for; these options without it."""
+        if not self.quick:
+            return self
+        return replace(
+            self,
+            quick=False,
+            baseline="none",
+            row_lag=(1,),
+            steps=self.steps or QUICK_STEPS,
+            context_frames=self.context_frames or (1,),
+        )
 
     def strategies(self, grid: TokenGrid | None = None) -> list[Strategy]:
         """Return raster, a diagonal for each row_lag, and the others, each once."""

@@ -17,7 +17,7 @@ from diagd.backends.prepare import Backend, prepare
 from diagd.benchmark.ceilings import Ceilings, spread
 from diagd.benchmark.disturbance import is_disturbed
 from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
-from diagd.console import progress
+from diagd.console import make_console, progress
 from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.generate_tokens import synchronized_time
 from diagd.decoding.sampling import SamplingOptions
@@ -177,7 +177,11 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
 
 
 def time_rows(rows: list[Row], repeats: int) -> None:
-    """Run every row once to warm up, then all rows in turns, so that none has the better hour."""
+    """Run every row once to warm up, then all rows in turns, so that none has the better hour.
+
+    What each takes at first is shown at once; the tables come at the end.
+    """
+    console = make_console()
     with progress("benchmark", len(rows) * (repeats + 1)) as job:
         for turn in range(repeats + 1):
             for row in rows:
@@ -190,6 +194,10 @@ def time_rows(rows: list[Row], repeats: int) -> None:
                     row.steps.append(times)
                 else:
                     row.first = run
+                    pace = run.tokens.shape[1] / run.seconds
+                    kind = " ".join(filter(None, (row.dtype, row.backend, row.name)))
+                    after = f"after {row.context_frames}"
+                    console.print(f"{kind} {after}: {pace:.3g} frames/s in its first run")
                 job.advance()
 
 

@@ -6,6 +6,7 @@ became wall-clock. All rows run in turns, so a machine that slows down slows all
 run of each (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype int8
+    diagd bench --quick
     diagd bench --strategy exact zipar=4 --temperature 1 --baseline none
 """
 
@@ -41,6 +42,7 @@ from diagd.tokenizers.text import NUM_PLACES
 
 def main(options: BenchOptions) -> dict[str, Any]:
     """Time every row and print the tables."""
+    options = options.shortened()
     device = device_of(options.device)
     config = config_of(options.model)
     grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")

@@ -67,6 +67,7 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
         runs.insert(0, (Raster().name, run(Raster(), timed)))
     runs.append((strategy.name, run(strategy, num_frames)))
     shown = [video for _, video in runs if len(video.frames) == num_frames]
+    shown = shown[-2:] if options.compare else shown[-1:]
     write_generated(options.output, sheet, prompt.frames, shown, prompt.fps)
     report = report_runs(runs)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""

@@ -34,6 +34,7 @@ USEFUL_PASSES = 8  # beyond them, more clips would teach more than more time
 PLAN_FILE = "plan.json"
 PROBED = ("mc-ar-128x3", "mc-ar-256x5")
 PROBE_STEPS = 3
+PROBE_SHARE = 0.1  # of the time, at most, but for a step that is under way
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,15 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
+    started, costs = time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
-        costs = [_probe(options, clips, name) for name in (PROBED if model is None else [model])]
+        for name in PROBED if model is None else [model]:
+            left = PROBE_SHARE * options.seconds - (time.monotonic() - started)
+            if not costs or left > 0:
+                costs.append(_probe(options, clips, name, left))
+    if len(costs) == 1:  # a step that took that long is all arithmetic: it grows with the weights
+        costs.insert(0, (0, 0.0))
+    seconds_left = options.seconds - (time.monotonic() - started)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
     step = processes * options.batch_of(clips) * options.length_of(clips)
     steps = math.ceil(MOST_PASSES * data_tokens / step)
@@ -111,7 +119,7 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_weights(fit_config(name, clips, options.frames_held))
         seconds = _seconds_per_token(costs, weights) / processes
-        tokens = min(options.seconds / seconds, most)
+        tokens = min(seconds_left / seconds, most)
         larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
         if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
             plan = larger
@@ -126,8 +134,15 @@ def num_weights(config: ModelConfig) -> int:
         return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
-def _probe(options: MixtureOptions, clips: TokenClips, model: str) -> tuple[int, float]:
-    """Train a model for a few steps; return its weights, and the seconds a token takes."""
+def _probe(
+    options: MixtureOptions, clips: TokenClips, model: str, limit: float
+) -> tuple[int, float]:
+    """Train a model for some steps; return its weights, and the seconds a token takes.
+
+    Args:
+        limit: seconds after which no other step begins.
+    """
+    began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
@@ -148,7 +163,10 @@ def _probe(options: MixtureOptions, clips: TokenClips, model: str) -> tuple[int,
             optimizer.zero_grad()
         loss.item()
         times.append((time.monotonic() - started) / tokens.numel())
-    return sum(weight.numel() for weight in probe.parameters()), statistics.median(times[1:])
+        if time.monotonic() - began > limit:
+            break
+    taken = statistics.median(times[1:] or times)
+    return sum(weight.numel() for weight in probe.parameters()), taken
 
 
 def _seconds_per_token(costs: Sequence[tuple[int, float]], weights: int) -> float:

@@ -321,3 +321,15 @@ def test_strategies_can_be_sampled(bench):
 
 def test_steps_need_no_baseline(command):
     command("bench", "--steps", "5").assert_refused("steps skips most .* it needs --baseline none")
+
+
+def test_quick_is_raster_and_k_1_by_some_steps_and_rows_are_shown_as_they_come(bench):
+    outcome = bench("--quick")
+    assert list(rows_of(outcome)) == ["raster", "k=1"]
+    assert outcome.document["options"]["steps"] == 30
+    shown = [outcome.err.index(f"{name} after 1: ") for name in ("raster", "k=1")]
+    assert shown == sorted(shown)
+    assert "frames/s in its first run" in outcome.err
+    bench("--quick", "--strategy", "exact").assert_refused(
+        "steps skips most steps, of which exact needs every one"
+    )
