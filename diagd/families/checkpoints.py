@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
+from diagd.families import presets
 from diagd.families.family import Checkpoint
 from diagd.families.hub import download, is_repository
 from diagd.families.naming import describe
 from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, is_ours, read_own
-from diagd.families.presets import ASSETS, PRESETS, available_models
+from diagd.families.presets import PRESETS, available_models
 from diagd.families.released import read_released
 from diagd.finite import as_finite
 from diagd.models.transformer import Transformer
@@ -29,7 +30,7 @@ def model_path(name_or_path: str | Path) -> Path:
         FileNotFoundError: No such bundled model, file, folder or repository.
     """
     if str(name_or_path) in available_models():
-        return ASSETS / str(name_or_path)
+        return presets.ASSETS / str(name_or_path)
     path = Path(name_or_path)
     if path.exists():
         return path

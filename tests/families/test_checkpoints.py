@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.families import checkpoints
+from diagd.families import presets
 from diagd.families.checkpoints import available_models, load_model, model_path
 from diagd.families.own_format import save_model
 from tests.models.tiny import KINDS, random_tokens, tiny_model
@@ -78,7 +78,7 @@ def test_another_config_file_can_be_given(folder, tmp_path):
 
 
 def test_bundled_models_go_by_name(folder, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_ASSETS", folder.parent)
+    monkeypatch.setattr(presets, "ASSETS", folder.parent)
     assert available_models() == ["model"]
     assert model_path("model") == folder
     assert load_model("model").vocab_size == 50
@@ -90,7 +90,7 @@ def test_presets_are_not_weights():
 
 
 def test_an_unknown_name_lists_the_choices(monkeypatch, tmp_path):
-    monkeypatch.setattr(checkpoints, "_ASSETS", tmp_path)
+    monkeypatch.setattr(presets, "ASSETS", tmp_path)
     message = r"no model at 'doomed': expected a folder .* \(none installed\), or user/name"
     with pytest.raises(FileNotFoundError, match=message):
         load_model("doomed")
