@@ -95,9 +95,9 @@ class BenchOptions:
 class DoctorOptions:
     """Look at Python, PyTorch, processor, memory, compiler and extras; then measure.
 
-    With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and how those that
-    were `tried` did), `choices` (what auto becomes, and why, and what each of the `candidates`
-    takes for a step of one lane and of a diagonal), `extras` (the modules that each lacks),
+    With --json the document has `machine`, `gpu` (null on the CPU), `kernels` (and
+    how those `tried` did), `choices` (what auto becomes, and why; what a step takes
+    for each of the `candidates`), `extras` (the modules that each lacks),
     `frames_per_second` of the bundled model by strategy, and `warnings`.
     """
 

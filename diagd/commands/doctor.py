@@ -1,6 +1,6 @@
 """Say what this machine is, what of diagd will run on it and why, and how fast that is.
 
-diagd doctor                   # a quarter of a minute, five seconds of it a probe
+diagd doctor                   # some ten seconds, five of them a probe
 diagd doctor --seconds 0       # no probe
 """
 
