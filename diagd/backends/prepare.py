@@ -108,7 +108,9 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
             models[f"{backend} {dtype}"] = prepare(model, backend, dtype == "int8")[0]
         except ValueError as error:
             logger.debug("%s", error)
-    times = time_steps(models, shape)
+    ours = {name: model for name, model in models.items() if isinstance(model, NativeModel)}
+    others = {name: model for name, model in models.items() if name not in ours}
+    times = time_steps(shape, ours, others)
     found = [
         Candidate(*pair, times[name]) for pair in _CANDIDATES if (name := " ".join(pair)) in times
     ]

@@ -1,7 +1,8 @@
 """Time steps of models of one shape side by side: one lane, as in raster order, and a diagonal's.
 
 What runs a model is chosen by this (`prepare.py`), and which build of our kernels is kept
-(`native/library.py`). Models take turns, so a machine that slows down slows all of them.
+(`native/library.py`). Models take turns, so a machine that slows down slows all of them; PyTorch's
+come last, for its threads spin on the cores for a while after they have computed.
 """
 
 import dataclasses
@@ -54,12 +55,18 @@ def shape_to_time(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, num_layers=layers, context_size=0, position_table=False)
 
 
-def time_steps(models: Mapping[str, CausalModel], config: ModelConfig) -> dict[str, StepTimes]:
-    """Time models of a shape, each after two frames, for half a second or three rounds."""
+def time_steps(
+    config: ModelConfig, ours: Mapping[str, CausalModel], pytorch: Mapping[str, CausalModel]
+) -> dict[str, StepTimes]:
+    """Time models of a shape, each after two frames, by our kernels and then by PyTorch's."""
     lanes = min(config.grid_height, config.grid_width)
     seen = max(lanes, min(config.max_positions, 2 * config.tokens_per_frame))
-    one, diagonal = (in_turns(models, count, seen, SECONDS / 2) for count in (1, lanes))
-    return {name: StepTimes(1000 * min(one[name]), 1000 * min(diagonal[name])) for name in models}
+    found = dict[str, StepTimes]()
+    for models in (ours, pytorch):
+        one, diagonal = (in_turns(models, count, seen, SECONDS / 4) for count in (1, lanes))
+        for name in models:
+            found[name] = StepTimes(1000 * min(one[name]), 1000 * min(diagonal[name]))
+    return found
 
 
 @torch.inference_mode()
@@ -68,8 +75,7 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Return what each of a model's steps took, of so many lanes that see so many slots.
 
-    Of a model's turn the first half does not count: in its time the threads of PyTorch, from the
-    turn before, still spin on the cores.
+    Of a model's turn the first half does not count: it fetches weights into the cache.
     """
     slots = torch.arange(seen - lanes, seen)
     tokens, visible = torch.zeros(1, lanes, dtype=torch.int64), slots[:, None] >= torch.arange(seen)

@@ -114,7 +114,7 @@ def time_kernels(library: ctypes.CDLL) -> dict[str, StepTimes]:
     model = Transformer.random(REFERENCE)
     ours = NativeModel(model, library=library)
     pytorch = merge_linears(model, can_pack(model))
-    return time_steps({"ours": ours, "pytorch": pytorch}, REFERENCE)
+    return time_steps(REFERENCE, {"ours": ours}, {"pytorch": pytorch})
 
 
 if __name__ == "__main__":
