@@ -25,6 +25,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.models.config import ModelConfig
+from diagd.models.huggingface import cache_argument
 from diagd.models.llama import llama_of
 from diagd.models.transformer import Transformer
 
@@ -157,18 +158,18 @@ def _engine_run(
 def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
     """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
     prompt, actions = inputs.prompt, inputs.actions
-    cache = DynamicCache(config=llama.config)
-    llama(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
+    cache = {cache_argument(llama): DynamicCache(config=llama.config)}
+    llama(prompt[:, :-1], logits_to_keep=1, **cache)
     started, sequence = synchronized_time(prompt.device), prompt
     for t in range(grid.num_frames):
         sequence = torch.cat([sequence, actions[:, t]], dim=1)
         sequence = llama.generate(
             sequence,
             attention_mask=torch.ones_like(sequence),
-            past_key_values=cache,
             max_new_tokens=grid.tokens_per_frame,
             do_sample=False,
             eos_token_id=None,
+            **cache,
         )
     seconds = synchronized_time(prompt.device) - started
     frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))

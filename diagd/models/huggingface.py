@@ -6,6 +6,7 @@ it goes by all three is not believed but tried, once, on six tokens.
 """
 
 import inspect
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from diagd.decoding.runner import CausalModel
 from diagd.models.cache import check_sizes, refuse_context
 from diagd.models.slot_cache import SlotCache
 
-_NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep")
+_NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
 _PROBE_TOKENS = 6
 _PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
@@ -39,6 +40,7 @@ class HuggingFaceModel(CausalModel):
         _check_model(model)
         self.model = model.eval()
         self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
+        self._cache_argument = cache_argument(model)
         _check_order_does_not_matter(self)
 
     @property
@@ -114,9 +116,9 @@ class HuggingFaceModel(CausalModel):
             input_ids=tokens,
             attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]),
             position_ids=positions.reshape(-1, tokens.shape[1]),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=logits_to_keep,
+            **{self._cache_argument: cache},
         )
         return out.logits
 
@@ -137,6 +139,15 @@ class HuggingFaceModel(CausalModel):
         return self.model(input_ids=tokens, use_cache=False).logits
 
 
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return how the model's forward calls the cache: transformers renamed it in 5.24."""
+    return "cache" if "cache" in _parameters(model) else "past_key_values"
+
+
+def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
+
+
 def _check_model(model: PreTrainedModel) -> None:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"expected a transformers causal LM, got {type(model).__name__}")
@@ -149,8 +160,8 @@ def _check_model(model: PreTrainedModel) -> None:
         )
     if hasattr(model, "prepare_embeddings_for_image_generation"):
         raise ValueError(f"{name} cannot be used: it writes images with a head beside its forward")
-    parameters = inspect.signature(model.forward).parameters
-    missing = [argument for argument in _NEEDED_ARGUMENTS if argument not in parameters]
+    needed, parameters = (*_NEEDED_ARGUMENTS, cache_argument(model)), _parameters(model)
+    missing = [argument for argument in needed if argument not in parameters]
     if missing or getattr(config, "alibi", False):
         missing = missing or ["position_ids (it uses ALiBi)"]
         raise ValueError(f"{name} cannot be fed out of order: it takes no {', '.join(missing)}")

@@ -4,9 +4,9 @@ Optimisation defaults are those of the bundled world. Those of the paper (arXiv:
 appendix) are `--optimizer adamw --learning-rate 3e-4 --warmup-steps 10000 --steps 100000`.
 """
 
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -33,11 +33,11 @@ RISE = 0.02  # nats a token by which a held-out loss has clearly risen
 def pretrain(options: TrainOptions) -> dict[str, Any]:
     """Train to the end, from the newest checkpoint if there is one."""
     clips, held_out = read_clips(options)
-    plan, started = None, time.monotonic()
+    plan, started = None, monotonic()
     if options.seconds is not None:
         plan = plan_run(options, clips, options.model)
         steps = min(options.steps or plan.steps, plan.steps)
-        minutes = max(options.seconds - (time.monotonic() - started), 1.0) / 60
+        minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
     config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
     model = start_model(config, options.seed, options.init)

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import TokenClips, read_shards
-from diagd.training import loop
+from diagd.training import loop, pretraining
 from diagd.training.curves import plot_loss
 from diagd.training.pretraining import pretrain
 from diagd.training.sequences import draw_batch
@@ -283,7 +283,8 @@ def test_a_step_that_spoils_the_weights_is_never_saved(options):
 
 @pytest.fixture
 def second_a_step(monkeypatch):
-    """Let every step take one second."""
+    """Let every step take one second, and what comes before them no time."""
+    monkeypatch.setattr(pretraining, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingRun, "_clock", lambda self, seconds: float(self.step))
 
 
