@@ -59,8 +59,8 @@ def time_steps(
     config: ModelConfig, ours: Mapping[str, CausalModel], pytorch: Mapping[str, CausalModel]
 ) -> dict[str, StepTimes]:
     """Time models of a shape, each after two frames, by our kernels and then by PyTorch's."""
-    lanes = min(config.grid_height, config.grid_width)
-    seen = max(lanes, min(config.max_positions, 2 * config.tokens_per_frame))
+    lanes = min(config.grid_height, config.grid_width, config.max_positions)
+    seen = min(config.max_positions, 2 * config.tokens_per_frame)
     found = dict[str, StepTimes]()
     for models in (ours, pytorch):
         one, diagonal = (in_turns(models, count, seen, SECONDS / 4) for count in (1, lanes))

@@ -10,6 +10,9 @@ from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.models.config import ModelConfig
 
+_LEAST = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
+_MOST, _MOST_FPS = 2**28, 1000
+
 
 @dataclass(frozen=True)
 class GenerationDefaults:
@@ -25,6 +28,9 @@ class GenerationDefaults:
         temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
         keep_frames: frames that are read again when the context is full; None: as in `Stream`.
         first_id: lowest visual id at the first place of a frame.
+
+    Raises:
+        ValueError: a value of another type, or out of its range.
     """
 
     fps: float = 8.75
@@ -43,8 +49,17 @@ class GenerationDefaults:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
-            if not isinstance(value, kind) and not whole:
+            flag = isinstance(value, bool) and kind is not bool
+            if flag or not (isinstance(value, kind) or whole):
                 raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of its type")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= _MOST:
+                raise ValueError(f"{name} must be {least} to {_MOST}, got {str(value)[:40]}")
+        if not 0 < self.fps <= _MOST_FPS:
+            raise ValueError(f"fps must be above 0 and at most {_MOST_FPS}, got {self.fps}")
+        self.sampling(None, None)
+        self.strategy(1)
 
     def strategy(
         self,
@@ -68,7 +83,10 @@ class GenerationDefaults:
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
     ) -> SamplingOptions:
         """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
-        options = options or SamplingOptions(self.temperature, top_p=self.top_p)
+        if options is None:
+            options = SamplingOptions(
+                self.temperature, top_p=self.top_p if self.temperature else None
+            )
         if options.valid_range is not None:
             return options
         exclusive = options.exclusive_top_p or self.exclusive_top_p

@@ -87,11 +87,6 @@ class ModelConfig:
                 f"prefix_length must be below max_positions={self.max_positions}, "
                 f"got {self.prefix_length}"
             )
-        if self.tokens_per_frame > self.max_positions:
-            raise ValueError(
-                f"a frame must fit max_positions={self.max_positions}, got a grid of "
-                f"{self.grid_height}x{self.grid_width}"
-            )
         if self.position == "rope" and self.head_dim % 2:
             raise ValueError(f"position='rope' needs an even head_dim, got {self.head_dim}")
         if self.position == "rope3d" and (self.head_dim % 2 or self.head_dim < 6):

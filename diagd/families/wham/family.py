@@ -21,6 +21,7 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
     """Say what WHAM's own loop does: a full context drops its oldest frame before each new one."""
     config = found.config
     held = config.max_positions // (config.tokens_per_frame + config.num_action_tokens) - 1
+    held = max(1, held)  # a frame that does not fit is refused where it is asked for
     return GenerationDefaults(
         fps=float(NPZ_FPS),
         context_frames=held,

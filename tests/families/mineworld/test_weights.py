@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from diagd.decoding.engine import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model
+from diagd.pipeline.generator import VideoGenerator
 from tests.families.goldens import close, model_golden
 from tests.golden import FIXTURES
 
@@ -92,6 +94,19 @@ def test_hugging_face_llama_folders_are_read(more, rope_theta, llama_folder):
     expected = find_model(FIXTURES / "mineworld_tiny_v256").config
     expected = dataclasses.replace(expected, rope_theta=rope_theta)
     assert find_model(llama_folder(**more)).config == expected
+
+
+def test_a_frame_that_does_not_fit_is_refused_when_it_is_asked_for(tmp_path):
+    source = FIXTURES / "mineworld_tiny_v256"
+    folder = shutil.copytree(source, tmp_path / "world")
+    lines = (source / "config.yaml").read_text().replace(": 1041", ": 156")
+    (folder / "config.yaml").write_text(lines)
+    world = VideoGenerator.from_pretrained(folder)
+    assert (world.height, world.width, world.config.max_positions) == (14, 24, 156)
+    with pytest.raises(
+        ValueError, match=r"^prompt and one frame take 683 slots, the context holds 1"
+    ):
+        world.generate(torch.zeros(8, 8, 3, dtype=torch.uint8), ["none"])
 
 
 @pytest.mark.parametrize(
