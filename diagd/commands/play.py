@@ -52,7 +52,8 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     top_p = 1.0 if defaults.top_p is None else defaults.top_p
     controls = Controls(strategy, defaults.temperature, top_p)
     controls.check(world)
-    context_frames = options.context_frames or defaults.context_frames
+    most = (options.remember or world.config.frames_held) - 1  # one frame is to come
+    context_frames = options.context_frames or max(1, min(defaults.context_frames, most))
     scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
     warm_up(world, scenes[0].start, controls)
     scheduler = Scheduler(

@@ -296,7 +296,11 @@ class VideoGenerator(StoredWorld):
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
-        slots = (self.remembers or 0) * (self.height * self.width + num_actions) - num_actions
+        max_slots, keep_frames = None, self.defaults.keep_frames
+        if self.remembers is not None:
+            frame = self.height * self.width + num_actions
+            max_slots = self.config.prefix_length + self.remembers * frame - num_actions
+            keep_frames = keep_frames and min(keep_frames, self.remembers - 1)
         engine = DecodingEngine(
             self.model,
             self.height,
@@ -305,8 +309,8 @@ class VideoGenerator(StoredWorld):
             batch_size=len(starts),
             sampling=self.sampling(sampling),
             seed=list(seeds),
-            max_slots=self.config.prefix_length + slots if self.remembers else None,
-            keep_frames=self.defaults.keep_frames,
+            max_slots=max_slots,
+            keep_frames=keep_frames,
             runner=self.runner,
         )
         engine.prefill(torch.cat([tokens for tokens, _ in prompts]), len(prompts[0][1]))

@@ -54,6 +54,17 @@ def test_the_world_s_own_sampling_and_context_are_where_a_dream_begins(tmp_path)
     assert len(scheduler.scenes[0].start.frames) == 3
 
 
+def test_a_world_that_remembers_fewer_frames_starts_with_fewer(tmp_path):
+    model = write_world(tmp_path / "short")
+    write_defaults(model, GenerationDefaults(context_frames=4, keep_frames=4))
+    scheduler, _ = load(PlayOptions(model=str(model), dtype="float32", remember=3))
+    assert len(scheduler.scenes[0].start.frames) == 2
+    engine = scheduler.world.start(scheduler.scenes[0].start.frames)
+    for frame in range(4):
+        list(engine.decode("k=1", scheduler.world.action_ids(["left"], 1, "frame"), 1))
+        assert engine.num_held == min(3 + frame, 3)
+
+
 def test_a_port_in_use_is_named(command, world):
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

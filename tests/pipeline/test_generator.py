@@ -141,6 +141,22 @@ def test_a_stream_shows_the_frames_that_generate_makes(
     assert bool(whole.stats.num_dropped_frames) == (num_frames == 12)
 
 
+def test_a_world_that_remembers_less_dreams_as_one_that_holds_less(world, context, tmp_path):
+    short = Path(shutil.copytree(world, tmp_path / "short"))
+    config = json.loads((world / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_positions": 3 * 16 - 1}))
+    forgetful = diagd.VideoGenerator.from_pretrained(world)
+    forgetful.remembers = 3
+    held = diagd.VideoGenerator.from_pretrained(short)
+    whole = diagd.VideoGenerator.from_pretrained(world)
+    found, expected, other = (
+        torch.stack(list(one.stream(context[-2:], ["left"] * 7, 2, seed=5)))
+        for one in (forgetful, held, whole)
+    )
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, other)
+
+
 def test_a_stream_takes_a_string_of_actions(generator, context):
     frames = [
         torch.stack(list(generator.stream(context, actions, context_actions=BETWEEN)))
