@@ -9,7 +9,7 @@ quick:
 	pytest -q --quick -m "not gpu and not slow and not download"
 
 test:
-	pytest -m "not gpu and not slow and not download"
+	pytest -n 2 --dist loadfile -m "not gpu and not slow and not download"
 
 # the quick tests under the other versions of Python, those that are installed
 test-pythons:

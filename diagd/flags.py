@@ -14,22 +14,26 @@ FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 
 
 def _writable(path: Path) -> Path:
-    """Return a path, unless nothing can be written there: to be told before hours of work."""
+    """Return a path, unless nothing can be written there: to be told before hours of work.
+
+    Raises:
+        OSError: always that, which tyro does not fold into a box that breaks long paths.
+    """
     folder = path
     while not folder.exists():
         folder = folder.parent
     if folder != path and not folder.is_dir():
-        raise ValueError(f"{path} cannot be written: {folder} is a file")
+        raise OSError(f"{path} cannot be written: {folder} is a file")
     try:
         with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent):
             return path
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror})") from None
+        raise OSError(f"{path} cannot be written ({error.strerror})") from None
 
 
 def _folder(path: Path) -> Path:
     if _writable(path).is_file():
-        raise ValueError(f"{path} is a file, expected a folder")
+        raise OSError(f"{path} is a file, expected a folder")
     return path
 
 
@@ -37,13 +41,13 @@ def output_file(path: Path) -> Path:
     """Return a path, unless no file can be written there.
 
     Raises:
-        ValueError: it is a folder, or lies in none, or in one that takes no files.
+        OSError: it is a folder, or lies in none, or in one that takes no files.
     """
     if path.is_dir():
-        raise ValueError(f"{path} is a folder, expected a file name")
+        raise OSError(f"{path} is a folder, expected a file name")
     _writable(path)
     if not path.parent.is_dir():
-        raise ValueError(f"output folder does not exist: {path.parent}")
+        raise OSError(f"output folder does not exist: {path.parent}")
     return path
 
 

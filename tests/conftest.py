@@ -4,6 +4,7 @@ Fixtures shared by the tests of commands: the command line in this process, and 
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 
 pytest_plugins = ["tests.quick", "tests.processes"]
 torch.set_num_threads(1)
+os.environ.pop("COLUMNS", None)  # a pipe has no width, whatever pytest-xdist's processes are told
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

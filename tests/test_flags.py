@@ -50,5 +50,5 @@ def test_a_folder_in_place_of_the_numbers_beside_a_figure_is_refused(command, tm
 
 def test_a_file_system_that_takes_nothing_is_told(command):
     command("attention", "--output", "/proc/a.png").assert_refused(
-        r"--output: /proc/a\.png cannot be written \(.*\)"
+        r"/proc/a\.png cannot be written \(.*\)"
     )
