@@ -17,15 +17,18 @@ from diagd.models.transformer import Transformer
 
 
 def can_pack(model: Transformer) -> bool:
-    """Tell whether oneDNN multiplies such a model's packed weights on this processor.
+    """Tell whether oneDNN multiplies such a model's packed weights where they are."""
+    return model.device.type == "cpu" and multiplies_packed(model.dtype)
+
+
+def multiplies_packed(dtype: torch.dtype) -> bool:
+    """Tell whether oneDNN multiplies numbers of a type on this processor.
 
     bfloat16 it multiplies on some only; elsewhere it raises where a weight is packed.
     """
-    if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if model.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return model.dtype == torch.float32
+    return torch.backends.mkldnn.is_available() and dtype == torch.float32
 
 
 class MergedLinear(nn.Module):
