@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 out=${1:-docs/results/avx2}
 export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 export DIAGD_CXXFLAGS=-march=x86-64-v3
+mkdir -p "$out"
 results=$out/bench_avx2.jsonl
 : > "$results.partial"
 run() { diagd bench "$@" --json >> "$results.partial"; }

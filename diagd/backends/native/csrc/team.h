@@ -167,7 +167,7 @@ class Team {
       suspect = false;
       penalty /= 2;
     } else if (suspect || penalty) {
-      alone = penalty = std::min(MOST_ALONE, 2 * penalty + 32);
+      alone = penalty = std::min(MOST_ALONE, 2 * penalty + 4);
     } else {
       suspect = true;  // once is nothing
     }
