@@ -8,21 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diagd.decoding.engine import DecodingEngine
-    from diagd.decoding.generate_tokens import GeneratedTokens, generate_tokens
+    from diagd.decoding.generate_tokens import DecodingEngine, GeneratedTokens, generate_tokens
     from diagd.decoding.sampling_options import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-    from diagd.decoding.strategies.diagonal import Diagonal, Raster
-    from diagd.decoding.strategies.exact.exact import Exact
-    from diagd.decoding.strategies.table import parse_strategy
-    from diagd.families.checkpoints import load_model
-    from diagd.families.own_format import save_model
+    from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
+    from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv as GymEnv  # not in __all__: gymnasium may be missing
     from diagd.gym import GymVectorEnv as GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
-    from diagd.pipeline.generated_video import GeneratedVideo
-    from diagd.pipeline.generator import VideoGenerator
+    from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
     from diagd.pipeline.hf_generate import custom_generate
 
 __version__ = "0.1.0"

@@ -47,13 +47,13 @@ OPTIONS = {
     "convert": "pipeline.options",
     "attention": "attention.options",
     "evaluate": "evaluation.options",
-    "report": "reporting.options",
+    "report": "evaluation.options",
     "record": "data.recorders.options",
-    "check": "training.clip_options",
-    "tokenize": "training.clip_options",
+    "check": "training.options",
+    "tokenize": "training.options",
     "train": "training.options",
     "finetune": "training.options",
-    "tune": "training.tuning_options",
+    "tune": "training.options",
     "study": "web.study.options",
     "doctor": "benchmark.options",
 }
@@ -103,7 +103,7 @@ def _run(name: str, flags: list[str]) -> None:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}, {hint}")
-    parsing = importlib.import_module("diagd.parsing")  # slow, and `diagd --help` is instant
+    parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
     with _stdout_to_stderr() if shared.json else contextlib.nullcontext():
         require(f"diagd {name}", *_needs(name, flags))

@@ -181,6 +181,6 @@ def rewind_log(path: Path, step: int) -> None:
 
 
 def check_suffix(path: str | Path) -> None:
-    """Raise ValueError unless `diagd.data.saving.save_frames` can write such a file."""
+    """Raise ValueError unless `diagd.data.video.save_frames` can write such a file."""
     if Path(path).suffix.lower() not in FRAME_SUFFIXES:
         raise ValueError(f"output must end in {', '.join(FRAME_SUFFIXES)}, got {path}")

@@ -1,12 +1,23 @@
 """Flags that several commands share."""
 
+import argparse
+import contextlib
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
 import re
 import tempfile
+import textwrap
+import types
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 RowLag = Annotated[int | None, tyro.conf.arg(aliases=["-k"])]
 RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
@@ -81,3 +92,178 @@ Device = Annotated[
         str_from_instance=lambda name: [name],
     ),
 ]
+
+
+Options = TypeVar("Options")
+
+NUMBERS = {int: "a whole number", float: "a number"}
+_REGISTRY = ConstructorRegistry()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """The flags that every command takes."""
+
+    json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
+    threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
+
+
+def read_shared(flags: Sequence[str]) -> Shared:
+    """Look for the flags that every command takes, wherever they stand among the others.
+
+    Raises:
+        ValueError: no number of threads.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--threads", type=_at_least_one)
+    try:
+        found, _ = parser.parse_known_args(flags)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error.argument_name}: {error.message}") from None
+    return Shared(found.json, found.threads)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return int(text)
+
+
+def parse(
+    options: type[Options], name: str, flags: Sequence[str], examples: Sequence[str] = ()
+) -> Options:
+    """Turn the flags of a command into its options; `--help` prints and exits.
+
+    Args:
+        examples: calls of the command, for its help.
+
+    Raises:
+        ValueError: an unknown flag, a value of the wrong kind, or what the options refuse.
+    """
+    record = _with_shared(options)
+    _refuse_unknown(flags, get_type_hints(record, include_extras=True), name)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed = tyro.cli(
+                record,
+                prog=f"diagd {name}",
+                description=_description(options, examples),
+                args=flags,
+                registry=_REGISTRY,
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_plain(complaint.getvalue())) from None
+    return options(**{field.name: getattr(parsed, field.name) for field in _fields(options)})
+
+
+def _description(options: type, examples: Sequence[str]) -> str:
+    """Say what the record's docstring says, and then the examples, in 80 columns.
+
+    Each line is indented, for tyro joins those that begin with a letter, and doubles empty ones.
+    """
+    paragraphs = (inspect.getdoc(options) or "").split("\n\n")
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, 78)]
+    if examples:
+        lines += ["", "Examples:", *(f"  {example}" for example in examples)]
+    return textwrap.indent("\n".join(lines), " ")
+
+
+def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:
+    """Raise ValueError for a flag that is none, with one that is meant perhaps."""
+    known = ["-h", "--help"]
+    for field, hint in hints.items():
+        spelled = field.replace("_", "-")
+        notes = getattr(hint, "__metadata__", ())
+        known.append(f"--{spelled}")
+        if bool in get_args(hint) and tyro.conf.FlagCreatePairsOff not in notes:
+            known.append(f"--no-{spelled}")
+        for note in notes:
+            known += getattr(note, "aliases", None) or ()
+    for flag in flags:
+        given = flag.partition("=")[0].replace("_", "-")
+        if given.startswith("--") and given not in known:
+            near = difflib.get_close_matches(given, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"see diagd {name} --help"
+            raise ValueError(f"unknown flag {given}: {hint}")
+
+
+def _fields(record: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(record) if field.init]
+
+
+@functools.cache
+def _with_shared(options: type) -> type:
+    """Add the shared flags to the options, and do not speak of a default where there is none.
+
+    Nothing is checked when a record of this type is made: the options themselves do that.
+    """
+    fields, hints = {}, {}
+    for record in (Shared, options):  # a command's own flag comes before a shared one of its name
+        fields |= {field.name: copy.copy(field) for field in _fields(record)}
+        hints |= get_type_hints(record, include_extras=True)
+    shown = tyro.conf.arg(help_behavior_hint=_default)
+    return dataclasses.make_dataclass(
+        options.__name__,
+        [(name, Annotated[hints[name], shown], field) for name, field in fields.items()],
+        bases=(Shared, options),
+        namespace={
+            "__doc__": options.__doc__,
+            "__module__": options.__module__,
+            "__post_init__": lambda self: None,
+        },
+        frozen=True,
+    )
+
+
+def _default(label: str) -> str:
+    return f"(default: {label})" if label else ""
+
+
+@_REGISTRY.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Say in words what a number must be."""
+    kind = info.type
+    if kind not in NUMBERS:
+        return None
+
+    def read(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(f"expected {NUMBERS[kind]}, got {words[0]!r}") from None
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, int | kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+@_REGISTRY.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Read `X | None` as X: None is what a flag is that was not given."""
+    kinds = get_args(info.type)
+    if get_origin(info.type) not in (Union, types.UnionType) or type(None) not in kinds:
+        return None
+    (kind,) = (kind for kind in kinds if kind is not type(None))
+    inner = PrimitiveTypeInfo.make(kind, info.markers)
+    spec = ConstructorRegistry.get_primitive_spec(inner)
+    assert isinstance(spec, PrimitiveConstructorSpec)
+    return dataclasses.replace(
+        spec,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: [] if value is None else spec.str_from_instance(value),
+    )
+
+
+def _plain(complaint: str) -> str:
+    """Take what matters out of tyro's box: neither its title nor what follows the first rule."""
+    lines = [line.strip("│ ") for line in complaint.splitlines() if not line.startswith(("╭", "╰"))]
+    text = " ".join(lines).partition("───")[0]
+    return re.sub(r"^Error parsing |(?<=^Missing) from [^:]*", "", text)

@@ -4,11 +4,17 @@ No other module but the decoder of uploads, which runs alone, imports what only 
 """
 
 import ctypes
+import hashlib
+import math
 import os
+import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -82,3 +88,130 @@ def keep_freed_memory() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_MOST_MAPPED, 0)
             mallopt(_TRIM_THRESHOLD, -1)
+
+
+def check_memory(num_bytes: int, what: str) -> None:
+    """Refuse what is larger than this machine's memory.
+
+    Args:
+        what: the subject of the error, with the sizes that were asked for.
+
+    Raises:
+        ValueError: it would never fit; says what was asked for and what there is.
+    """
+    memory = psutil.virtual_memory().total
+    if num_bytes > memory:
+        raise ValueError(
+            f"{what} would take {_gigabytes(num_bytes)}, this machine has {_gigabytes(memory)}"
+        )
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB"
+
+
+_ROOT = Path(__file__).resolve().parent.parent
+_MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".jit")
+
+
+def provenance(device: Any) -> dict[str, Any]:
+    """Return commit, device (of torch), torch version and threads, ready for a JSON file."""
+    import torch  # here, for flags are refused without it
+
+    on_cuda = device.type == "cuda"
+    return {
+        "commit": git_commit(),
+        "device": torch.cuda.get_device_name(device) if on_cuda else cpu_name(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+
+
+def settings_of(options: Any) -> dict[str, str]:
+    """Spell the fields of a script's options, a dataclass, without those that are paths.
+
+    Where files lay on one machine says nothing about what was measured.
+    """
+    values = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: str(value) for name, value in values if not isinstance(value, Path)}
+
+
+def git_commit(root: Path = _ROOT) -> str | None:
+    """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True)
+    except FileNotFoundError:  # no git here
+        return None
+    return done.stdout.strip() or None
+
+
+def cpu_name() -> str:
+    """Return the processor's name and the number of its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def fingerprint(model: Path) -> str:
+    """Return 12 hex digits that stand for a model: SHA-256 over its file, or the files of a folder.
+
+    Of a folder, weights and configs count.
+    """
+    digest = hashlib.sha256()
+    for path in [model] if model.is_file() else sorted(model.rglob("*")):
+        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
+            digest.update(str(path.relative_to(model)).encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def clip_fingerprint(video: Path) -> str:
+    """Return hex digits that stand for a clip: its file, and its actions if they lie beside it."""
+    parts = (video, video.with_suffix(".jsonl"))
+    return "-".join(fingerprint(part) for part in parts if part.is_file())
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return how many threads of this process can run at once, at least 1.
+
+    Args:
+        root: Of the file system in which Linux tells of control groups (version 1 or 2).
+    """
+    bound = getattr(os, "sched_getaffinity", None)
+    cores = len(bound(0)) if bound else os.cpu_count() or 1
+    return max(1, math.ceil(min([cores, *_quotas(root)])))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield every limit on this process's time, in cores: of its group, and of those above."""
+    try:
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield from _quota(folder)
+            if folder == top:
+                break
+
+
+def _quota(folder: Path) -> Iterator[float]:
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        try:
+            text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+            quota, period = map(float, text.split())
+        except (OSError, ValueError):  # another version's files, or "max": no limit
+            continue
+        if quota > 0:
+            yield quota / period

@@ -30,18 +30,17 @@ from diagd.backends.prepare import choose_dtype
 from diagd.data.actions import ActionCodec, ActionVocabulary, read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Raster
+from diagd.decoding.strategies.strategy import Raster
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.results import ResultsWriter
 from diagd.evaluation.revisit import walk
 from diagd.families.checkpoints import model_path
 from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
-from diagd.metrics.latents import frame_features
-from diagd.metrics.quality import psnr
+from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
-from diagd.provenance import clip_fingerprint, fingerprint, provenance, settings_of
+from diagd.system import clip_fingerprint, fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
 from runs.acceptance_table import CONTEXTS, STRATEGIES, table
 

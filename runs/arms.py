@@ -22,13 +22,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 import tyro
 
-from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines, write_text
-from diagd.provenance import provenance
+from diagd.system import provenance
 from diagd.tokenizers.shards import read_shards
+from diagd.training.loop import windows
 from diagd.training.mixture import Mixture
-from diagd.training.sequences import windows
 
 Flags = dict[str, Any]
 ALL = "raster k=1 k=2 k=1,d=14"

@@ -16,8 +16,8 @@ import tyro
 from diagd.attention.analysis import measure_attention
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
-from diagd.models.attention_init import aim_heads
 from diagd.models.transformer import Transformer
+from diagd.training.setup import aim_heads
 
 
 @dataclass(frozen=True)

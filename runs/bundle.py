@@ -16,9 +16,14 @@ import torch
 import tyro
 
 from diagd.data.actions import ActionVocabulary, parse_actions, write_actions
-from diagd.families.checkpoints import find_model, load_model
-from diagd.families.own_format import ACTIONS_FILE, save_model, write_defaults
-from diagd.training.world_parts import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
+from diagd.families.checkpoints import (
+    ACTIONS_FILE,
+    find_model,
+    load_model,
+    save_model,
+    write_defaults,
+)
+from diagd.training.setup import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
 
 
 @dataclass(frozen=True)

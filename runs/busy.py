@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from diagd.files import write_json
-from diagd.provenance import cpu_name, git_commit
+from diagd.system import cpu_name, git_commit
 
 SPIN = "while True: pass"
 DECODE = """

@@ -23,19 +23,18 @@ import torch
 import tyro
 
 from diagd.backends.devices import dtype_of
-from diagd.backends.merged_linears import can_pack, merge_linears
+from diagd.backends.linears import can_pack, merge_linears
 from diagd.backends.native.compiler import FLAGS, SOURCES
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import in_turns
-from diagd.decoding.runner import CausalModel
-from diagd.families.checkpoints import model_path
-from diagd.families.own_format import read_config
+from diagd.decoding.model import CausalModel
+from diagd.families.checkpoints import model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.provenance import provenance
+from diagd.system import provenance
 
 COMPILERS = ("g++", "g++-11", "g++-12", "g++-13", "g++-14", "clang++", "zig")
 LIMITS = {  # what has PyTorch use no more than that

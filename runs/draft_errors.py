@@ -26,19 +26,18 @@ import tyro
 from torch import Tensor
 
 from diagd.data.actions import split_actions
-from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import sample
-from diagd.evaluation.named_clips import Clip, choose_clips, read_clip
+from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.evaluation.measure import Clip, choose_clips, read_clip
 from diagd.evaluation.results import ResultsWriter, pack, unpack
 from diagd.families.checkpoints import model_path
 from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
-from diagd.metrics.latents import frame_features
-from diagd.metrics.quality import psnr
+from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.provenance import fingerprint, provenance, settings_of
+from diagd.system import fingerprint, provenance, settings_of
 from diagd.training.mixture import Mixture
 
 SPANS = (8, 16, 32, 48, 64)  # frames of a dream that are one column of the table, up to these

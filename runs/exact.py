@@ -24,21 +24,19 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
 from diagd.data.actions import split_actions
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.engine import VerifiedStep
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.strategies.exact.exact import Exact
-from diagd.decoding.strategies.exact.verification import step_costs
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import parse_strategies
-from diagd.decoding.stream import VerifiedStep
-from diagd.evaluation.named_clips import choose_clips, read_clip
+from diagd.decoding.strategies.exact import step_costs
+from diagd.decoding.strategies.strategy import Exact, Strategy, parse_strategies
+from diagd.evaluation.measure import choose_clips, read_clip
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.provenance import cpu_name, fingerprint
-from diagd.reporting.pictures import save_figure
+from diagd.reporting.plots import save_figure
+from diagd.system import cpu_name, fingerprint
 
 SHOWN = "exact"  # the strategy in the picture
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from diagd.decoding.likelihood import spell_error
+from diagd.decoding.teacher_forcing import spell_error
 from diagd.files import write_text
 
 

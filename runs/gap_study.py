@@ -14,17 +14,21 @@ import tyro
 from rich.progress import Progress
 from torch import Tensor
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import Sees, gap_to_raster, spell_error, view_nll
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.table import parse_strategies
-from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.strategies.strategy import Scheduled, parse_strategies
+from diagd.decoding.teacher_forcing import (
+    Sees,
+    TeacherView,
+    gap_to_raster,
+    spell_error,
+    teacher_view,
+    view_nll,
+)
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json, write_text
-from diagd.provenance import settings_of
+from diagd.system import settings_of
 from diagd.tokenizers.shards import read_shards
-from diagd.training.sequences import windows
+from diagd.training.loop import windows
 from diagd.training.setup import check_fit
 
 

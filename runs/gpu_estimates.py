@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from diagd.benchmark.ceilings import Ceilings
 from diagd.benchmark.rows import CACHE_BYTES
-from diagd.benchmark.steps import StepTimes, bytes_read, flops
-from diagd.decoding.layout import SequenceLayout
+from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
 from diagd.decoding.plan import make_plan
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Raster, Scheduled
 from diagd.families.presets import PRESETS
 from diagd.files import write_json, write_text
 from diagd.models.config import ModelConfig

@@ -27,16 +27,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import tyro
 
-from diagd.benchmark.disturbance import MARK, disturbed_note
-from diagd.benchmark.print_rows import after, cell
-from diagd.benchmark.rows import CACHE_BYTES
+from diagd.benchmark.rows import CACHE_BYTES, MARK, after, cell, disturbed_note
 from diagd.benchmark.steps import slot_bytes
 from diagd.commands import doctor
 from diagd.commands.bench import config_of, num_parameters
 from diagd.files import read_json_lines, write_text
 from diagd.models.config import ModelConfig
-from diagd.provenance import git_commit
-from diagd.system import only_writer
+from diagd.system import git_commit, only_writer
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 80

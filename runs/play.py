@@ -33,8 +33,8 @@ from websockets.sync.client import connect
 
 from diagd.commands.play import PlayOptions, load
 from diagd.files import replacing, write_json, write_text
-from diagd.provenance import provenance, settings_of
-from diagd.web.address import listen, url_of
+from diagd.system import provenance, settings_of
+from diagd.web.guard import listen, url_of
 from diagd.web.play.messages import unpack
 
 STRATEGIES = ("k=1", "k=2", "k=4", "raster")

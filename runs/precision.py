@@ -15,13 +15,13 @@ from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.backends.int8_linears import round_linears
+from diagd.backends.linears import round_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
 from diagd.tokenizers.shards import read_shards
-from diagd.training.sequences import draw_batch
+from diagd.training.loop import draw_batch
 
 FRAMES = 8
 

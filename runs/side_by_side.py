@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diagd.files import write_json
-from diagd.provenance import git_commit
+from diagd.system import git_commit
 
 HERE = Path(__file__).resolve().parent.parent
 

@@ -11,10 +11,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.benchmark.disturbance import MARK, disturbed_note, is_disturbed
-from diagd.benchmark.print_rows import after, cell
+from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed
 from diagd.files import write_text
-from diagd.reporting.pictures import save_figure
+from diagd.reporting.plots import save_figure
 
 SPEED = {
     "steps": "{steps}",

@@ -16,15 +16,13 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.transformer import Transformer
-from diagd.provenance import provenance
-from diagd.training.losses import ViewLoss
-from diagd.training.mixture import Mixture
+from diagd.system import provenance
+from diagd.training.mixture import Mixture, ViewLoss
 
 
 class Case(NamedTuple):

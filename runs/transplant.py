@@ -20,11 +20,16 @@ from torch import Tensor
 
 from diagd.data.actions import ActionVocabulary
 from diagd.data.video import read_video
-from diagd.families.checkpoints import load_model, model_path
-from diagd.families.own_format import ACTIONS_FILE, TOKENIZER_FOLDER, write_checkpoint
+from diagd.families.checkpoints import (
+    ACTIONS_FILE,
+    TOKENIZER_FOLDER,
+    load_model,
+    model_path,
+    write_checkpoint,
+)
 from diagd.tokenizers.training import find_clips
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.world_parts import copy_parts
+from diagd.training.setup import copy_parts
 
 PER_CODE = ("model.embed_tokens.weight", "lm_head.weight")  # a row for each code, then each action
 

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 import tyro
 
-from diagd.backends.native.library import BUILT
-from diagd.backends.native.variants import PREBUILT, prebuilt_here
+from diagd.backends.native.library import BUILT, PREBUILT, prebuilt_here
 from diagd.files import write_json
-from diagd.provenance import provenance, settings_of
+from diagd.system import provenance, settings_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -29,7 +29,7 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from diagd.files import write_json
-from diagd.provenance import provenance, settings_of
+from diagd.system import provenance, settings_of
 from diagd.web.play.messages import unpack
 
 EVERY = 50  # visits between two readings

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 import tyro
 
 from diagd.backends.native.compiler import FLAGS, SOURCES
-from diagd.backends.native.variants import PREBUILT, VARIANTS
+from diagd.backends.native.library import PREBUILT, VARIANTS
 
 ROOT = Path(__file__).parent.parent
 PlatformName = Literal[

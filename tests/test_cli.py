@@ -12,7 +12,7 @@ import torch
 import diagd.cli
 from diagd.cli import COMMANDS
 from diagd.commands import plan
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.extras import EXTRAS
 
 COSMOS = "3x40x64"

@@ -2,7 +2,7 @@ import subprocess
 
 import torch
 
-from diagd.provenance import cpu_name, fingerprint, git_commit, provenance
+from diagd.system import cpu_name, fingerprint, git_commit, provenance
 
 
 def git(folder, *arguments):

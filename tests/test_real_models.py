@@ -16,19 +16,17 @@ from transformers import T5Config, T5EncoderModel
 
 from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
-from diagd.families.checkpoints import find_model, load_model
+from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.families.clip_files import ClipFile
 from diagd.families.cosmos.presets import CODEBOOK_SIZE
 from diagd.families.cosmos.tokenizer import fit_frames
 from diagd.families.defaults import GenerationDefaults, visual_ranges
-from diagd.families.own_format import save_model
-from diagd.families.wham.actions import WHAMActions
-from diagd.families.wham.tokenizer import WHAMTokenizer
-from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
+from diagd.families.wham.presets import WHAMActions
+from diagd.families.wham.tokenizer import ViTVQGAN, ViTVQGANConfig, WHAMTokenizer
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import load_parts
+from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.text import encode_text, read_embedding
 from tests.families.cosmos.scripts import write_scripts
 from tests.golden import FIXTURES, golden

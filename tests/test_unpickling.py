@@ -6,9 +6,9 @@ import zipfile
 import pytest
 import torch
 
-from diagd.metrics.weights import read_state_dict
-from diagd.models.torch_files import read_torch_file
-from diagd.tokenizers.storage import read_tensors
+from diagd.metrics.perceptual import read_state_dict
+from diagd.tokenizers.vq import read_tensors
+from diagd.weight_files import read_torch_file
 
 MALFORMED = {
     "foreign persistent id": b"K\x07Q.",

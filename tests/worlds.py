@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import write_image, write_video
-from diagd.families.own_format import save_model
+from diagd.families.checkpoints import save_model
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips

@@ -17,15 +17,13 @@ import torch
 
 from diagd.backends.devices import choose_dtype as choose_by_units
 from diagd.backends.devices import dtype_of
-from diagd.backends.int8_linears import int8_companion, round_linears
-from diagd.backends.merged_linears import can_pack, merge_linears
+from diagd.backends.linears import can_pack, int8_companion, merge_linears, round_linears
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
 from diagd.backends.native.model import NativeModel
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
-from diagd.backends.triton.kernels import load_kernels, why_not
-from diagd.backends.triton.model import TritonModel
-from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.backends.triton.model import TritonModel, load_kernels, why_not
+from diagd.decoding.model import CausalModel, RunnerName
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from diagd.decoding.runner import CausalModel
+from diagd.decoding.model import CausalModel
 from diagd.models.config import ModelConfig
 
 REFERENCE = ModelConfig(  # the bundled world's, but for the number of layers

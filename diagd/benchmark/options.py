@@ -6,9 +6,14 @@ from typing import Literal
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.strategies.strategy import (
+    Conditions,
+    Diagonal,
+    Raster,
+    Scheduled,
+    Strategy,
+    parse_strategies,
+)
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, RowLags
 

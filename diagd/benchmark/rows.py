@@ -1,4 +1,9 @@
-"""The lines of the benchmark: our engine, strategy by strategy, and Hugging Face's generate."""
+"""Tell a row that was disturbed: its measurements contradict each other.
+
+Rows run in turns, so a machine that is slow throughout slows all of them alike. What that cannot
+even out is another process that takes the machine for a moment. The bounds are far from what
+undisturbed rows showed (docs/results/bench_cpu.jsonl), so that none of those is marked.
+"""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -11,23 +16,123 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from transformers import DynamicCache
 
-from diagd.backends.int8_linears import int8_companion
+from diagd.backends.linears import int8_companion
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import Backend, prepare
-from diagd.benchmark.ceilings import Ceilings, spread
-from diagd.benchmark.disturbance import is_disturbed
-from diagd.benchmark.steps import StepTimes, Stopwatch, bytes_read, flops
-from diagd.console import make_console, progress
-from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.generate_tokens import synchronized_time
+from diagd.benchmark.steps import Ceilings, StepTimes, Stopwatch, bytes_read, flops, spread
+from diagd.console import make_console, print_table, progress
+from diagd.decoding.generate_tokens import DecodingEngine, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Scheduled, Strategy
 from diagd.models.config import ModelConfig
-from diagd.models.huggingface import cache_argument
-from diagd.models.llama import llama_of
+from diagd.models.huggingface import cache_argument, llama_of
 from diagd.models.transformer import Transformer
+
+MARK = "!"
+
+# Repeats do the same work; undisturbed, the slowest took at most 1.26 times as long as the fastest.
+# One that takes twice as long had half of the machine.
+MAX_REPEATS_APART = 2.0
+
+# Steps differ in lanes and in slots that they see, so the slowest take up to 3 times the median.
+# From 10 times on, one step in a hundred adds a tenth to the time of all.
+MAX_TAIL = 10.0
+
+# The parts of a step are means over all repeats; the milliseconds of a step are the median
+# repeat's. Undisturbed, the parts added up to at most 1.1 times those.
+MAX_PARTS_OVER_STEP = 1.5
+
+
+def is_disturbed(row: dict[str, Any]) -> bool:
+    """Say whether a row of the report (see `report_rows`), of whatever age, contradicts itself."""
+    steps, parts = row.get("step_ms"), row.get("parts_ms", {})
+    whole = sum(parts.get(part, 0.0) for part in ("forward", "sampling", "bookkeeping"))
+    return (
+        row["seconds_max"] > MAX_REPEATS_APART * row["seconds_min"]
+        or (steps is not None and steps["p99"] > MAX_TAIL * steps["p50"])
+        or whole > MAX_PARTS_OVER_STEP * row["ms_per_step"]
+    )
+
+
+def disturbed_note(names: Sequence[str]) -> str:
+    """Return the line under a table for the rows marked in it."""
+    return f"{MARK} disturbed: {', '.join(names)} (times contradict each other): measure again"
+
+
+SPEED = {  # header and form of each; shown where a row has any
+    "steps": "{steps}",
+    "ms/step": "{ms_per_step:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "over HF": "{over_hugging_face:.1f}x",
+    "speedup": "{speedup:.1f}x",
+    "fed/token": "{fed_per_token:.2f}",
+    "= raster": "{tokens_equal_to_raster:.0%}",
+    "efficiency": "{efficiency:.2f}",
+    "first s": "{warm_up_seconds:.1f}",
+}
+LIMITS = {
+    "p99": "{step_ms[p99]:.2f}",
+    "MB/step": "{megabytes_per_step:.0f}",
+    "of peak": "{bandwidth_share:.0%}",
+    "MFLOP/step": "{megaflops_per_step:.0f}",
+    "of peak ": "{flops_share:.0%}",
+    "forward": "{parts_ms[forward]:.2f}",
+    "linears": "{parts_ms[linears]:.2f}",
+    "attention": "{parts_ms[attention]:.2f}",
+    "sampling": "{parts_ms[sampling]:.2f}",
+    "other": "{parts_ms[bookkeeping]:.2f}",
+    "barriers": "{barriers_ms:.3f}",
+}
+
+
+def print_rows(document: dict[str, Any]) -> None:
+    """Print speed and limits of every row; disturbed ones are marked."""
+    options, console = document["options"], make_console()
+    console.print(
+        f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
+        f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
+        f"medians of {options['repeats']}; after N: frames in the context"
+    )
+    for dtype, ceiling in document["ceilings"].items():
+        rate, flops = ceiling["bytes_per_second"] / 1e9, ceiling["flops_per_second"] / 1e9
+        console.print(
+            f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {flops:.0f} GFLOP/s"
+        )
+    rows = document["rows"]
+    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
+    common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
+    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
+    names = [" ".join(filter(None, (row[key] for key in told_apart))) for row in rows]
+    names = [name + after(row, rows) for name, row in zip(names, rows, strict=True)]
+    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
+        columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
+        lines = [
+            [name + f" {MARK}" * row["disturbed"], *(cell(t, row) for t in columns.values())]
+            for name, row in zip(names, rows, strict=True)
+            if texts is SPEED or "step_ms" in row
+        ]
+        header = ["", *(name.strip() for name in columns)]
+        print_table(console, f"{title} {common and f'({common})'}", header, lines)
+    disturbed = [name for name, row in zip(names, rows, strict=True) if row["disturbed"]]
+    if disturbed:
+        console.print(disturbed_note(disturbed))
+
+
+def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Say what a row goes on from, where rows differ in that (older files do not)."""
+    counts = {other.get("context_frames") for other in rows}
+    return f" after {row['context_frames']}" if len(counts) > 1 else ""
+
+
+def cell(text: str, row: dict[str, Any]) -> str:
+    """Fill in a number, or a dash where this row has none."""
+    try:
+        return text.format(**row)
+    except (KeyError, TypeError):
+        return "-"
+
 
 HUGGING_FACE = "hugging face"
 CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}

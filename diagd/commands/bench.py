@@ -17,26 +17,25 @@ import torch
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
 from diagd.backends.prepare import choose_dtype
-from diagd.benchmark.ceilings import measure_ceilings
 from diagd.benchmark.options import BenchOptions
-from diagd.benchmark.print_rows import print_rows
 from diagd.benchmark.rows import (
     Inputs,
     Row,
     engine_rows,
     hugging_face_rows,
+    print_rows,
     report_rows,
     time_rows,
 )
+from diagd.benchmark.steps import measure_ceilings
 from diagd.decoding.generate_tokens import peak_memory_bytes
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions
-from diagd.families.checkpoints import load_model, model_path
-from diagd.families.own_format import read_config
+from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.provenance import provenance
+from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
 
 

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from diagd.console import make_console
-from diagd.data.action_timing import RowTiming
-from diagd.training.clip_check import ClipsReport, check_clips
-from diagd.training.clip_options import CheckOptions
+from diagd.training.clip_check import ClipsReport, RowTiming, check_clips
+from diagd.training.options import CheckOptions
 
 SHOWN_FRAMES = 6
 ROWS = {-1: "row t - 1", 0: "row t", 1: "row t + 1"}

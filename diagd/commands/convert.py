@@ -11,10 +11,15 @@ from dataclasses import asdict
 from typing import Any
 
 from diagd.console import make_console
-from diagd.families.checkpoints import empty_model, find_model
-from diagd.families.own_format import CONFIG_FILE, WEIGHTS_FILE, write_checkpoint
+from diagd.families.checkpoints import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    empty_model,
+    find_model,
+    write_checkpoint,
+)
 from diagd.pipeline.options import ConvertOptions
-from diagd.pipeline.pretrained import save_parts
+from diagd.pipeline.world_folder import save_parts
 from diagd.system import only_writer
 
 

@@ -17,18 +17,20 @@ from diagd.backends.devices import device_of
 from diagd.backends.prepare import choose_dtype
 from diagd.console import make_console, progress
 from diagd.data.video import write_video
-from diagd.evaluation.captions import metric_notes
+from diagd.evaluation.captions import metric_notes, print_summary
 from diagd.evaluation.drift import drift_notes, print_drift, summarize_drift
-from diagd.evaluation.likelihood_gap import (
+from diagd.evaluation.measure import (
     LIKELIHOOD_FILE,
+    ClipMeter,
+    Outcome,
+    Task,
+    choose_clips,
+    fingerprint_clips,
     measure_likelihood,
     print_likelihood,
     summarize_likelihood,
 )
-from diagd.evaluation.measure import ClipMeter, Outcome, Task
-from diagd.evaluation.named_clips import choose_clips, fingerprint_clips
 from diagd.evaluation.options import EvaluateOptions
-from diagd.evaluation.print_summary import print_summary
 from diagd.evaluation.results import (
     BASELINES,
     RESULTS_FILE,
@@ -36,6 +38,7 @@ from diagd.evaluation.results import (
     check_same,
     key_of,
     read_results,
+    summarize,
     video_path,
 )
 from diagd.evaluation.revisit import (
@@ -43,9 +46,8 @@ from diagd.evaluation.revisit import (
     revisit_notes,
     summarize_revisit,
 )
-from diagd.evaluation.summary import summarize
 from diagd.families.checkpoints import model_path
-from diagd.provenance import fingerprint, provenance
+from diagd.system import fingerprint, provenance
 from diagd.workers import do_tasks
 
 

@@ -1,27 +1,74 @@
-"""The main job: generate a video with a world model and say how fast it was.
+"""What a generation leaves: the video, its contact sheet, and a table of what it took."""
 
-diagd generate                 # the bundled model, its prompt: dream.mp4
-diagd generate --actions "forward*8,left*8" --compare
-diagd generate --prompt photo.jpg --actions forward --output dream.gif
-diagd generate --model WHAM_200M.ckpt --prompt clip.npz
-diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
-diagd generate --prompts clips --out dreams --workers 2   # one for each
-"""
-
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from torch import Tensor
 
-from diagd.console import make_console, waiting
-from diagd.decoding.strategies.diagonal import Raster
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.console import make_console, print_table, waiting
+from diagd.data.video import SHEET_COLUMNS, contact_sheet, save_frames, write_image
+from diagd.decoding.strategies.strategy import Raster, Strategy
 from diagd.flags import output_file
-from diagd.pipeline.generated_video import GeneratedVideo
+from diagd.pipeline.generator import GeneratedVideo
 from diagd.pipeline.many_prompts import continue_prompts, print_report
 from diagd.pipeline.options import GenerateOptions
-from diagd.pipeline.outputs import print_runs, report_runs, write_generated
 from diagd.pipeline.recipe import PreparedWorld
+
+
+def write_generated(
+    output: Path, sheet: Path, context: Tensor, videos: list[GeneratedVideo], fps: float
+) -> None:
+    """Write the context followed by what was generated; several videos stand side by side.
+
+    Args:
+        output: see `save_frames`; nothing but the sheet is written if it is the sheet.
+        sheet: the frames of each video as one picture, a video below the other.
+    """
+    whole = [torch.cat([context, video.frames]) for video in videos]
+    if output != sheet:
+        save_frames(output, torch.cat(whole, dim=2), fps)
+    sheets = [contact_sheet(frames, SHEET_COLUMNS) for frames in whole]
+    write_image(sheet, torch.cat(sheets, dim=0))
+
+
+def report_runs(runs: list[tuple[str, GeneratedVideo]]) -> list[dict[str, Any]]:
+    """Return one record a run; speeds are over the first one, where that has as many frames."""
+    report = [{"schedule": name, **asdict(video.stats)} for name, video in runs]
+    first = runs[0][1]
+    for row, (_, video) in zip(report, runs, strict=True):
+        row["num_frames"] = len(video.frames)
+        row["frames_per_second"] = len(video.frames) / row["seconds"]  # a grid may be several
+        equal_work = len(video.frames) == len(first.frames)
+        row["speedup"] = report[0]["seconds"] / row["seconds"] if equal_work else None
+    for row, (_, video) in list(zip(report, runs, strict=True))[1:]:
+        both = min(len(first.tokens), len(video.tokens))
+        equal = (first.tokens[:both] == video.tokens[:both]).float().mean().item()
+        row["tokens_equal_to_raster"] = equal
+    return report
+
+
+def print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
+    """Print the table, and what became of a full context."""
+    lines = [
+        [
+            row["schedule"],
+            str(row["num_frames"]),
+            str(row["num_steps"]),
+            f"{row['seconds']:.2f}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['frames_per_second']:.2f}",
+            f"{row['speedup']:.1f}x" if len(report) > 1 and row["speedup"] else "-",
+        ]
+        for row in report
+    ]
+    header = "", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"
+    print_table(console, title, header, lines)
+    if dropped := report[-1]["num_dropped_frames"]:
+        console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")
+
 
 RASTER_FRAMES = 2
 

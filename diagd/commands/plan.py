@@ -9,8 +9,8 @@ from typing import Any
 
 from diagd.console import make_console
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.diagonal import Scheduled
 from diagd.decoding.strategies.short_forms import strategy_of
+from diagd.decoding.strategies.strategy import Scheduled
 from diagd.flags import FrameLag, RowLag
 
 

@@ -13,10 +13,9 @@ from diagd.backends.devices import device_of
 from diagd.console import make_console, waiting
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.address import listen, url_of
+from diagd.web.guard import listen, url_of
 from diagd.web.play.options import PlayOptions
-from diagd.web.play.scenes import start_scenes
-from diagd.web.play.scheduler import Scheduler
+from diagd.web.play.scheduler import Scheduler, start_scenes
 from diagd.web.play.server import make_server, run, warm_up
 from diagd.web.play.session import Controls
 

@@ -13,18 +13,24 @@ from typing import Any
 from diagd.console import make_console
 from diagd.evaluation.captions import metric_notes
 from diagd.evaluation.drift import drift_cells, drift_notes, is_drift, summarize_drift
-from diagd.evaluation.results import RESULTS_FILE, Record, Results, read_results
+from diagd.evaluation.options import ReportOptions
+from diagd.evaluation.results import (
+    RESULTS_FILE,
+    Groups,
+    Record,
+    Results,
+    grouped,
+    read_results,
+    summarize,
+)
 from diagd.evaluation.revisit import (
     is_revisit,
     revisit_cells,
     revisit_notes,
     summarize_revisit,
 )
-from diagd.evaluation.summary import Groups, grouped, summarize
 from diagd.files import write_text
-from diagd.reporting.examples import example_sections
-from diagd.reporting.options import ReportOptions
-from diagd.reporting.page import Section, as_markdown, as_page
+from diagd.reporting.page import Section, as_markdown, as_page, example_sections
 from diagd.reporting.plots import plot_drift, plot_frontier, plot_horizons
 from diagd.reporting.tables import TextTable, difference_table, has_tokens, main_table
 

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from diagd.console import make_console
-from diagd.web.address import listen, url_of
-from diagd.web.study.app import results_of
-from diagd.web.study.make_pairs import make_pairs
+from diagd.web.guard import listen, url_of
 from diagd.web.study.options import MakeOptions, StudyOptions
-from diagd.web.study.pairs import find_pairs
-from diagd.web.study.results import summarise
-from diagd.web.study.results_views import print_results, write_chart
-from diagd.web.study.server import study_server
+from diagd.web.study.pairs import find_pairs, make_pairs
+from diagd.web.study.results import print_results, summarise, write_chart
+from diagd.web.study.server import results_of, study_server
 from diagd.web.study.store import StudyStore
 
 

@@ -8,8 +8,7 @@ diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 
 from typing import Any
 
-from diagd.training.tuning import TuneOptions, tune
-from diagd.training.tuning_report import make_default, print_tuning, write_tuning
+from diagd.training.tuning import TuneOptions, make_default, print_tuning, tune, write_tuning
 
 
 def main(options: TuneOptions) -> dict[str, Any]:

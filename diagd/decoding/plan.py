@@ -13,8 +13,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from diagd.decoding.layout import RowStart, SequenceLayout, check_row_start
-from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.schedule import DiagonalSchedule, RowStart, SequenceLayout, check_row_start
 
 LEAST_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from diagd.console import print_tables
-from diagd.evaluation.results import Record, Results, unpack
-from diagd.evaluation.summary import QUALITY, grouped
+from diagd.evaluation.results import QUALITY, Record, Results, grouped, unpack
 from diagd.metrics.frechet import frechet_distance
 
 DRIFT_FRAMES = 256  # dreamt where no other number is asked for
@@ -37,7 +36,7 @@ def summarize_drift(results: Results) -> list[dict[str, Any]]:
     there are over all clips, and means over them, each None where it cannot be had: `tfd` against
     all true frames, quality against the true frames of the same moment, `sharpness` as a multiple
     of the true frames' mean, and the shares of `repeated` and `distinct` tokens (see
-    `diagd.metrics.drift`).
+    `diagd.metrics.quality`).
     """
     groups = grouped(results)
     return [

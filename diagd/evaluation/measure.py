@@ -1,33 +1,127 @@
-"""One clip under one method: generate or imitate, compare with the truth, return a clip line."""
+"""Clips by name: which ones of a folder to evaluate on, and each fitted to a model.
+
+What lies in the folder is the business of `diagd.families.clip_files`.
+"""
 
 import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import dtype_of
-from diagd.data.actions import idle_action, split_actions
-from diagd.decoding.runner import CAPTURING
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import parse_strategy
-from diagd.evaluation.named_clips import Clip, check_clips, clip_after, read_clip
+from diagd.console import print_table, track
+from diagd.data.actions import ActionCodec, idle_action, split_actions
+from diagd.decoding.model import CAPTURING
+from diagd.decoding.strategies.strategy import Scheduled, Strategy, parse_strategy
+from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.evaluation.options import Settings
-from diagd.evaluation.results import Record, pack
+from diagd.evaluation.results import (
+    RASTER,
+    Record,
+    ResultsWriter,
+    check_same,
+    key_of,
+    pack,
+    read_results,
+)
 from diagd.evaluation.revisit import CHANCE, walk
-from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
-from diagd.metrics.fvd import VideoFeatures
-from diagd.metrics.latents import frame_features
-from diagd.metrics.lpips import Lpips
-from diagd.metrics.quality import psnr, ssim
-from diagd.pipeline.generated_video import GeneratedVideo
-from diagd.pipeline.generator import VideoGenerator
+from diagd.families.clip_files import Clip, find_clips, sample_clips
+from diagd.metrics.perceptual import Lpips, VideoFeatures
+from diagd.metrics.quality import (
+    distinct_tokens,
+    frame_features,
+    psnr,
+    repeated_tokens,
+    sharpness,
+    ssim,
+)
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
+from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
+
+
+def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
+    """Draw clips of a folder at random; more clips of one seed contain the fewer ones.
+
+    Raises:
+        FileNotFoundError: no such folder, or no clips in it.
+        ValueError: fewer clips in it.
+    """
+    return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
+
+
+def fingerprint_clips(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return hex digits that stand for what is in each of these clips of a folder."""
+    return {
+        clip.name: clip_fingerprint(clip.path) for clip in find_clips(folder) if clip.name in names
+    }
+
+
+def check_clips(
+    folder: Path,
+    names: Collection[str],
+    codec: ActionCodec | None,
+    start: int,
+    num_frames: int,
+    fps: float | None,
+) -> None:
+    """See that `read_clip` can read these clips, from their heads and their action files.
+
+    Raises:
+        FileNotFoundError, ValueError: a clip that cannot be read so (named).
+    """
+    for clip in find_clips(folder, codec=codec):
+        if clip.name in names:
+            clip.check(num_frames, start, fps)
+            clip.actions()
+
+
+def read_clip(
+    folder: Path,
+    name: str,
+    codec: ActionCodec | None,
+    start: int,
+    num_frames: int,
+    fps: float | None,
+    size_px: tuple[int, int] | None = None,
+    least: int | None = None,
+) -> Clip:
+    """Read `num_frames` frames from frame `start` on, with the actions that led to them.
+
+    Args:
+        codec: of the model's actions; None leaves actions unread.
+        fps: frame rate to read at (see `ClipFile.read`).
+        size_px: (height_px, width_px) to crop and scale to; None leaves frames as they are.
+        least: frames that are enough where the clip has no more; None: `num_frames`.
+
+    Raises:
+        FileNotFoundError, ValueError: a clip that cannot be read so (named).
+    """
+    files = {clip.name: clip for clip in find_clips(folder, codec=codec)}
+    if least is not None:
+        num_frames = min(num_frames, files[name].check(least, start, fps))
+    return files[name].read(num_frames, start, fps, size_px)
+
+
+def clip_after(folder: Path, name: str) -> str:
+    """Return the clip of a folder that comes after this one by name, the first after the last.
+
+    Raises:
+        FileNotFoundError: no such folder, or no clips in it.
+        ValueError: there is no other clip.
+    """
+    names = [clip.name for clip in find_clips(folder)]
+    if len(names) < 2:
+        raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
+    return names[(names.index(name) + 1) % len(names)]
 
 
 class Task(NamedTuple):
@@ -241,3 +335,80 @@ def _check_world(world: VideoGenerator, settings: Settings, model: str) -> None:
             raise ValueError(f"revisit needs a model that takes actions, and {model} takes none")
         for action in settings.revisit_actions:
             world.vocabulary.tokens_of(action)
+
+
+LIKELIHOOD_FILE = "teacher_forced.jsonl"
+
+
+def measure_likelihood(
+    meter: ClipMeter, tasks: Sequence[Task], folder: Path, run: Record
+) -> list[Record]:
+    """Return one line a task, measuring those that the file does not hold yet.
+
+    Args:
+        run: what the file says, before its lines, of how they came about.
+
+    Raises:
+        ValueError: a clip longer than a model's context, or a file of other settings.
+    """
+    path = folder / LIKELIHOOD_FILE
+    with ResultsWriter(path) as writer:
+        before = read_results(path)
+        check_same(path, before, run)
+        done = {key_of(line): line for line in before.clips}
+        missing = [task for task in tasks if tuple(task) not in done]
+        number = len(before.runs)
+        if missing:
+            writer.append({**run, "run": number})
+        for task in track(missing, "teacher-forced"):
+            line = {"kind": "clip", "run": number, **task._asdict(), **_likelihood(meter, task)}
+            writer.append(line)
+            done[task] = line
+    return [done[task] for task in tasks]
+
+
+def _likelihood(meter: ClipMeter, task: Task) -> dict[str, Any]:
+    """Return the nats a token of a clip: all in all, by frame, by row and by column."""
+    world, clip = meter.world(task.model), meter.clip(task.model, task.clip)
+    tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
+    actions = world.action_ids(clip.actions, len(clip.frames), "frame")
+    given = 1 + (meter.settings.context_frames - 1) // world.tokenizer.temporal_compression
+    strategy = parse_strategy(task.method)
+    assert isinstance(strategy, Scheduled)
+    nll = strategy_nll(world.model, tokens, actions, strategy, given)
+    return {
+        "nll": nll.mean().item(),
+        "nll_by_frame": nll.mean((0, 2, 3)).tolist(),
+        "nll_by_row": nll.mean((0, 1, 3)).tolist(),
+        "nll_by_column": nll.mean((0, 1, 2)).tolist(),
+    }
+
+
+def summarize_likelihood(lines: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return likelihood and gap of each model and strategy (see `gap_to_raster`)."""
+    by_key: dict[tuple[str, str], dict[str, float]] = {}
+    for line in lines:
+        by_key.setdefault((line["model"], line["method"]), {})[line["clip"]] = line["nll"]
+    rows = []
+    for (model, method), of_clips in by_key.items():
+        raster = [by_key[model, RASTER][clip] for clip in of_clips]
+        nll = torch.tensor(list(of_clips.values()), dtype=torch.float64)
+        gap = gap_to_raster(nll, torch.tensor(raster, dtype=torch.float64))
+        rows.append({"model": model, "method": method, "clips": len(nll), **gap})
+    return rows
+
+
+def print_likelihood(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print the table."""
+    lines = [
+        [
+            row["model"],
+            row["method"],
+            str(row["clips"]),
+            f"{row['nll']:.4f}",
+            f"{row['gap']:+.4f} ± {spell_error(row['gap_error'])}",
+        ]
+        for row in rows
+    ]
+    header = "model", "strategy", "clips", "likelihood", "gap to raster"
+    print_table(console, "teacher-forced, nats a token", header, lines, num_labels=2)

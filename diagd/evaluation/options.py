@@ -1,4 +1,4 @@
-"""What `diagd evaluate` is told, and what every process that measures is."""
+"""What is compared: the paper's protocols."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,32 @@ import tyro
 
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.strategies.strategy import Conditions, Scheduled, Strategy, parse_strategies
 from diagd.evaluation.drift import DRIFT_FRAMES
-from diagd.evaluation.protocol import PROTOCOLS
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.revisit import REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFolder
-from diagd.metrics.preprocessing import MIN_FRAMES, Preprocessing
+from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
 from diagd.workers import Pool
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How long clips are and how many (arXiv:2503.14070, section 4.1.2)."""
+
+    num_clips: int
+    frames: int  # of a clip, the given ones included
+    context_frames: int  # given
+    fps: float | None = None  # that clips should have
+
+
+PROTOCOLS = {
+    "cosmos": Protocol(100, 33, 9),  # RealEstate10K at 640x1024
+    "wham": Protocol(100, 100, 10, fps=10),
+    "mc-ar": Protocol(100, 16, 1),  # VPT
+}
+
 
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
@@ -201,3 +216,17 @@ class EvaluateOptions:
             revisit=self.revisit,
             revisit_actions=self.revisit_actions,
         )
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write report.html and report.md with their pictures from an evaluation's results."""
+
+    results: Path  # folder that diagd evaluate wrote
+    out: OutputFolder | None = None  # folder to write; default: the same one
+    title: str = "Diagonal decoding: quality and speed"  # of the page
+    examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
+
+    def __post_init__(self) -> None:
+        if self.examples < 0:
+            raise ValueError(f"examples must be at least 0, got {self.examples}")

@@ -16,8 +16,14 @@ import numpy as np
 from rich.console import Console
 
 from diagd.console import print_tables
-from diagd.evaluation.results import Record, Results
-from diagd.evaluation.summary import QUALITY, bootstrap_interval, grouped, per_horizon
+from diagd.evaluation.results import (
+    QUALITY,
+    Record,
+    Results,
+    bootstrap_interval,
+    grouped,
+    per_horizon,
+)
 
 CHANCE = "chance"
 REVISIT_BASELINES = ("reconstruction", CHANCE)

@@ -1,16 +1,16 @@
-"""Frechet distance between two sets of feature vectors, each taken for a Gaussian.
+"""How frames become what the detector of FVD reads (see `diagd.metrics.perceptual`)."""
 
-    |m1 - m2|^2 + tr(C1) + tr(C2) - 2 tr((C1^(1/2) C2 C1^(1/2))^(1/2))
-
-The matrix under the last root is symmetric, so its root is a sum over eigenvalues: no general
-matrix square root, and no imaginary parts to drop (Dowson and Landau 1982; Heusel et al. 2017,
-arXiv:1706.08500). Covariances divide by N - 1. NumPy only, in float64.
-"""
-
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+MIN_FRAMES = 10  # I3D halves time three times and pools the rest: shorter clips give no features
+
+# crop: the short side to 224 px, then the centre; stretch: straight to 224 x 224 px;
+# detector: pixels in [0, 255] as they are, scaled and stretched by the TorchScript itself
+Preprocessing = Literal["crop", "stretch", "detector"]
+
 
 Features = NDArray[np.floating[Any]]
 

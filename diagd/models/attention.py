@@ -1,9 +1,6 @@
-"""Attention over given keys: of the sequence itself, through a cache, and of a text beside it.
+"""Layers of the decoder that know of one position only: norms and MLPs, under LLaMA's names."""
 
-Self-attention takes a mask over cache slots and knows neither what a slot stands for nor in which
-order slots are written. A backend may bring a kernel that makes no mask (`RuleKernel`).
-"""
-
+import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -13,10 +10,138 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from diagd.decoding.visibility import SlotRule
-from diagd.models.cache import StaticKVCache
 from diagd.models.config import ModelConfig
-from diagd.models.layers import RMSNorm
 from diagd.models.rotary import rotate
+from diagd.system import check_memory
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension of x."""
+        x32 = x.float()
+        x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * x32.to(x.dtype)
+
+
+def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
+    """Build the norm the config names, over hidden_size."""
+    if config.norm == "rms":
+        return RMSNorm(config.hidden_size, config.norm_eps)
+    return nn.LayerNorm(
+        config.hidden_size, config.norm_eps, elementwise_affine=affine, bias=config.bias
+    )
+
+
+class SwiGLU(nn.Module):
+    """Gated MLP: down(silu(gate(x)) * up(x))."""
+
+    mergeable: ClassVar = {"gate_up_proj": ("gate_proj", "up_proj")}
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.gate_up_proj: nn.Module | None = None  # both, after merge_linears
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, L, hidden_size) to the same shape."""
+        if self.gate_up_proj is None:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        else:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class GELU(nn.Module):
+    """Plain MLP with the tanh-approximated GELU of GPT-2."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, L, hidden_size) to the same shape."""
+        return self.down_proj(F.gelu(self.up_proj(x), approximate="tanh"))
+
+
+def check_sizes(batch_size: int, num_slots: int) -> None:
+    """Raise ValueError unless a cache of these sizes can be made."""
+    if batch_size < 1 or num_slots < 1:
+        raise ValueError(
+            f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
+        )
+
+
+def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
+    """Raise ValueError where a cache in this machine's memory could never be."""
+    check_memory(num_bytes, f"a cache of batch_size={batch_size} and num_slots={num_slots}")
+
+
+def refuse_context(context: Tensor | None) -> None:
+    """Raise ValueError where a model without cross-attention is given something to attend to."""
+    if context is not None:
+        raise ValueError("context must be None: this model has no cross-attention")
+
+
+# What cross-attention reads: a layer's keys and values, (B or 1, kv_heads, M, head_dim) each
+Text = list[tuple[Tensor, Tensor]]
+
+
+class StaticKVCache:
+    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_kv_heads: int,
+        num_slots: int,
+        head_dim: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        text: Text | None = None,
+    ) -> None:
+        """Allocate zeroed buffers; zeros keep a masked slot from turning 0 * NaN into NaN."""
+        shape = (batch_size, num_kv_heads, num_slots, head_dim)
+        if torch.device(device).type == "cpu":
+            size = 2 * num_layers * math.prod(shape) * dtype.itemsize
+            check_cache_fits(size, batch_size, num_slots)
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.text = text
+
+    def renew(self, text: Text | None) -> bool:
+        """Empty the buffers and take another text in, where they stand; False where it differs."""
+        theirs, own = _tensors_of(text), _tensors_of(self.text)
+        if [tensor.shape for tensor in theirs] != [tensor.shape for tensor in own]:
+            return False
+        for buffer, tensor in zip(own, theirs, strict=True):
+            buffer.copy_(tensor)
+        for buffer in (*self.keys, *self.values):
+            buffer.zero_()
+        return True
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store (B, num_kv_heads, L, head_dim) states at slots (L,); only scratch may repeat."""
+        self.keys[layer].index_copy_(2, slots, keys.to(self.keys[layer].dtype))
+        self.values[layer].index_copy_(2, slots, values.to(self.values[layer].dtype))
+
+    def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Return views of the first slots, each (B, num_kv_heads, num_slots, head_dim)."""
+        return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
+
+
+def _tensors_of(text: Text | None) -> list[Tensor]:
+    return [tensor for pair in text or () for tensor in pair]
 
 
 class RuleKernel(NamedTuple):

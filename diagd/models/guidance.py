@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.runner import ModelWrapper
-from diagd.models.huggingface import HuggingFaceModel
-from diagd.models.slot_cache import SlotCache
+from diagd.decoding.model import ModelWrapper
+from diagd.models.huggingface import HuggingFaceModel, SlotCache
 
 
 class GuidedModel(ModelWrapper[HuggingFaceModel]):

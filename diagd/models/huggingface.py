@@ -1,20 +1,90 @@
-"""Put any causal language model of transformers behind the protocol of our own decoder.
+"""A cache for models of transformers that is written by slot.
 
-A `SlotCache` takes keys and values where the step says, and a 4-D mask says who sees whom, so a
-model that takes position ids can be fed out of order. Its weights and code stay untouched. Whether
-it goes by all three is not believed but tried, once, on six tokens.
+The stock caches append, or write at a running index. This one writes where the step says and hands
+attention a prefix of the buffer, so a model can be fed in any order.
 """
 
 import inspect
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from diagd.decoding.runner import CausalModel
-from diagd.models.cache import check_sizes, refuse_context
-from diagd.models.slot_cache import SlotCache
+from diagd.decoding.model import CausalModel
+from diagd.models.attention import check_sizes, refuse_context
+from diagd.models.transformer import Transformer
+
+
+class SlotCacheLayer(CacheLayerMixin):
+    """Keys and values of one layer, each (B, heads, num_slots, D), written by slot."""
+
+    is_compileable = True
+
+    def __init__(self, batch_size: int, num_slots: int) -> None:
+        super().__init__()
+        self.batch_size, self.num_slots = batch_size, num_slots
+        self.slots: Tensor | None = None
+        self.num_visible = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeroed buffers for the heads and sizes seen in (B, heads, L, D) states."""
+        self.keys, self.values = (
+            states.new_zeros(self.batch_size, states.shape[1], self.num_slots, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write (B, heads, L, D) states at the step's slots; return the visible prefix."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        assert self.slots is not None
+        self.keys.index_copy_(2, self.slots, key_states)
+        self.values.index_copy_(2, self.slots, value_states)
+        return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys attention sees, and the offset of the first."""
+        return self.num_visible, 0
+
+    def get_seq_length(self) -> int:
+        """Return how many keys attention sees; transformers' word for it."""
+        return self.num_visible
+
+    def get_max_length(self) -> int:
+        """Return num_slots."""
+        return self.num_slots
+
+
+class SlotCache(Cache):
+    """Cache of a transformers model, written by slot in any order; the last slot is scratch."""
+
+    def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
+        """Make empty layers; each allocates its buffers at the first step, once, full size."""
+        self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]
+        super().__init__(layers=list(self.slot_layers))
+
+    def begin_step(self, slots: Tensor, num_visible: int) -> None:
+        """Say where the coming step writes, (L,) int64, and how many slots it reads.
+
+        transformers passes neither to `update`, so the layers have to be told beforehand.
+        """
+        for layer in self.slot_layers:
+            layer.slots, layer.num_visible = slots, num_visible
+
+    def renew(self) -> None:
+        """Empty the buffers, where they stand."""
+        for layer in self.slot_layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys.zero_()
+                layer.values.zero_()
+
 
 _NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
 _MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
@@ -204,3 +274,60 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
             f"{name} cannot be fed out of order: it ignores the mask, the positions or the slots "
             f"that it is given (its logits are {error / spread:.0%} off)"
         )
+
+
+class _GivenRotary(nn.Module):
+    """Stands where LLaMA computes its rotary embedding, and asks ours."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        assert model.model.rotary is not None
+        self.rotary = model.model.rotary
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.rotary(position_ids, x.dtype)
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+
+def llama_of(model: Transformer) -> LlamaForCausalLM:
+    """Copy the weights into a LlamaForCausalLM with the same logits.
+
+    Raises:
+        ValueError: the model is not LLaMA-like.
+    """
+    config = model.config
+    if (
+        config.norm != "rms"
+        or config.mlp != "swiglu"
+        or config.qk_norm
+        or config.position == "learned"
+        or config.extra_embeddings
+        or config.context_size
+        or config.position_table
+    ):
+        raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
+    llama_config = LlamaConfig(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        attention_bias=config.bias,
+        mlp_bias=config.bias,
+        max_position_embeddings=config.max_positions,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=config.tie_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.device("meta"):
+        llama = LlamaForCausalLM(llama_config)
+    llama.model.rotary_emb = _GivenRotary(model)  # pyright: ignore[reportAttributeAccessIssue]
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied
+    llama.load_state_dict(weights, assign=True)
+    llama.tie_weights()
+    return llama.eval()

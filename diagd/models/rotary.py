@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from diagd.memory import check_memory
 from diagd.models.config import ModelConfig
+from diagd.system import check_memory
 
 _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos configs
 

@@ -1,12 +1,9 @@
-"""Pixels in, pixels out: a world model and its tokenizer, going on from a few frames.
+"""What a world model generated: pixels to look at, tokens to count with, and what it took."""
 
-import diagd
-world = diagd.VideoGenerator.from_pretrained("doom")
-video = world.generate("clip.mp4", "forward*12,left*4", strategy="k=1")
-video.save("dream.gif")
-"""
-
+import base64
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,35 +13,78 @@ from torch import Tensor
 from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend, prepare
 from diagd.data.actions import ActionCodec, Actions, as_actions, parse_actions
-from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.data.video import save_frames
+from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
+from diagd.decoding.model import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
-from diagd.pipeline.generated_video import GeneratedVideo
-from diagd.pipeline.pretrained import load_parts, prefix_ids
-from diagd.pipeline.prompt_tokens import (
-    action_ids,
-    check_clip,
-    check_size,
-    grids_of,
-    paint,
-    prompt_tokens,
-)
 from diagd.pipeline.prompts import (
     Clip,
     Picture,
     PromptReader,
+    action_ids,
+    check_clip,
     check_one_length,
+    check_size,
+    grids_of,
     is_batch,
+    paint,
+    prompt_tokens,
     rows_of,
 )
-from diagd.pipeline.world_folder import StoredWorld, WorldSource
+from diagd.pipeline.world_folder import StoredWorld, WorldSource, load_parts, prefix_ids
 from diagd.tokenizers.vq import VideoTokenizer
+
+
+@dataclass(frozen=True, repr=False)
+class GeneratedVideo:
+    """What a world model generated; in a notebook it plays.
+
+    Attributes:
+        frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
+        tokens: (T, height, width) int64.
+        stats: what decoding took, of the whole batch where there was one; tokenizing is not in it.
+        fps: frames per second, the prompt's or else the model's.
+    """
+
+    frames: Tensor
+    tokens: Tensor
+    stats: GenerationStats
+    fps: float
+
+    def save(self, path: str | Path) -> None:
+        """Write the frames as .mp4, .gif or .webp, or side by side as .png (see `save_frames`).
+
+        Args:
+            path: its suffix says which; the file is whole or not there.
+
+        Raises:
+            ValueError: another suffix.
+        """
+        save_frames(path, self.frames, self.fps)
+
+    def __repr__(self) -> str:
+        """Say in one line what it is."""
+        num_frames, height_px, width_px, _ = self.frames.shape
+        return (
+            f"GeneratedVideo({num_frames} frames of {height_px}x{width_px} px, {self.fps:g} fps, "
+            f"{self.stats.num_steps} steps in {self.stats.seconds:.2f} s)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Play in a notebook: the video itself is in the page, which needs no file beside it."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "video.mp4")
+            self.save(path)
+            data = base64.b64encode(path.read_bytes()).decode()
+        return (
+            f'<video width="{2 * self.frames.shape[2]}" controls autoplay loop muted '
+            f'src="data:video/mp4;base64,{data}"></video>'
+        )
 
 
 class VideoGenerator(StoredWorld):
@@ -105,7 +145,7 @@ class VideoGenerator(StoredWorld):
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
             int8: the same as the dtype of that name.
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
-                checkpoint (see `diagd.pipeline.pretrained.load_parts`).
+                checkpoint (see `diagd.pipeline.world_folder.load_parts`).
 
         Raises:
             FileNotFoundError, ValueError: something is missing or damaged (named).
@@ -178,7 +218,7 @@ class VideoGenerator(StoredWorld):
                 without actions.
             row_lag, frame_lag, raster, exact: short for the strategies `k=...,d=...`, `raster` and
                 `exact`.
-            strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
+            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value;
                 `k=1` by default.
             context_actions: the m - 1 actions between the context frames, in any form of `actions`;
                 by default those in the jsonl file beside a path, or else the idle action. For a

@@ -22,9 +22,8 @@ from transformers.generation.logits_process import (
 )
 
 from diagd.decoding.generate_tokens import generate_tokens
-from diagd.decoding.layout import RowStart
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.schedule import DiagonalSchedule, RowStart
 from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 

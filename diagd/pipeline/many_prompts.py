@@ -18,15 +18,13 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.console import progress
-from diagd.data.saving import save_frames
-from diagd.data.video import IMAGE_SUFFIXES
+from diagd.data.video import IMAGE_SUFFIXES, save_frames
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import write_json
 from diagd.pipeline.prompts import seed_of
 from diagd.pipeline.recipe import PreparedWorld, Recipe
-from diagd.provenance import fingerprint, provenance
-from diagd.system import only_writer
+from diagd.system import fingerprint, only_writer, provenance
 from diagd.workers import Pool, do_tasks
 
 # Paths, whose files may have moved; of a model its contents count.

@@ -7,12 +7,10 @@ from typing import Annotated
 import tyro
 
 from diagd.backends.names import Backend, DTypeChoice
-from diagd.decoding.layout import RowStart
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.diagonal import Diagonal, Raster
-from diagd.decoding.strategies.exact.exact import Tolerant
+from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Diagonal, Raster, Strategy, Tolerant
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
 from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag

@@ -17,7 +17,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.tokenizers.frames import check_frames, normalise
+from diagd.tokenizers.vq import check_frames, normalise
 
 PATCH_PX = 8
 PATCHES_PX = range(4, 17)  # that `choose_patch` chooses from

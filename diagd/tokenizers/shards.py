@@ -22,10 +22,9 @@ from torch import Tensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.threads import one_thread_workers
-from diagd.data.video import read_video
+from diagd.data.video import one_thread_workers, read_video
 from diagd.files import write_bytes, write_text
-from diagd.provenance import clip_fingerprint
+from diagd.system import clip_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 
 COUNT_NAME = "num_shards.txt"

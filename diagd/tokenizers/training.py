@@ -1,25 +1,238 @@
-"""Train a frame tokenizer on video clips, and measure it.
+"""One training step of a tokenizer, and its checkpoint.
 
-Training starts from a linear code of patches (`diagd.tokenizers.linear_init`), so its first
-checkpoint is already usable, and it can be killed at any time. Progress is in `log.jsonl`.
+The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
+stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
+start again at an encoder output. The encoder is held to the codes by their commitment term.
 """
 
 import json
+import math
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
+from torch.nn import functional
 
 from diagd.console import progress, track
-from diagd.data.threads import one_thread_workers
-from diagd.data.video import read_video
-from diagd.files import append_line, rewind_log
-from diagd.tokenizers.frames import check_frames
+from diagd.data.video import one_thread_workers, read_video
+from diagd.files import append_line, rewind_log, write_bytes
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.optimisation import TokenizerTrainer, progress_of
-from diagd.tokenizers.options import TokenizerOptions
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.options import OptimisationOptions, TokenizerOptions
+from diagd.tokenizers.vq import VQTokenizer, check_frames, normalise
+
+COMMITMENT = 0.25  # weight of the encoder's distance to its codes
+DECAY = 0.98  # of the codebook's moving average
+DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
+RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
+WARM_UP = 0.05  # share of training in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a worker computed on its share of a batch."""
+
+    gradients: tuple[Tensor, ...]
+    loss: Tensor
+    error: Tensor  # mean squared, of values in [-1, 1]
+    latents: Tensor  # (b, C, h, w)
+    ids: Tensor  # (b, h, w)
+
+
+class TokenizerTrainer:
+    """Model, optimizer and codebook statistics: everything a checkpoint holds.
+
+    The batch of a step is a function of (seed, step) alone, so a run that was killed goes on as it
+    would have. Each worker runs forward and backward on its share of the batch.
+    """
+
+    def __init__(self, options: OptimisationOptions, tokenizer: VQTokenizer) -> None:
+        self.options = options
+        self.tokenizer = tokenizer.to(options.device)
+        model = tokenizer.model.to(memory_format=torch.channels_last)
+        tokenizer.codebook.requires_grad_(False)
+        if options.decoder_only:
+            model.encoder.requires_grad_(False)
+            model.quant_conv.requires_grad_(False)
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
+        )
+        self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
+        self.sums = tokenizer.codebook.detach().clone()
+        self.step, self.seconds = 0, 0.0
+
+    @property
+    def share_done(self) -> float:
+        """How much of the training is over, 1 at its end."""
+        return self.options.share_done(self.step, self.seconds)
+
+    def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
+        """Take one optimizer step.
+
+        Args:
+            frames: (F, H_px, W_px, 3) uint8, all training frames.
+            pool: the workers.
+
+        Returns:
+            A row for the log.
+        """
+        options, started = self.options, time.monotonic()
+        generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
+        rows = torch.randint(len(frames), (options.batch,), generator=generator)
+        batch = frames[rows].to(options.device)
+        shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
+        for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
+            # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
+            weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        rate = options.learning_rate * _warm_cosine(self.share_done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        loss, error = (
+            torch.stack([getattr(share, name) for share in shares]).mean().item()
+            for name in ("loss", "error")
+        )
+        used, perplexity = self._follow_latents(shares, generator)
+        self.step += 1
+        self.seconds += time.monotonic() - started
+        return {
+            "step": self.step,
+            "loss": round(loss, 5),
+            "psnr": round(10 * math.log10(4 / max(error, 1e-9)), 3),
+            "codes_used": used,
+            "perplexity": round(perplexity, 1),
+            "learning_rate": rate,
+        }
+
+    def _gradients(self, frames: Tensor) -> _Share:
+        with torch.autocast(self.options.device, torch.bfloat16):
+            latents = self.tokenizer.latents(frames).float()
+        ids = self.tokenizer.nearest(latents.detach())
+        codes = self.tokenizer.codebook[ids].movedim(-1, 1)
+        with torch.autocast(self.options.device, torch.bfloat16):
+            values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
+        target = normalise(frames)
+        loss = _reconstruction_loss(values, target)
+        loss = loss + COMMITMENT * functional.mse_loss(latents, codes)
+        error = functional.mse_loss(values.detach().clamp(-1, 1), target)
+        gradients = torch.autograd.grad(loss, self.weights)
+        return _Share(gradients, loss.detach(), error, latents.detach(), ids)
+
+    def _follow_latents(
+        self, shares: list[_Share], generator: torch.Generator
+    ) -> tuple[int, float]:
+        """Move the codebook; returns how many codes are in use and their perplexity."""
+        ids = torch.cat([share.ids for share in shares]).flatten()
+        vectors = torch.cat([share.latents for share in shares]).movedim(1, -1).flatten(0, -2)
+        used = torch.bincount(ids, minlength=len(self.counts)).float()
+        self.counts.lerp_(used, 1 - DECAY)
+        share = self.counts / self.counts.sum()
+        dead = share < DEAD_SHARE / len(share)
+        if not self.options.decoder_only:
+            sums = torch.zeros_like(self.sums).index_add_(0, ids, vectors)
+            self.sums.lerp_(sums, 1 - DECAY)
+            if self.step % RESEED_EVERY == 0 and self.share_done < 0.8:
+                picks = torch.randint(len(vectors), (len(dead),), generator=generator)
+                fresh = vectors[picks.to(vectors.device)]
+                mean_count = len(vectors) / len(dead)
+                self.sums[dead] = fresh[dead] * mean_count
+                self.counts[dead] = mean_count
+            self.tokenizer.codebook.copy_(self.sums / self.counts.clamp(min=1e-6)[:, None])
+        return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
+
+    def save(self, path: Path) -> None:
+        """Write the state; the file is replaced only by a whole one."""
+        model = self.tokenizer.model.state_dict()
+        tensors = {f"model.{name}": value for name, value in model.items()}
+        for index, weight in enumerate(self.weights):
+            for name, value in self.optimizer.state[weight].items():
+                tensors[f"optimizer.{index}.{name}"] = value
+        tensors |= {"counts": self.counts, "sums": self.sums}
+        tensors = {name: value.contiguous() for name, value in tensors.items()}
+        metadata = {
+            "step": str(self.step),
+            "seconds": str(self.seconds),
+            "options": _fingerprint(self.options),
+        }
+        write_bytes(path, save(tensors, metadata))
+
+    def load(self, path: Path) -> None:
+        """Go on from a state.
+
+        Raises:
+            ValueError: a corrupt file, or the state of a run with other options.
+        """
+        self.step, self.seconds = progress_of(path, self.options)
+        with safe_open(path, "pt", device=self.options.device) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        self.tokenizer.model.load_state_dict(_under("model.", tensors))
+        for index, weight in enumerate(self.weights):
+            self.optimizer.state[weight] = {  # moments in the memory layout of their weight
+                name: torch.empty_like(weight).copy_(value) if value.dim() else value
+                for name, value in _under(f"optimizer.{index}.", tensors).items()
+            }
+        self.counts, self.sums = tensors["counts"], tensors["sums"]
+
+
+def progress_of(state: Path, options: OptimisationOptions) -> tuple[int, float]:
+    """Return the steps and seconds that a saved state has behind it.
+
+    Raises:
+        ValueError: a corrupt file, or the state of a run with other options.
+    """
+    try:
+        with safe_open(state, "pt") as file:
+            metadata = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{state} is corrupt, delete it to start again: {error}") from None
+    if metadata.get("options") != _fingerprint(options):
+        raise ValueError(
+            f"{state} is of a run with other options, use another folder: expected "
+            f"{_fingerprint(options)}, got {metadata.get('options')}"
+        )
+    return int(metadata["step"]), float(metadata["seconds"])
+
+
+def _fingerprint(options: OptimisationOptions) -> str:
+    """Name the options on which the result depends; files by their whole path."""
+    names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
+    names |= {"clips", "heldout", "heldout_share", "size"}
+    names |= {"patch", "init", "frame_stride", "codes"}
+    values = {name: value for name, value in asdict(options).items() if name in names}
+    return json.dumps(
+        {
+            name: str(value.resolve() if isinstance(value, Path) else value)
+            for name, value in values.items()
+        }
+    )
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
+    """L1 + squared error, and L1 between the gradients at three scales, which keeps edges."""
+    loss = functional.l1_loss(values, target) + 10 * functional.mse_loss(values, target)
+    for _ in range(3):
+        for axis in (-1, -2):
+            loss = loss + 0.25 * functional.l1_loss(values.diff(dim=axis), target.diff(dim=axis))
+        values, target = functional.avg_pool2d(values, 2), functional.avg_pool2d(target, 2)
+    return loss
+
+
+def _warm_cosine(done: float) -> float:
+    """Warm up over a twentieth of training, then follow a cosine to zero."""
+    if done < WARM_UP:
+        return max(done / WARM_UP, WARM_UP)
+    return 0.5 * (1 + math.cos(math.pi * min((done - WARM_UP) / (1 - WARM_UP), 1)))
+
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"

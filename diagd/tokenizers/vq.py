@@ -1,42 +1,231 @@
-"""Frames to tokens and back: the protocol the pipeline needs, and VQ tokenizers of diffusers.
-
-`VQTokenizer` wraps a diffusers `VQModel` and keeps its files: `config.json` and
-`diffusion_pytorch_model.safetensors` (float16 on disk unless asked otherwise, float32 in memory).
-A model of `3 * p * p` channels reads frames folded into p x p patches (`pixel_unshuffle`) and
-writes patches: no feature map is ever as large as the frame, which on a CPU is most of the cost.
-"""
+"""What tokenizers take and give: frames of uint8 RGB, grids of ids, and the numbers in between."""
 
 import json
 import math
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.tokenizers.frames import (
-    BATCH_SIZE,
-    PixelRounding,
-    check_batch_size,
-    check_frames,
-    check_rounding,
-    check_tokens,
-    normalise,
-    paint,
-)
-from diagd.tokenizers.storage import (
-    CONFIG_NAME,
-    read_config,
-    read_tensors,
-    require_file,
-    save_files,
-)
-from diagd.tokenizers.vq_models import (
-    load_vq_model,
-    memory_format,
-)
+from diagd.files import write_bytes, write_json
+from diagd.weight_files import UNPICKLING_ERRORS, as_finite
+
+PixelRounding = Literal["nearest", "down"]
+BATCH_SIZE = 8  # frames encoded or decoded at once
+
+
+def check_frames(frames: Tensor, compression: int) -> None:
+    """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of multiples of `compression`."""
+    if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
+        raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
+    if frames.dtype != torch.uint8:
+        raise ValueError(f"frames must be uint8, got {frames.dtype}")
+    height_px, width_px = frames.shape[1:3]
+    if height_px % compression or width_px % compression:
+        raise ValueError(
+            f"frame height and width must be multiples of {compression} px, "
+            f"got {height_px}x{width_px}"
+        )
+
+
+def check_tokens(tokens: Tensor, codebook_size: int) -> None:
+    """Raise ValueError unless tokens are (T, height, width) integers in [0, codebook_size)."""
+    if tokens.dim() != 3 or not tokens.numel():
+        raise ValueError(f"tokens must be (T, height, width), got {tuple(tokens.shape)}")
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise ValueError(f"tokens must be integers, got {tokens.dtype}")
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= codebook_size:
+        raise ValueError(
+            f"tokens must be in [0, codebook_size={codebook_size}), got {low} to {high}"
+        )
+
+
+def check_rounding(rounding: str) -> None:
+    """Raise ValueError unless `paint` knows the rule."""
+    if rounding not in get_args(PixelRounding):
+        known = " or ".join(get_args(PixelRounding))
+        raise ValueError(f"pixel_rounding must be {known}, got {rounding!r}")
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raise ValueError unless at least one frame is handled at once."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+
+
+def normalise(frames: Tensor) -> Tensor:
+    """Scale to what the models see: (T, H_px, W_px, 3) uint8 -> (T, 3, H_px, W_px) in [-1, 1]."""
+    return frames.movedim(-1, 1).float() / 127.5 - 1
+
+
+def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
+    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous.
+
+    Args:
+        rounding: "nearest"; or "down", as the code of MineWorld, Cosmos and WHAM does.
+    """
+    levels = levels.round() if rounding == "nearest" else levels.floor()
+    return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
+
+
+CONFIG_NAME = "config.json"
+
+
+def read_vq_config(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no JSON, or no object.
+    """
+    require_file(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
+    return config
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read named tensors from a .safetensors file, or else from one that `torch.save` wrote.
+
+    The latter is read by torch's loader for tensors only; a dict `state_dict` inside it, with which
+    checkpoints of trainers begin, is unwrapped.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: damaged, or anything but tensors under names.
+    """
+    require_file(path)
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no safetensors file (corrupt?): {error}") from None
+    try:
+        is_zip = zipfile.is_zipfile(path)  # mapping into memory needs one, too
+    except UNPICKLING_ERRORS:
+        is_zip = False
+    if not is_zip:
+        raise ValueError(f"{path} is no file of torch.save (corrupt or truncated?)")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
+        raise ValueError(f"{path} is damaged or holds more than tensors: not loaded") from None
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise ValueError(f"{path} must hold named tensors, or them under state_dict")
+    return content
+
+
+def check_weights(
+    where: str | Path,
+    found: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    described_by: str = CONFIG_NAME,
+) -> None:
+    """Raise ValueError unless names and shapes agree, and all numbers are finite.
+
+    Args:
+        where: what holds the weights, for the message.
+        described_by: what the expected shapes follow from, for the message.
+    """
+    for problem, names in (
+        ("misses weights", sorted(expected.keys() - found.keys())),
+        ("holds unknown weights", sorted(found.keys() - expected.keys())),
+    ):
+        if names:
+            raise ValueError(f"{where} {problem} (does it fit {described_by}?): {_listed(names)}")
+    for name, tensor in expected.items():
+        if found[name].shape != tensor.shape:
+            raise ValueError(
+                f"{where}: {name} must be {tuple(tensor.shape)} as {described_by} says, "
+                f"got {tuple(found[name].shape)}"
+            )
+        as_finite(found[name], where, name)
+
+
+def save_files(
+    folder: str | Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    weights_name: str,
+    dtype: torch.dtype,
+) -> None:
+    """Write config.json and a safetensors file; both appear under their names only when whole."""
+    folder = Path(folder)
+    stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
+    write_bytes(folder / weights_name, save(stored, metadata={"format": "pt"}))
+    write_json(folder / CONFIG_NAME, config, indent=2)
+
+
+def require_file(path: Path) -> None:
+    """Raise FileNotFoundError unless there is such a file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"tokenizer file not found: {path}")
+
+
+def _listed(names: Iterable[str], shown: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if names[shown:] else "")
+
+
+def load_vq_model(
+    config: dict[str, Any], path: Path, weights: Mapping[str, Tensor], where: str | Path
+) -> Any:
+    """Build the model that a config describes around its weights, as float32.
+
+    Sizes that the config only claims are never allocated.
+
+    Args:
+        path: where the config was read, for the message.
+        where: what holds the weights, for the message.
+
+    Raises:
+        ValueError: the config describes something else, or the weights are missing, unknown, of
+            another shape or not finite (named).
+    """
+    kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
+    if kind != "VQModel":
+        raise ValueError(f"{path}: _class_name must be VQModel, got {kind!r}")
+    if not isinstance(layers, int) or layers > len(weights):
+        raise ValueError(
+            f"{path}: layers_per_block must be at most the {len(weights)} tensors of {where}, "
+            f"got {repr(layers)[:20]}"
+        )
+    # It takes seconds to import, and whoever only loads a model needs none.
+    from diffusers.models.autoencoders.vq_model import VQModel
+
+    try:
+        with torch.device("meta"):
+            model: Any = VQModel.from_config(config)
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
+    check_weights(where, weights, model.state_dict())
+    own = {name: value.float().clone() for name, value in weights.items()}  # the file may change
+    model.load_state_dict(own, assign=True)
+    return model.to(memory_format=memory_format(model))
+
+
+def memory_format(model: Any) -> torch.memory_format:
+    """Return how feature maps should lie in memory.
+
+    Models of patches run channels last, which a CPU does faster; those of pixels as in diffusers,
+    so that their numbers are the same to the last bit.
+    """
+    return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
+
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 
@@ -228,7 +417,7 @@ class VQTokenizer:
             ValueError: a file is corrupt, no VQModel, or does not fit the other.
         """
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        config = read_config(config_path)
+        config = read_vq_config(config_path)
         rounding = config.pop(_ROUNDING_KEY, _ROUNDING)
         require_file(weights_path)
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)

@@ -1,9 +1,21 @@
-"""Look through recorded clips before anything is trained on them: what is wrong, what is there.
+"""Which row of an action file led to which frame, as far as the pictures can tell.
 
-A clip is NAME.mp4 with NAME.jsonl beside it, one action a frame; row t is the action that led to
-frame t (`diagd.data.actions`).
+Row t should be the action that led to frame t. A recorder that writes the action *after* frame t
+instead is off by one, and a model trained on its clips answers every key one frame late. So we ask
+of the rows t - 1, t and t + 1 what the movement into frame t tells about them. People and players
+hold a key for many frames, and bodies keep moving, so neighbouring rows look alike; what counts is
+only what the movement tells *beyond* the two rows before, and the movement before:
+
+    gain = 1 - error(row | rows before, movement before, movement) / error(row | rows before,
+                                                                           movement before)
+
+with errors of ridge regressions on frames that they did not see. Of the rows, the one that led to
+the frame has a gain; a later one, which the player has yet to choose, has next to none, and an
+earlier one has less.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
@@ -12,13 +24,183 @@ from statistics import fmean
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from diagd.console import track
-from diagd.data.action_timing import RowTiming, movement_between, row_timing
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video
 from diagd.tokenizers.shards import STILL, actions_of
 from diagd.tokenizers.training import find_clips
+
+SHIFTS = (-1, 0, 1)  # of the row that is asked about, from the frame's own
+SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # pictures, and the blocks they are seen in
+REACH_PX = 6  # how far the whole of the larger picture may move
+COMPONENTS = 16  # of the movement
+ROWS_BEFORE = 2
+RIDGE = 0.1  # of the variance of a regressor
+CHUNK_FRAMES = 32  # the unit of which means and errors of gains are taken
+FEWEST_CHUNKS = 8
+FOLDS = 8
+SURE = 4.0  # standard errors
+STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
+
+
+@dataclass(frozen=True)
+class RowTiming:
+    """What movement tells about the rows of action files.
+
+    Attributes:
+        gains: row, counted from the frame's own (-1, 0, 1) -> the share of what its neighbours
+            leave open about it that the movement into the frame tells; empty where there was
+            nothing to measure.
+        scores: row -> its gain in standard errors.
+    """
+
+    gains: dict[int, float]
+    scores: dict[int, float]
+
+    @property
+    def found(self) -> int | None:
+        """The row that led to frame t, counted from row t; None where it cannot be told.
+
+        It must stand out from the rows after it. Rows before it gain, too, where bodies have
+        inertia; a row after it only where a player answers to the movement at once, which could
+        be taken for a late row, so that one must stand out from all.
+        """
+        if not self.gains:
+            return None
+        best = max(self.gains, key=lambda shift: self.gains[shift])
+        rivals = [
+            gain
+            for shift, gain in self.gains.items()
+            if shift > best or (shift < best == max(SHIFTS))
+        ]
+        stands_out = self.gains[best] > STANDS_OUT * max(rivals)
+        return best if stands_out and self.scores[best] >= SURE else None
+
+
+def movement_between(frames: Tensor) -> Tensor:
+    """Describe what moves from each frame to the next, cheaply.
+
+    In blocks, at two sizes: movement along and across (from brightness that changes where it has a
+    slope), and how much changes. For the whole: how well a shift to each side explains the change.
+
+    Args:
+        frames: (T, H_px, W_px, 3) uint8.
+
+    Returns:
+        (T - 1, D) float.
+    """
+    grey = frames.float().mean(dim=-1)[:, None] / 255
+    parts = []
+    for size_px, blocks in SCALES:
+        small = functional.interpolate(grey, size_px, mode="area")[:, 0]
+        change, middle = small.diff(dim=0), (small[1:] + small[:-1]) / 2
+        slopes = torch.gradient(middle, dim=(1, 2))
+        steepness = _block_means(slopes[0] ** 2 + slopes[1] ** 2, blocks).add(1e-3).sqrt()
+        parts += [_block_means(-change * slope, blocks) / steepness for slope in slopes]
+        parts.append(_block_means(change.abs(), blocks).sqrt())
+    small = functional.interpolate(grey, SCALES[0][0], mode="area")[:, 0]
+    return torch.cat([*parts, _shift_errors(small)], dim=1)
+
+
+def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
+    """Ask which row led to a frame.
+
+    Args:
+        movements: of each clip, (T - 1, D) from `movement_between`.
+        actions: of each clip, (T,) int64 ids.
+
+    Returns:
+        Gains and how sure they are; none for too few frames, or where nothing moves or is done.
+    """
+    ids = torch.cat(list(actions)) if actions else torch.zeros(0, dtype=torch.int64)
+    if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
+        return RowTiming({}, {})
+    principal = _principal_components(movements)
+    rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
+    gains: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    for shift in SHIFTS:
+        samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
+        given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
+        chunks = torch.cat([_chunks(len(part[2])) + 1000 * n for n, part in enumerate(samples)])
+        _, chunks = chunks.unique(return_inverse=True)
+        if len(chunks.unique()) < FEWEST_CHUNKS:
+            return RowTiming({}, {})
+        without = _sums(_errors(given, wanted, chunks), chunks)
+        with_it = _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
+        saved = without - with_it
+        gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()
+        spread = saved.std().item() / math.sqrt(len(saved))
+        scores[shift] = saved.mean().item() / max(spread, 1e-9)
+    return RowTiming(gains, scores)
+
+
+def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
+    return functional.adaptive_avg_pool2d(values[:, None], blocks).flatten(1)
+
+
+def _shift_errors(pictures: Tensor) -> Tensor:
+    """Compare each picture's inside with the one before, moved: (T - 1, 2 * 2 * REACH_PX + 1)."""
+    reach = REACH_PX
+    height, width = (side - 2 * reach for side in pictures.shape[1:])
+    inside = pictures[1:, reach : reach + height, reach : reach + width]
+    ways = [(0, step) for step in range(-reach, reach + 1)]
+    ways += [(step, 0) for step in range(-reach, reach + 1) if step]
+    errors = [
+        (pictures[:-1, reach + i : reach + i + height, reach + j : reach + j + width] - inside)
+        .abs()
+        .mean(dim=(1, 2))
+        for i, j in ways
+    ]
+    stacked = torch.stack(errors, dim=1)
+    return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
+
+
+def _principal_components(movements: Sequence[Tensor]) -> list[Tensor]:
+    """Standardise, cut outliers, and keep the strongest components of all clips' movements."""
+    together = torch.cat(list(movements))
+    mean, spread = together.mean(dim=0), together.std(dim=0) + 1e-6
+    standard = ((together - mean) / spread).clamp(-3, 3)
+    _, directions = torch.linalg.eigh(standard.T @ standard / len(standard))
+    projected = standard @ directions[:, -COMPONENTS:]
+    return list(projected.split([len(movement) for movement in movements]))
+
+
+def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is given, what is seen and which row is wanted, for each frame that has all."""
+    first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
+    frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
+    before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
+    given = torch.cat([*before, movement[frames - 2]], dim=1)
+    return given, movement[frames - 1], rows[frames + shift]
+
+
+def _chunks(count: int) -> Tensor:
+    """Number the chunks of a clip's frames; what is left over belongs to the last one."""
+    return (torch.arange(count) // CHUNK_FRAMES).clamp(max=max(count // CHUNK_FRAMES - 1, 0))
+
+
+def _errors(inputs: Tensor, wanted: Tensor, chunks: Tensor) -> Tensor:
+    """Return each sample's squared error (N,), predicted from the chunks of other folds."""
+    errors = torch.zeros(len(wanted))
+    folds = chunks % FOLDS
+    for fold in range(FOLDS):
+        learn, test = folds != fold, folds == fold
+        mean, spread = inputs[learn].mean(dim=0), inputs[learn].std(dim=0) + 1e-6
+        scaled = ((inputs - mean) / spread).clamp(-3, 3)
+        target = wanted - wanted[learn].mean(dim=0)
+        known = scaled[learn]
+        ridge = RIDGE * len(known) * torch.eye(known.shape[1])
+        weights = torch.linalg.solve(known.T @ known + ridge, known.T @ target[learn])
+        errors[test] = (target[test] - scaled[test] @ weights).square().sum(dim=1)
+    return errors
+
+
+def _sums(values: Tensor, chunks: Tensor) -> Tensor:
+    return torch.zeros(int(chunks.max()) + 1).index_add_(0, chunks, values)
+
 
 STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
 RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt

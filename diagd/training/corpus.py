@@ -13,7 +13,7 @@ from rich.console import Console
 from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, video_length
-from diagd.families.own_format import TOKENIZER_FOLDER
+from diagd.families.checkpoints import TOKENIZER_FOLDER
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import STILL, actions_of, write_shards
@@ -26,8 +26,8 @@ from diagd.tokenizers.training import (
     train_tokenizer,
 )
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.clip_options import TokenizeOptions
-from diagd.training.world_parts import write_starts
+from diagd.training.options import TokenizeOptions
+from diagd.training.setup import write_starts
 
 MOST_PIECE = 64  # frames that clips are cut into
 LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short

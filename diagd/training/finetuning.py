@@ -15,8 +15,7 @@ from diagd.files import write_json
 from diagd.training.loop import TrainingRun, read_clips
 from diagd.training.mixture import MixtureLoss, corruption_of, views_of
 from diagd.training.options import FinetuneOptions
-from diagd.training.setup import check_fit
-from diagd.training.world_parts import copy_parts, next_steps
+from diagd.training.setup import check_fit, copy_parts, next_steps
 
 RECORD_FILE = "finetune.json"
 

@@ -1,35 +1,184 @@
-"""The loop of training: draw a batch, take a step, log, save; a killed run goes on as it was.
-
-Pretraining and diagonal finetuning are this loop with two losses. The batch of a step is a function
-of seed and step alone, and every process takes its share of it, so neither a kill nor the number of
-processes changes the loss curve of a batch of so many sequences in all. `accelerate launch` spreads
-it.
-"""
+"""Training sequences cut out of token clips: frame, action, frame, action, frame ..."""
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from accelerate import Accelerator
+from matplotlib.figure import Figure
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
-from diagd.families.own_format import save_model
-from diagd.files import append_line, recover_folder, replacing_folder, rewind_log, write_json
+from diagd.families.checkpoints import save_model
+from diagd.files import (
+    append_line,
+    read_json_lines,
+    recover_folder,
+    replacing,
+    replacing_folder,
+    rewind_log,
+    write_json,
+)
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
-from diagd.training.curves import plot_loss
 from diagd.training.options import LoopOptions
-from diagd.training.sequences import draw_batch
 from diagd.training.setup import faster_precision, make_optimizers, same_kind
+
+
+def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
+    """Interleave frames of clips with the actions between them.
+
+    Args:
+        indices: (B,) int64, which clip.
+        times: (B, T) int64, which of its frames. A frame that repeats the one before it stands
+            under the action "none".
+
+    Returns:
+        (B, T * (height * width + 1) - 1) int64; action ids follow the visual ids.
+    """
+    visual = clips.tokens[indices[:, None], times].flatten(2).long()
+    actions = clips.actions[indices[:, None], times].long()
+    held = times.diff(dim=1, prepend=times[:, :1] - 1) == 0
+    if held.any():
+        actions = actions.masked_fill(held, clips.action_names.index("none"))
+    actions = actions[..., None] + clips.codebook_size
+    return torch.cat([actions, visual], dim=2).flatten(1)[:, 1:]
+
+
+def generator_of(*key: int) -> torch.Generator:
+    """Return a generator whose numbers are a function of the key, all of it.
+
+    A seed given to torch itself counts for its low 32 bits only.
+    """
+    (seed,) = np.random.SeedSequence(key).generate_state(1)
+    return torch.Generator().manual_seed(int(seed))
+
+
+def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
+    """Return `size` sequences that the seed names, whatever was drawn before.
+
+    Args:
+        hold: Probability with which a frame repeats the one before it.
+    """
+    generator = generator_of(seed)
+    indices = torch.randint(len(clips.tokens), (size,), generator=generator)
+    starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
+    moves = torch.rand(size, frames - 1, generator=generator) >= hold
+    times = torch.cat([starts[:, None], moves.long()], dim=1).cumsum(1)
+    return sequences(clips, indices, times)
+
+
+def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Cut a window, whose place the seed names, out of each of the first `size` clips.
+
+    Returns:
+        Tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a model.
+
+    Raises:
+        ValueError: more clips or frames than there are.
+    """
+    num_clips, length = clips.tokens.shape[:2]
+    for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
+        if not 1 <= asked <= there:
+            raise ValueError(f"{name} must be in [1, {there}], got {asked}")
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(length - frames + 1, (size, 1), generator=generator)
+    indices, times = torch.arange(size)[:, None], starts + torch.arange(frames)
+    actions = clips.actions[indices, times].long() + clips.codebook_size
+    return clips.tokens[indices, times].long(), actions[..., None]
+
+
+def plot_loss(folder: Path) -> None:
+    """Draw a training run's log.jsonl as loss.png, with the held-out loss where it was measured."""
+    lines = read_json_lines(folder / "log.jsonl")
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for key, style, label in (("loss", "-", "training"), ("validation_loss", "o-", "held out")):
+        shown = [(line["step"], line[key]) for line in lines if key in line]
+        if shown:
+            axis.plot(*zip(*shown, strict=True), style, linewidth=1, markersize=4, label=label)
+    axis.set(xlabel="step", ylabel="loss, nats a token")
+    axis.legend()
+    axis.grid(alpha=0.3)
+    _save(figure, folder / "loss.png")
+
+
+def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
+    """Draw strips of frames below each other.
+
+    Args:
+        rows: picture files under their labels.
+        num_given: frames at the start of each strip that were given to the model.
+    """
+    pictures = {label: plt.imread(picture) for label, picture in rows.items()}
+    height, width = next(iter(pictures.values())).shape[:2]
+    figure, axes = plt.subplots(
+        len(rows),
+        figsize=(9, 0.4 + len(rows) * 8 * height / width),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
+        axis.imshow(picture, interpolation="nearest")
+        axis.set(xticks=[], yticks=[])
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
+    plural = "s" if num_given > 1 else ""
+    axes[0, 0].set_title(f"{num_given} frame{plural} given, the others dreamt", fontsize=9)
+    _save(figure, path)
+
+
+def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
+    """Draw the gap of schedules over their steps, as `diagd tune` reports them."""
+    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for row_start in dict.fromkeys(row["row_start"] for row in rows):
+        own = [row for row in rows if row["row_start"] == row_start]
+        axis.errorbar(
+            *zip(*[(row["num_steps"], row["gap"]) for row in own], strict=True),
+            yerr=[row["gap_error"] or 0.0 for row in own],
+            fmt="o",
+            markersize=4,
+            capsize=2,
+            label=row_start or "raster",
+        )
+    frontier = sorted(
+        (row["num_steps"], row["gap"], row["name"]) for row in rows if row["frontier"]
+    )
+    axis.plot(*zip(*[point[:2] for point in frontier], strict=True), color="gray", linewidth=1)
+    for steps, gap, name in frontier:
+        axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
+    axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
+    axis.set(xlabel="steps", ylabel="nats a token above raster", xscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend(title="row start")
+    _save(figure, path)
+
+
+def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[float]]) -> None:
+    """Draw the gap of schedules over frames, rows or columns."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, values in profiles.items():
+        axis.plot(range(len(values)), values, marker=".", linewidth=1, label=name)
+    axis.set(xlabel=axis_name, ylabel="nats a token above raster")
+    axis.grid(alpha=0.3)
+    axis.legend()
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+    plt.close(figure)
+
 
 NUM_VALIDATION_BATCHES = 8
 NUM_STAGES = 10  # of a run; at the end of each it is looked at what the model can do

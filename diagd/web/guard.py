@@ -1,14 +1,129 @@
-"""Who may talk to a local server: its own pages, by its own name. Wraps any ASGI app.
+"""Where a local server listens, and the address by which browsers find it."""
 
-A browser on this machine also shows foreign pages. They may not drive the server (Origin), and no
-foreign name that resolves to this machine may pass for it (Host; DNS rebinding). What is served may
-load nothing from elsewhere (Content-Security-Policy).
-"""
-
+import asyncio
 import ipaddress
+import os
 import re
+import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 takes a free one.
+
+    Who calls before the server runs waits until it does.
+
+    Raises:
+        ValueError: no such port, or the address is not ours, or taken.
+    """
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port must be in [0, {2**16}), got {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host!r}: {error.strerror or error}") from None
+    if os.name == "posix":  # elsewhere it lets two servers share a port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen()
+    except OSError as error:
+        listening.close()
+        raise ValueError(
+            f"cannot listen on {host}:{port}: {error.strerror} (another --port may be free)"
+        ) from None
+    return listening
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of a server, without a slash at its end."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+MAX_CONNECTIONS = 200
+SECONDS_TO_ASK = 10.0
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request.
+
+    Attributes:
+        silent_since: when the connection was opened, or last answered, by the event loop's clock.
+    """
+
+    silent_since = 0.0
+    _deadline: asyncio.TimerHandle | None = None
+    _unread = 0  # bytes of answers that the client has yet to take
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a request; make room for it."""
+        super().connection_made(transport)
+        self._wait()
+        if len(self.connections) <= MAX_CONNECTIONS:
+            return
+        silent = [
+            one for one in self.connections if isinstance(one, PatientProtocol) and one.is_silent
+        ]  # this one at least
+        held = Counter(one.address for one in silent)
+        gone = min(silent, key=lambda one: (-held[one.address], one.silent_since))
+        gone.transport.abort()
+        self.connections.discard(gone)  # as it will itself when it hears of that
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._wait()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Leave the connection to the socket's protocol, which pings."""
+        self._stop()
+        super().handle_websocket_upgrade(event)
+
+    @property
+    def address(self) -> str:
+        """Return where the client is, without its port."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is the client who is waited for: to speak, or to read."""
+        return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
+
+    @property
+    def _asks_nothing(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self._stop()
+        self.silent_since = self.loop.time()
+        self._unread = self.transport.get_write_buffer_size()
+        self._deadline = self.loop.call_later(SECONDS_TO_ASK, self._give_up)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _give_up(self) -> None:
+        """End the connection, unless it is served, or goes on reading what it was sent."""
+        unread = self.transport.get_write_buffer_size()
+        if 0 < unread < self._unread:
+            self._wait()
+        elif unread or self._asks_nothing:
+            self.transport.abort()
+
 
 HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
 

@@ -20,13 +20,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from diagd.backends.native import library
-from diagd.families.checkpoints import load_model
-from diagd.families.own_format import save_model
-from diagd.metrics.weights import read_state_dict
-from diagd.models.torch_files import read_torch_file
-from diagd.models.weight_files import read_weights
+from diagd.families.checkpoints import load_model, save_model
+from diagd.metrics.perceptual import read_state_dict
 from diagd.tokenizers.shards import read_shards
-from diagd.tokenizers.storage import read_tensors
+from diagd.tokenizers.vq import read_tensors
+from diagd.weight_files import read_torch_file, read_weights
 from tests.attack.fuzzing import attack
 from tests.models.tiny import tiny_fields, tiny_model
 

@@ -19,10 +19,9 @@ from websockets.exceptions import ConnectionClosed
 
 from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.encoding import to_jpeg
-from diagd.web.play.messages import FIELDS, parse
-from diagd.web.play.saved_session import FORMAT, load
-from diagd.web.play.uploads import decode_upload
+from diagd.web.play.app import decode_upload
+from diagd.web.play.messages import FIELDS, parse, to_jpeg
+from diagd.web.play.session import FORMAT, load
 from tests.attack.fuzzing import attack
 from tests.web.play.serving import Served, serving
 from tests.web.study.cases import enrol, study, write_pairs

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.runner import CausalModel, FusesSteps, ModelWrapper, RunnerName
+from diagd.decoding.model import CausalModel, FusesSteps, ModelWrapper, RunnerName
 from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import sample
 from diagd.decoding.visibility import visible_slots
-from diagd.models.cache import check_sizes, refuse_context
+from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
 

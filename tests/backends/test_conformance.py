@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from diagd.backends.merged_linears import merge_linears
+from diagd.backends.linears import merge_linears
 from diagd.backends.prepare import BACKENDS, prepare
-from diagd.models.huggingface import HuggingFaceModel
-from diagd.models.llama import llama_of
+from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.backends.conformance import UnderTest, checks_of
 from tests.backends.recomputing import Recomputing
 

@@ -1,11 +1,16 @@
-"""`diagd/backends/int8_linears.py` on the CPU; captured on CUDA: `tests/gpu/test_int8.py`."""
+"""`diagd/backends/linears.py` on the CPU; captured on CUDA: `tests/gpu/test_int8.py`."""
 
 import pytest
 import torch
 from torch import nn
 
-from diagd.backends.int8_linears import Int8Linear, int8_companion, round_linears, round_to_int8
-from diagd.backends.merged_linears import merge_linears
+from diagd.backends.linears import (
+    Int8Linear,
+    int8_companion,
+    merge_linears,
+    round_linears,
+    round_to_int8,
+)
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from diagd.backends.merged_linears import MergedLinear, can_pack, merge_linears
+from diagd.backends.linears import MergedLinear, can_pack, merge_linears
 from diagd.backends.prepare import prepare
-from diagd.families.checkpoints import load_model
-from diagd.families.own_format import save_model
+from diagd.families.checkpoints import load_model, save_model
 from diagd.models.transformer import Transformer
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diagd.backends import prepare as backends
-from diagd.backends.merged_linears import MergedLinear
+from diagd.backends.linears import MergedLinear
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
 from diagd.models.transformer import Transformer

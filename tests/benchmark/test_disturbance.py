@@ -2,8 +2,7 @@
 
 import pytest
 
-from diagd.benchmark.disturbance import is_disturbed
-from diagd.benchmark.print_rows import print_rows
+from diagd.benchmark.rows import is_disturbed, print_rows
 
 # as docs/results/speed.md published it: mc-ar-42m, float32 native
 DISTURBED = {

@@ -1,9 +1,9 @@
 import pytest
 
-from diagd.benchmark import ceilings
+from diagd.benchmark import steps
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.provenance import cpu_name, git_commit
+from diagd.system import cpu_name, git_commit
 from tests.worlds import HEIGHT, WIDTH, model_config
 
 KEYS = {
@@ -45,8 +45,8 @@ TINY_1D = {
 def bench(command, monkeypatch):
     """Run `diagd bench` on a preset that exists in this test only."""
     monkeypatch.setenv("COLUMNS", "120")  # a terminal that is wide enough for the table
-    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 2**16)
-    monkeypatch.setitem(ceilings._MATRIX_SIZE, "cpu", 64)
+    monkeypatch.setattr(steps, "_STREAM_NUMBERS", 2**16)
+    monkeypatch.setitem(steps._MATRIX_SIZE, "cpu", 64)
 
     def run(*flags, **changes):
         monkeypatch.setitem(PRESETS, "tiny", ModelConfig(**{**TINY_1D, **changes}))
@@ -277,7 +277,7 @@ def test_a_sample_of_the_steps_stands_for_all(command, monkeypatch):
         **{"num_action_tokens": 0, "max_positions": 62, "vocab_size": 24, "extra_embeddings": 2},
     }
     monkeypatch.setitem(PRESETS, "tiny-text", ModelConfig(**{**TINY_1D, **changes}))
-    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 2**16)
+    monkeypatch.setattr(steps, "_STREAM_NUMBERS", 2**16)
     outcome = command(
         *("bench", "--model", "tiny-text", "--grid", "2x3x5", "--context-frames", 2, "-k", 2),
         *("--overlap", "--steps", 5, "--baseline", "none", "--repeats", 1, "--json"),

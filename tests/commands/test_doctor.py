@@ -8,9 +8,8 @@ import torch
 from diagd.backends import prepare
 from diagd.backends.devices import dtype_of
 from diagd.backends.step_times import StepTimes
-from diagd.benchmark import machine
-from diagd.benchmark.machine import choices, probe_speed
-from diagd.commands.doctor import _verdict, _warnings
+from diagd.commands import doctor
+from diagd.commands.doctor import _verdict, _warnings, choices, probe_speed
 from diagd.extras import EXTRAS
 from tests.models.tiny import tiny_model
 
@@ -63,7 +62,7 @@ def test_auto_is_what_was_measured_to_be_fastest(costs, backend, dtype, monkeypa
         prepare.Candidate(*pair, StepTimes(cost, cost))
         for pair, cost in zip(pairs, costs, strict=True)
     ]
-    for module in (prepare, machine):
+    for module in (prepare, doctor):
         monkeypatch.setattr(module, "time_candidates", lambda config: timed)
     chosen = choices(CPU)
     assert (chosen["backend"]["name"], chosen["dtype"]["name"]) == (backend, dtype)

@@ -7,13 +7,12 @@ import torch
 
 import diagd
 from diagd.data.video import read_video
-from diagd.decoding.likelihood import strategy_nll
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.evaluation.measure import ClipMeter
-from diagd.evaluation.named_clips import clip_after, read_clip
+from diagd.decoding.strategies.strategy import Scheduled
+from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.evaluation.measure import ClipMeter, clip_after, read_clip
 from diagd.evaluation.results import BASELINES, read_results, unpack
+from diagd.metrics.perceptual import short_sha256
 from diagd.metrics.quality import psnr
-from diagd.metrics.weights import short_sha256
 from diagd.pipeline.generator import VideoGenerator
 from tests.evaluation.lines import write_clips
 from tests.metrics.detectors import write_detector

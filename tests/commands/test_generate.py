@@ -11,12 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import ACTIONS, WALKING
-from diagd.data.saving import save_frames
-from diagd.data.video import contact_sheet, read_video, write_image, write_video
+from diagd.data.video import contact_sheet, read_video, save_frames, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.families.checkpoints import model_path
-from diagd.families.own_format import save_model
+from diagd.families.checkpoints import model_path, save_model
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer

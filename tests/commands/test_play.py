@@ -3,9 +3,9 @@ import sys
 import pytest
 
 from diagd.commands.play import PlayOptions, load
+from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.own_format import write_defaults
-from diagd.web.address import listen
+from diagd.web.guard import listen
 from diagd.web.play.session import Controls
 from tests.processes import interrupt_a_server
 from tests.worlds import write_world

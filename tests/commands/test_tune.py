@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from diagd.commands.tune import main
-from diagd.families.checkpoints import find_model
+from diagd.families.checkpoints import find_model, write_defaults
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.own_format import write_defaults
 from diagd.training.tuning import TuneOptions
 from tests.worlds import clips_of, write_shard, write_shard_model
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from diagd.data.saving import save_frames
-from diagd.data.video import contact_sheet, read_video
+from diagd.data.video import contact_sheet, read_video, save_frames
 from diagd.metrics.quality import psnr
 from tests.worlds import smooth_frames
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import diagd
 from diagd.decoding.compiling import compile_for_one_shape
-from diagd.decoding.workspace import Step
+from diagd.decoding.engine import Step
 from tests.decoding.cases import Case
 from tests.models.tiny import tiny_model
 

@@ -1,11 +1,11 @@
-"""`diagd/decoding/layout.py`: slots are the places of a sequence written out one by one."""
+"""`diagd/decoding/schedule.py`: slots are the places of a sequence written out one by one."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.schedule import SequenceLayout
 
 
 @st.composite

@@ -5,12 +5,16 @@ import torch
 from hypothesis import given, settings
 from torch.nn import functional
 
-from diagd.decoding import likelihood
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.likelihood import gap_to_raster, spell_error, strategy_nll, view_nll
-from diagd.decoding.strategies.diagonal import Raster
-from diagd.decoding.strategies.exact.exact import Exact
-from diagd.decoding.teacher_forcing import teacher_view
+from diagd.decoding import teacher_forcing
+from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.strategies.strategy import Exact, Raster
+from diagd.decoding.teacher_forcing import (
+    gap_to_raster,
+    spell_error,
+    strategy_nll,
+    teacher_view,
+    view_nll,
+)
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import MODELS, VOCAB_SIZE, Case, cases, model_of
 from tests.decoding.test_teacher_forcing import logits_of_reference, truth_of
@@ -61,7 +65,7 @@ def test_it_is_what_the_cache_free_reference_would_pay(name, case):
 
 def test_feeding_a_few_lanes_at_a_time_changes_nothing(monkeypatch):
     case = Case(row_lag=1, frame_lag=3, num_action_tokens=1)
-    monkeypatch.setattr(likelihood, "LANES", 4)
+    monkeypatch.setattr(teacher_forcing, "LANES", 4)
     found = strategy_nll(model_of("own"), **arguments_of(case))
     assert_close(found, expected_nll(case))
 

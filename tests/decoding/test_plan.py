@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.layout import SequenceLayout
 from diagd.decoding.plan import LEAST_WIDTH, SCRATCH, DecodePlan, Lanes, make_plan, padded_width
+from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.visibility import visible_slots
 from tests.decoding.cases import cases
 

@@ -1,4 +1,4 @@
-"""`diagd/decoding/runner.py`; that all write the same tokens: `tests/backends/conformance.py`.
+"""`diagd/decoding/model.py`; that all write the same tokens: `tests/backends/conformance.py`.
 
 CUDA graphs: `tests/gpu/test_graphs.py`.
 """
@@ -6,9 +6,9 @@ CUDA graphs: `tests/gpu/test_graphs.py`.
 import pytest
 import torch
 
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.graphs import Graphs
-from diagd.decoding.runner import CAPTURING, make_runner
+from diagd.decoding.model import CAPTURING, make_runner
 from tests.decoding.cases import Case, model_of
 
 GRAPHS = Graphs(torch.device("cpu"), scratch=9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.decoding import stream as stream_module
+from diagd.decoding import engine as stream_module
 from tests import oracles
 from tests.decoding.cases import (
     MODELS,

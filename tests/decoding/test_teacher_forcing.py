@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import diagd
-from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.transformer import Transformer
 from tests.decoding.cases import (

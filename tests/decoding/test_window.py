@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.strategies.diagonal import Scheduled
+from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.strategies.strategy import Scheduled
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
 from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of

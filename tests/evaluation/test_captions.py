@@ -1,8 +1,7 @@
 import numpy as np
 
 from diagd.evaluation.captions import metric_notes
-from diagd.evaluation.results import Results
-from diagd.evaluation.summary import summarize
+from diagd.evaluation.results import Results, summarize
 from tests.evaluation.lines import clip_line, run_line
 
 

@@ -5,8 +5,7 @@ import torch
 import diagd
 from diagd.evaluation.measure import ClipMeter, Settings, Task
 from diagd.evaluation.results import unpack
-from diagd.metrics.latents import frame_features
-from diagd.metrics.quality import psnr, ssim
+from diagd.metrics.quality import frame_features, psnr, ssim
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.vq import VQTokenizer
 from tests.evaluation.lines import write_clips

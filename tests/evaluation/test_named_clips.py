@@ -3,7 +3,7 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, resize
-from diagd.evaluation.named_clips import choose_clips, read_clip
+from diagd.evaluation.measure import choose_clips, read_clip
 from tests.evaluation.lines import write_clips
 from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX
 

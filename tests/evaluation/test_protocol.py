@@ -1,4 +1,4 @@
-from diagd.evaluation.protocol import PROTOCOLS, Protocol
+from diagd.evaluation.options import PROTOCOLS, Protocol
 
 
 def test_protocols_are_the_paper_s():

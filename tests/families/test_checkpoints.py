@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diagd.families import presets
-from diagd.families.checkpoints import available_models, load_model, model_path
-from diagd.families.own_format import save_model
+from diagd.families.checkpoints import available_models, load_model, model_path, save_model
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 

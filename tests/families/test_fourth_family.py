@@ -28,12 +28,13 @@ from diagd.families.family import (
     Renamed,
     Source,
     TokenizerFolder,
+    count_layers,
+    rename,
 )
-from diagd.families.naming import count_layers, rename
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import load_parts
+from diagd.pipeline.world_folder import load_parts
 from tests.worlds import random_model, smooth_frames
 
 HEIGHT, WIDTH, PATCH_PX, NUM_LEVELS = 3, 5, 8, 12

@@ -11,8 +11,7 @@ import torch
 from huggingface_hub import constants
 
 import diagd
-from diagd.families.checkpoints import model_path
-from diagd.families.hub import is_repository
+from diagd.families.checkpoints import is_repository, model_path
 from tests.worlds import WALK
 
 SHA = "0123456789abcdef0123456789abcdef01234567"

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import diagd
 from diagd.backends.prepare import prepare
 from diagd.decoding.compiling import compile_for_one_shape
-from diagd.decoding.runner import RunnerName
+from diagd.decoding.model import RunnerName
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from diagd.backends.int8_linears import Int8Linear, round_linears
-from diagd.backends.merged_linears import merge_linears
+from diagd.backends.linears import Int8Linear, merge_linears, round_linears
 from diagd.backends.prepare import prepare
 from diagd.data.video import read_video
 from diagd.models.transformer import Transformer

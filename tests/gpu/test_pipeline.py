@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import diagd
-from diagd.benchmark import ceilings
-from diagd.benchmark.ceilings import Ceilings
+from diagd.benchmark import steps
 from diagd.benchmark.rows import Inputs, engine_rows, report_rows, time_rows
+from diagd.benchmark.steps import Ceilings
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.evaluation.measure import ClipMeter, Task
@@ -135,10 +135,10 @@ def test_the_benchmark_waits_once_a_run_not_once_a_step(sample, name, gpus):
 
 
 def test_what_a_gpu_moves_at_best_is_a_copy_counted_both_ways(gpus, monkeypatch):
-    monkeypatch.setattr(ceilings, "_STREAM_NUMBERS", 6)
-    monkeypatch.setitem(ceilings._MATRIX_SIZE, "cuda", 4)
-    monkeypatch.setattr(ceilings, "_fastest", lambda run, _: run() is None or 0.5)
-    found = ceilings.measure_ceilings(torch.device("cuda:1"), torch.float32)
+    monkeypatch.setattr(steps, "_STREAM_NUMBERS", 6)
+    monkeypatch.setitem(steps._MATRIX_SIZE, "cuda", 4)
+    monkeypatch.setattr(steps, "_fastest", lambda run, _: run() is None or 0.5)
+    found = steps.measure_ceilings(torch.device("cuda:1"), torch.float32)
     assert found == Ceilings(2 * 6 * 4 / 0.5, 2 * 4**3 / 0.5)
 
 

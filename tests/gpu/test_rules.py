@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding import graphs, workspace
-from diagd.decoding.runner import CausalModel, RunnerName
+from diagd.decoding import engine, graphs
+from diagd.decoding.engine import Stream
+from diagd.decoding.model import CausalModel, RunnerName
 from diagd.decoding.sampling import sample
-from diagd.decoding.stream import Stream
 from diagd.decoding.visibility import visible_slots
-from diagd.models.cache import StaticKVCache
+from diagd.models.attention import StaticKVCache
 from diagd.models.transformer import Transformer
 from tests.gpu.test_tokens import (
     CASE,
@@ -240,13 +240,13 @@ def a_rebound_buffer(monkeypatch):
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
-    take = workspace.Step.take
+    take = engine.Step.take
 
     def planted(self, lanes, num_slots):
         take(self, lanes, num_slots)
         self.space.tokens = self.space.tokens.clone()
 
-    monkeypatch.setattr(workspace.Step, "take", planted)
+    monkeypatch.setattr(engine.Step, "take", planted)
 
 
 @pytest.mark.parametrize("plant", [a_baked_number, a_rebound_buffer])

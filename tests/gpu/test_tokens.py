@@ -13,11 +13,10 @@ import torch
 
 import diagd
 from diagd.backends.prepare import prepare
-from diagd.decoding.runner import RunnerName
+from diagd.decoding.model import RunnerName
 from diagd.decoding.strategies.strategy import Conditions
 from diagd.families.checkpoints import load_model
-from diagd.models.huggingface import HuggingFaceModel
-from diagd.models.llama import llama_of
+from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.decoding.cases import Case
 from tests.decoding.strategies.test_conformance import CASES
 from tests.golden import FIXTURES

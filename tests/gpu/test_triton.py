@@ -12,7 +12,7 @@ import torch
 
 from diagd.backends import prepare as backends
 from diagd.backends.prepare import prepare
-from diagd.backends.triton import kernels
+from diagd.backends.triton import model
 from diagd.backends.triton.model import TritonModel
 from tests.backends.triton.interpreter import INTERPRETS
 from tests.decoding.cases import Case
@@ -62,7 +62,7 @@ def test_a_stream_goes_on_under_its_window(gpus):
 
 def test_where_the_kernels_are_wrong_pytorchs_run_and_say_so(gpus, monkeypatch, caplog):
     monkeypatch.setattr(attention, "LOG2_E", 1.4)
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()
     backends._say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "diagd"):
         assert prepare(tiny().to("cuda"))[2] == "cuda-graph"
@@ -70,4 +70,4 @@ def test_where_the_kernels_are_wrong_pytorchs_run_and_say_so(gpus, monkeypatch, 
     assert "PyTorch's kernels (backend cuda-graph)" in caplog.text
     with pytest.raises(ValueError, match=r"^backend triton: the Triton kernels are wrong here"):
         prepare(tiny().to("cuda"), "triton")
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.metrics.drift import distinct_tokens, repeated_tokens, sharpness
+from diagd.metrics.quality import distinct_tokens, repeated_tokens, sharpness
 from tests.worlds import smooth_frames
 
 

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.metrics.fvd import VideoFeatures
-from diagd.metrics.weights import short_sha256
+from diagd.metrics.perceptual import VideoFeatures, short_sha256
 from tests.metrics.detectors import TinyDetector, write_detector
 from tests.worlds import smooth_frames
 

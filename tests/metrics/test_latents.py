@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.metrics.latents import frame_features
+from diagd.metrics.quality import frame_features
 
 
 def test_a_frame_is_mean_spread_and_change_of_each_channel():

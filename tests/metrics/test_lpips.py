@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy.signal import correlate
 
-from diagd.metrics.lpips import NETWORKS, Lpips
-from diagd.metrics.weights import short_sha256
+from diagd.metrics.perceptual import NETWORKS, Lpips, short_sha256
 from tests.worlds import smooth_frames
 
 # torchvision's alexnet.features and vgg16.features: (place, out, in, kernel)
@@ -134,7 +133,7 @@ def test_equal_frames_have_no_distance_and_batches_change_nothing(tmp_path, monk
     video, reference = smooth_frames(5, 40, 56), smooth_frames(5, 40, 56, seed=1)
     assert metric(video, video).tolist() == [0] * 5
     whole = metric(video, reference)
-    monkeypatch.setattr("diagd.metrics.lpips._BATCH", 2)
+    monkeypatch.setattr("diagd.metrics.perceptual._BATCH", 2)
     assert metric(video, reference).tolist() == pytest.approx(whole.tolist(), rel=1e-5)
 
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from diagd.models.attention_init import OFFSETS, aim_heads
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import grid_coordinates, rotate
 from diagd.models.transformer import Transformer
+from diagd.training.setup import OFFSETS, aim_heads
 from tests.models.tiny import tiny_fields
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from diagd.backends.native.model import NativeModel
-from diagd.models.cache import StaticKVCache
+from diagd.models.attention import StaticKVCache
 from tests.models.tiny import tiny_model
 
 

@@ -3,9 +3,8 @@ import math
 import pytest
 import torch
 
-from diagd.models.attention import attend
+from diagd.models.attention import RMSNorm, attend
 from diagd.models.config import ModelConfig
-from diagd.models.layers import RMSNorm
 from diagd.models.rotary import Rotary, grid_coordinates, rotary_frequencies, rotate
 from tests.models.tiny import tiny_fields
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._utils import _rebuild_tensor_v2
 
-from diagd.models.torch_files import Record, read_torch_file, tensors_of
+from diagd.weight_files import Record, read_torch_file, tensors_of
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -3,7 +3,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from diagd.models.config import ModelConfig
-from diagd.models.llama import llama_of
+from diagd.models.huggingface import llama_of
 from diagd.models.transformer import Transformer
 from tests.models.tiny import KINDS, random_tokens, tiny_fields, tiny_model
 

@@ -7,8 +7,7 @@ from PIL import Image
 
 import diagd
 from diagd.data.actions import write_actions
-from diagd.data.saving import save_frames
-from diagd.data.video import read_video, resize, write_image, write_video
+from diagd.data.video import read_video, resize, save_frames, write_image, write_video
 from diagd.pipeline.prompts import as_frames, is_batch, seed_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 

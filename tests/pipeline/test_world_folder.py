@@ -9,7 +9,7 @@ import torch
 
 import diagd
 from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.pretrained import load_parts
+from diagd.pipeline.world_folder import load_parts
 from tests.worlds import WALK
 
 

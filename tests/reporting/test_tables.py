@@ -1,8 +1,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from diagd.evaluation.results import Results
-from diagd.evaluation.summary import grouped, summarize
+from diagd.evaluation.results import Results, grouped, summarize
 from diagd.reporting import plots
 from diagd.reporting.plots import plot_frontier, plot_horizons
 from diagd.reporting.tables import TextTable, as_html, difference_table, main_table, markdown

@@ -7,12 +7,12 @@ import time
 import pytest
 import torch
 
-from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.files import read_json_lines
 from diagd.tokenizers.shards import read_shards
+from diagd.training.loop import windows
 from diagd.training.mixture import Mixture
-from diagd.training.sequences import windows
 from runs import arms, arms_report
 from tests.worlds import clips_of, write_shard, write_shard_model
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diagd.benchmark.ceilings import Ceilings
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.benchmark.steps import Ceilings
+from diagd.decoding.strategies.strategy import Scheduled, parse_strategy
 from diagd.families.presets import PRESETS
 from runs.gpu_estimates import (
     ASSUMPTIONS,

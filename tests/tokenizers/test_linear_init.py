@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from diagd.tokenizers.frames import normalise
 from diagd.tokenizers.linear_init import choose_patch, k_means, linear_tokenizer_model
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vq import VQTokenizer, normalise
 from tests.tokenizers.rectangles import rectangles
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.tokenizers.storage import read_config, read_tensors, save_files
+from diagd.tokenizers.vq import read_tensors, read_vq_config, save_files
 
 
 class Bomb:
@@ -26,7 +26,7 @@ def test_files_are_written_whole_and_read_back(tmp_path):
         "config.json",
         "w.safetensors",
     ]
-    assert read_config(tmp_path / "x" / "config.json") == {"kind": "é"}
+    assert read_vq_config(tmp_path / "x" / "config.json") == {"kind": "é"}
     assert read_tensors(tmp_path / "x" / "w.safetensors")["a.b"].equal(weights["a.b"])
 
 
@@ -83,10 +83,10 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
 def test_a_config_is_a_json_object(tmp_path):
     path = tmp_path / "config.json"
     with pytest.raises(FileNotFoundError, match=r"^tokenizer file not found: .*config\.json$"):
-        read_config(path)
+        read_vq_config(path)
     for content, message in ((b"\xff", "is no JSON: "), (b"{", "is no JSON: "), (b"3", "got int$")):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            read_config(path)
+            read_vq_config(path)
     path.write_text(json.dumps({"a": 1}))
-    assert read_config(path) == {"a": 1}
+    assert read_vq_config(path) == {"a": 1}

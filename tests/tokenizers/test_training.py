@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from diagd.data.video import write_video
-from diagd.tokenizers.optimisation import TokenizerTrainer
 from diagd.tokenizers.training import (
     LOG_NAME,
     STATE_NAME,
+    TokenizerTrainer,
     find_clips,
     load_frames,
     measure_tokenizer,

@@ -7,8 +7,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from safetensors.torch import load_file, save_file
 
 from diagd.system import process_peak_bytes
-from diagd.tokenizers.storage import CONFIG_NAME
-from diagd.tokenizers.vq import WEIGHTS_NAME, VQTokenizer
+from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, VQTokenizer
 from tests.tokenizers.rectangles import rectangles, small_tokenizer
 
 

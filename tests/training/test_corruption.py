@@ -8,11 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.checkpoints import load_model
-from diagd.training.corruption import Corruption
-from diagd.training.losses import ViewLoss
-from diagd.training.mixture import MixtureLoss, corruption_of, views_of
+from diagd.training.loop import draw_batch
+from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss, corruption_of, views_of
 from diagd.training.pretraining import pretrain
-from diagd.training.sequences import draw_batch
 from tests.training.runs import assert_same_run, log_of, run_killed
 from tests.worlds import SHARD_CODES, clips_of, write_shard_model
 

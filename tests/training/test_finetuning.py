@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from diagd.decoding.engine import DecodingEngine
-from diagd.decoding.likelihood import strategy_nll
+from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.finetuning import FinetuneOptions, finetune
+from diagd.training.loop import draw_batch
 from diagd.training.mixture import Mixture, draw_strategy
-from diagd.training.sequences import draw_batch
 from tests.decoding.cases import Resampled
 from tests.training.runs import run_killed
 from tests.worlds import (

@@ -10,9 +10,8 @@ import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import TokenClips, read_shards
 from diagd.training import loop, pretraining
-from diagd.training.curves import plot_loss
+from diagd.training.loop import draw_batch, plot_loss
 from diagd.training.pretraining import pretrain
-from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config
 from tests.training.runs import assert_same_run, kill_after, log_of, run_killed, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES

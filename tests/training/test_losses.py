@@ -2,12 +2,11 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
-from diagd.training.losses import ViewLoss, view_loss
-from diagd.training.sequences import draw_batch
+from diagd.training.loop import draw_batch
+from diagd.training.mixture import ViewLoss, view_loss
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, write_shard_model
 

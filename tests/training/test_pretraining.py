@@ -2,10 +2,10 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss
 from diagd.training.pretraining import pretrain
-from diagd.training.sequences import draw_batch
 from diagd.training.setup import fit_config, start_model
 from tests.training.runs import log_of, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES

@@ -7,7 +7,7 @@ from diagd.families.checkpoints import load_model
 from diagd.families.presets import PRESETS
 from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.sequences import draw_batch
+from diagd.training.loop import draw_batch
 from diagd.training.setup import check_fit, fit_config, make_optimizers, start_model
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, model_config, tokenizer, write_shard_model

@@ -6,9 +6,9 @@ import torch
 
 from diagd.families.presets import WORLD_SIZES
 from diagd.models.transformer import Transformer
-from diagd.training import sizing
+from diagd.training import pretraining
+from diagd.training.pretraining import RunPlan, num_weights, plan_run
 from diagd.training.setup import fit_config
-from diagd.training.sizing import RunPlan, num_weights, plan_run
 from tests.worlds import clips_of
 
 CLIPS = clips_of(num_clips=50, num_frames=40)  # 14,000 tokens
@@ -25,7 +25,7 @@ def speed(monkeypatch):
 
     def set_speed(tokens_per_second):
         monkeypatch.setattr(
-            sizing,
+            pretraining,
             "_probe",
             lambda options, clips, name, limit: (weights_of(name, options), 1 / tokens_per_second),
         )
@@ -42,8 +42,8 @@ def timed(options):
 
 
 def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, monkeypatch):
-    monkeypatch.setattr(sizing, "MOST_PASSES", 10**9)
-    monkeypatch.setattr(sizing, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
+    monkeypatch.setattr(pretraining, "MOST_PASSES", 10**9)
+    monkeypatch.setattr(pretraining, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
     for number, name in enumerate(WORLD_SIZES):
         run = timed(out=str(number))
         speed(3.01 * weights_of(name, run) / SECONDS)
@@ -87,7 +87,7 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     plan = plan_run(run, CLIPS, "mc-ar-192x4")
     assert plan.model == "mc-ar-192x4"
     assert "as large as" not in plan.describe(SECONDS)
-    monkeypatch.delattr(sizing, "_probe")
+    monkeypatch.delattr(pretraining, "_probe")
     assert plan_run(run, CLIPS, None) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
 
@@ -109,7 +109,7 @@ def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, 
 
 
 def test_the_probe_measures_real_steps(timed):
-    weights, seconds = sizing._probe(timed(), CLIPS, "mc-ar-128x3", 60.0)
+    weights, seconds = pretraining._probe(timed(), CLIPS, "mc-ar-128x3", 60.0)
     config = fit_config("mc-ar-128x3", CLIPS, 3)
     assert weights == num_weights(config)
     assert weights == sum(weight.numel() for weight in Transformer.random(config, 0).parameters())
@@ -119,9 +119,11 @@ def test_the_probe_measures_real_steps(timed):
 
 def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
     """On a machine whose every step takes longer than measuring may: one step of one model."""
-    steps, probe = [], sizing.draw_batch
-    monkeypatch.setattr(sizing, "draw_batch", lambda *given: steps.append(given) or probe(*given))
-    monkeypatch.setattr(sizing, "PROBE_SHARE", 1e-9)
+    steps, probe = [], pretraining.draw_batch
+    monkeypatch.setattr(
+        pretraining, "draw_batch", lambda *given: steps.append(given) or probe(*given)
+    )
+    monkeypatch.setattr(pretraining, "PROBE_SHARE", 1e-9)
     plan = plan_run(timed(), CLIPS, None)
     assert len(steps) == 1
     assert plan.tokens <= 40.1 * plan.data_tokens
@@ -129,8 +131,10 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
 
 def test_speeds_lie_on_a_line_through_what_was_measured():
     costs = [(100, 1.0), (300, 2.0)]
-    assert [sizing._seconds_per_token(costs, weights) for weights in (100, 200, 300, 500)] == [
+    assert [pretraining._seconds_per_token(costs, weights) for weights in (100, 200, 300, 500)] == [
         pytest.approx(seconds) for seconds in (1.0, 1.5, 2.0, 3.0)
     ]
-    assert sizing._seconds_per_token([(100, 1.0), (300, 0.9)], 500) == 1.0  # noise is no speed-up
-    assert sizing._seconds_per_token([(100, 1.0)], 100) == 1.0
+    assert (
+        pretraining._seconds_per_token([(100, 1.0), (300, 0.9)], 500) == 1.0
+    )  # noise is no speed-up
+    assert pretraining._seconds_per_token([(100, 1.0)], 100) == 1.0

@@ -1,12 +1,12 @@
 import pytest
 
-from diagd.decoding.likelihood import strategy_nll
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster
+from diagd.decoding.strategies.strategy import Diagonal, Raster
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.tokenizers.shards import TokenClips
 from diagd.training import tuning
-from diagd.training.sequences import windows
+from diagd.training.loop import windows
 from diagd.training.tuning import TuneOptions, list_candidates, tune
 from tests.worlds import clips_of, write_shard, write_shard_model
 

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from diagd.web.address import listen, url_of
+from diagd.web.guard import listen, url_of
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_port_that_cannot_be_is_refused(port):
 
 @pytest.mark.parametrize(("system", "option"), [("posix", 1), ("nt", 0)])
 def test_a_port_is_used_again_at_once_only_where_that_is_not_sharing(system, option, monkeypatch):
-    monkeypatch.setattr("diagd.web.address.os.name", system)
+    monkeypatch.setattr("diagd.web.guard.os.name", system)
     with listen("127.0.0.1", 0) as listening:
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == option
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from diagd.web import connections
-from diagd.web.connections import MAX_CONNECTIONS
+from diagd.web import guard
+from diagd.web.guard import MAX_CONNECTIONS
 from tests.web.play.serving import wait_until
 from tests.web.study.cases import call, enrol, fetch, study, write_pairs
 
@@ -63,7 +63,7 @@ def test_half_open_connections_starve_nobody(words, address, lines):
     for _ in range(5):
         rater = enrol(address)
         assert fetch(f"{address}/api/study", cookie=rater)["trials"]
-    assert time.monotonic() - started < connections.SECONDS_TO_ASK / 2
+    assert time.monotonic() - started < guard.SECONDS_TO_ASK / 2
     assert is_closed(opened[0])  # the longest silent went first
 
 
@@ -80,7 +80,7 @@ def test_who_holds_most_connections_loses_them_first(lines):
 
 def test_a_request_comes_to_its_end_in_time_or_never(address, lines, monkeypatch):
     """Bytes that dribble in are no request; neither are those after an answer."""
-    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.5)
+    monkeypatch.setattr(guard, "SECONDS_TO_ASK", 0.5)
     port = int(address.rpartition(":")[2])
     whole = b"GET /study.css HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % port
     for first in (b"", whole):
@@ -102,18 +102,18 @@ def test_a_body_that_never_ends_is_answered_in_words(address, lines, monkeypatch
 
 
 def test_answers_that_nobody_reads_are_given_up(address, lines, monkeypatch):
-    monkeypatch.setattr(connections, "SECONDS_TO_ASK", 0.5)
+    monkeypatch.setattr(guard, "SECONDS_TO_ASK", 0.5)
     size = len(call(f"{address}/study.js")[1])
     port = int(address.rpartition(":")[2])
     whole = b"GET /study.js HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % port
     (line,) = lines(1)
-    lost, lose = set(), connections.PatientProtocol.connection_lost
+    lost, lose = set(), guard.PatientProtocol.connection_lost
 
     def note(protocol, error):
         lose(protocol, error)
         lost.add(protocol.client)
 
-    monkeypatch.setattr(connections.PatientProtocol, "connection_lost", note)
+    monkeypatch.setattr(guard.PatientProtocol, "connection_lost", note)
     count = 16 * 2**20 // size  # more than the two kernels keep
     with contextlib.suppress(TimeoutError, ConnectionError):
         line.sendall(whole * count)

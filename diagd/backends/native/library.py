@@ -1,12 +1,7 @@
-"""The kernels that are used here: the fastest of those that pass their test, kept in a cache.
+"""Which prebuilt kernels this processor can run.
 
-Candidates are the best prebuilt variant that the processor runs, what the compiler at hand builds,
-and, where that is not clearly faster than PyTorch or there is none, what Zig builds. Each passes
-`self_test`, in a process of its own, which times it; the fastest gets its name in the cache in one
-move: `kernels-CHOICE-NAME-DIGEST.so`, which is what there was to choose from, which of it this is,
-and the SHA-256 of the file. So whatever bears a digest that is its own is whole and trusted, and
-nothing is tried again. `kernels-CHOICE.json` beside it says how the candidates did.
-Processes that choose at the same time do the same work twice and keep one result.
+All are the same sources, compiled for other instructions. A wheel for a platform has those of its
+kind of processor (`runs/wheels.py` makes them); a source checkout has none.
 """
 
 import ctypes
@@ -16,11 +11,13 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
+from diagd.backends.devices import cpu_features
 from diagd.backends.native.compiler import (
     build,
     describe_build,
@@ -29,9 +26,61 @@ from diagd.backends.native.compiler import (
     run_to_end,
     zig,
 )
-from diagd.backends.native.variants import prebuilt_here
 from diagd.backends.step_times import StepTimes
 from diagd.files import write_json
+
+PREBUILT = Path(__file__).parent / "prebuilt"
+
+
+class Variant(NamedTuple):
+    """Kernels for one kind of processor.
+
+    Attributes:
+        needs: what the processor has to have, by torch's names; each stands for all that its
+            generation brought. The matrix units are asked of Linux by the kernels themselves.
+        features: what it is compiled for, by the names of LLVM.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    features: tuple[str, ...]
+
+
+_AVX2 = ("avx2", "fma", "bmi2", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+_BF16 = (*_AVX512, "avx512vnni", "avx512bf16")
+VARIANTS = (  # the best first
+    Variant(
+        "amx",
+        ("avx512_vl", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"),
+        (*_BF16, "amx-tile", "amx-bf16", "amx-int8"),
+    ),
+    Variant("avx512bf16", ("avx512_vl", "avx512_vnni", "avx512_bf16"), _BF16),
+    Variant("avx512vnni", ("avx512_vl", "avx512_vnni"), (*_AVX512, "avx512vnni")),
+    Variant("avx512", ("avx512_vl",), _AVX512),
+    Variant("avxvnni", ("avx2", "avx_vnni"), (*_AVX2, "avxvnni")),
+    Variant("avx2", ("avx2",), _AVX2),
+    Variant("neon", (), ()),  # every 64-bit Arm has it
+)
+
+
+def prebuilt_here(
+    features: Mapping[str, object] | None = None, folder: Path | None = None
+) -> dict[str, Path]:
+    """Return the prebuilt kernels that a processor can run, the best first, by variant.
+
+    Args:
+        features: what the processor has, by torch's names; of this one by default.
+        folder: that holds them; by default that of this package.
+    """
+    features = cpu_features() if features is None else features
+    return {
+        variant.name: path
+        for variant in VARIANTS
+        if all(features.get(need) for need in variant.needs)
+        and (path := (folder or PREBUILT) / f"{variant.name}.so").is_file()
+    }
+
 
 logger = logging.getLogger("diagd")
 BUILT, ZIG = "built", "zig"  # names of what compilers built here

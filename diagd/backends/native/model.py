@@ -24,15 +24,15 @@ from diagd.backends.native.boundary import (
     check_step,
     rules_of,
 )
-from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
-from diagd.decoding.runner import CausalModel, StepFunction
+from diagd.decoding.model import CausalModel, StepFunction
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.decoding.visibility import SlotRule
-from diagd.models.cache import check_cache_fits, check_sizes, refuse_context
+from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.system import usable_cores
 
 
 class NativeCache:

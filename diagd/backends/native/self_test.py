@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diagd.backends.merged_linears import can_pack, merge_linears
+from diagd.backends.linears import can_pack, merge_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagd.backends.native.boundary import AttendedRecord
-from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.library import load_library
 from diagd.models.attention import MaskKernel, attend
+from diagd.system import usable_cores
 
 logger = logging.getLogger("diagd")
 SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody

@@ -1,18 +1,154 @@
-"""Decode a Transformer on CUDA with our Triton kernels, in place of masked attention and sampling.
+"""Load the Triton kernels, and hold them against PyTorch's functions before anybody trusts them.
 
-All else of a step is PyTorch's. The rule of visibility goes to the kernels as vectors, so a step
-makes no mask; masked attention is still what a prefill runs, whose lanes are many.
+Triton compiles them where they run, for that GPU, when they are first called. Nobody can have tried
+them on all, so a model's first steps are theirs only if they attend and draw as PyTorch does there.
 """
 
-from typing import Any
+import importlib
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from diagd.backends.triton.kernels import load_kernels
-from diagd.decoding.runner import ModelWrapper
-from diagd.decoding.visibility import SlotRule
-from diagd.models.attention import RuleKernel
+from diagd.decoding.model import ModelWrapper
+from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.decoding.visibility import NEVER, SlotRule, visible_slots
+from diagd.models.attention import RuleKernel, attend
+from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+
+MIN_CAPABILITY = (8, 0)  # for which they are compiled in the tests, and 9.0 and 12.0
+MAX_HEAD_DIM = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LANES = (1, 5, 33)  # of the steps tried: each size of a tile
+
+
+class Kernels(NamedTuple):
+    """`diagd.backends.triton.attention.attend_slots` and `diagd.backends.triton.sampling.draw`."""
+
+    attend: Callable[..., Tensor]
+    draw: Callable[..., Tensor]
+
+    def sample(
+        self,
+        logits: Tensor,
+        options: SamplingOptions,
+        ranges: ValidRanges,
+        seeds: Tensor,
+        frames: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
+        """Draw as `diagd.decoding.sampling.sample` does, in one kernel."""
+        return self.draw(
+            logits,
+            ranges.by_place,
+            ranges.low,
+            ranges.high,
+            seeds,
+            frames,
+            rows,
+            columns,
+            options.temperature,
+            options.top_k or 0,
+            1.0 if options.top_p is None else options.top_p,
+            options.exclusive_top_p,
+        )
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """Say why the kernels cannot run on a device; None where they can be tried."""
+    if device.type != "cuda":
+        return f"it needs --device cuda, got {device}"
+    if find_spec("triton") is None:
+        return "Triton is not installed; torch's CUDA builds for Linux bring it"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        needed, given = (".".join(map(str, one)) for one in (MIN_CAPABILITY, capability))
+        return f"it needs a GPU of capability {needed} or more, got {given}"
+    return None
+
+
+def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Say why the kernels cannot run such a model on a device; None where they can be tried."""
+    if dtype not in DTYPES:
+        return f"it needs float32, bfloat16 or float16, got {dtype}"
+    if config.head_dim > MAX_HEAD_DIM:
+        return f"it needs heads of at most {MAX_HEAD_DIM} numbers, got {config.head_dim}"
+    return why_not_on(device)
+
+
+@cache
+def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
+    """Return the kernels, tried on a device with heads of a model's size.
+
+    Raises:
+        OSError: they cannot be compiled here, or their numbers are not PyTorch's.
+    """
+    triton = importlib.import_module("triton")
+    attention, sampling = (
+        importlib.import_module(f"diagd.backends.triton.{name}")
+        for name in ("attention", "sampling")
+    )
+    kernels = Kernels(attention.attend_slots, sampling.draw)
+    try:
+        _check_attention(kernels, config, dtype, device)
+        _check_draws(kernels, min(config.vocab_size, 5000), dtype, device)
+    except (triton.TritonError, RuntimeError, subprocess.CalledProcessError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OSError(f"the Triton kernels do not run here ({reason})") from None
+    return kernels
+
+
+@torch.inference_mode()
+def _check_attention(
+    kernels: Kernels, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Attend in slots without order, some unwritten, through views of larger buffers."""
+    generator = torch.Generator().manual_seed(0)
+    num_slots, kv_heads, size = 160, config.num_kv_heads, config.head_dim
+    cached = torch.randn(2, 2, kv_heads, num_slots + 7, size, generator=generator)
+    keys, values = cached.to(device, dtype)[:, :, :, :num_slots]
+    held = torch.randperm(num_slots, generator=generator) - 9
+    fed_at = torch.randint(-1, 9, (num_slots,), generator=generator)
+    fed_at[held < 0] = NEVER
+    for lanes in LANES:
+        queries = torch.randn(2, lanes, config.num_heads, size, generator=generator)
+        queries = queries.to(device, dtype).transpose(1, 2)
+        positions = torch.randint(0, num_slots - 9, (lanes,), generator=generator)
+        steps = torch.randint(0, 9, (lanes,), generator=generator)
+        rule = [part.to(device) for part in (positions, steps, held.clamp(min=-1), fed_at)]
+        seen = visible_slots(*rule)
+        expected = attend(queries.double(), keys.double(), values.double(), seen)
+        error = (kernels.attend(queries, keys, values, *rule) - expected).abs().max().item()
+        allowed = 8 * torch.finfo(dtype).eps * values.abs().max().item()
+        if not error <= allowed:  # NaN, too
+            raise OSError(
+                f"the Triton kernels are wrong here (attention is {error:.2g} away, "
+                f"allowed {allowed:.2g})"
+            )
+
+
+@torch.inference_mode()
+def _check_draws(
+    kernels: Kernels, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    generator, lanes = torch.Generator().manual_seed(0), torch.arange(6, device=device)
+    logits = torch.randn(2, 6, vocab_size, generator=generator) * 3
+    logits[0, 3, 5] = torch.nan
+    ranges, seeds = ValidRanges(2, vocab_size, None), lanes[:2] + 2**40
+    for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
+        arguments = logits.to(device, dtype), options, ranges, seeds, lanes, lanes, lanes
+        drawn, expected = kernels.sample(*arguments), sample(*arguments)
+        differing = int((drawn != expected).sum())
+        if differing > 1 or drawn[0, 3] != UNDRAWN:  # rounding may turn a draw
+            raise OSError(
+                f"the Triton kernels are wrong here ({differing} of {drawn.numel()} draws differ)"
+            )
 
 
 class TritonModel(ModelWrapper[Transformer]):
@@ -22,7 +158,7 @@ class TritonModel(ModelWrapper[Transformer]):
         model: on CUDA; its weights stay as they are.
 
     Raises:
-        OSError: the kernels do not run here (see `diagd.backends.triton.kernels.load_kernels`).
+        OSError: the kernels do not run here (see `diagd.backends.triton.model.load_kernels`).
     """
 
     def __init__(self, model: Transformer) -> None:

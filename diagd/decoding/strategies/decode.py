@@ -3,19 +3,27 @@
 from collections.abc import Iterator
 from functools import singledispatch
 
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.engine import Stream
 from diagd.decoding.plan import make_plan
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.exact.costs import best_num_lanes
-from diagd.decoding.strategies.exact.drafts import Drafts
-from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
-from diagd.decoding.strategies.exact.rules import Coupling, KeepWithin
-from diagd.decoding.strategies.exact.speculative import SpeculativeJacobi
-from diagd.decoding.strategies.exact.verification import step_costs, verify_frames
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.zipar_adaptive import AdaptiveZipAR
-from diagd.decoding.strategies.zipar_frame import AdaptiveFrame
-from diagd.decoding.stream import Stream
+from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.strategies.exact import (
+    Coupling,
+    Drafts,
+    KeepWithin,
+    best_num_lanes,
+    step_costs,
+    verify_frames,
+)
+from diagd.decoding.strategies.strategy import (
+    AdaptiveZipAR,
+    Exact,
+    Jacobi,
+    Scheduled,
+    SpeculativeJacobi,
+    Strategy,
+    Tolerant,
+)
+from diagd.decoding.strategies.zipar import AdaptiveFrame
 
 
 @singledispatch

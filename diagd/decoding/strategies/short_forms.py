@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from diagd.decoding.layout import RowStart
-from diagd.decoding.strategies.diagonal import Diagonal, Raster
-from diagd.decoding.strategies.exact.exact import Exact
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.schedule import RowStart
+from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Strategy, as_strategy
 
 
 def strategy_of(

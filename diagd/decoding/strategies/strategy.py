@@ -10,18 +10,18 @@ A strategy is a frozen dataclass. Fields that are `Spelled` make its name, such 
         frame_lag: Annotated[int | None, Spelled(",d=")] = None
         row_start: Annotated[RowStart, Spelled("/")] = "temporal"
 
-`diagd.decoding.strategies.table` lists all of them and reads names; `decode` has them write frames.
+`STRATEGIES` lists all of them, `parse_strategy` reads names; `decode` beside has them write frames.
 What is said here is known before PyTorch is imported, so commands refuse mistakes at once.
 """
 
 import re
-from abc import ABC
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
 
 # What is written is raster's tokens, or others of raster's distribution, or neither.
 Promise = Literal["tokens", "distribution", "no"]
@@ -129,3 +129,273 @@ def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
         for note in notes:
             if isinstance(note, Spelled):
                 yield one, note.prefix, inner
+
+
+class Scheduled(Strategy):
+    """A strategy whose lanes are all known before the first step.
+
+    Attributes:
+        lags: its fields that are lags.
+        row_start: which token id stands in for a predecessor that is not known yet.
+    """
+
+    lags: ClassVar[tuple[str, ...]] = ()
+    row_start: RowStart
+
+    @abstractmethod
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid.
+
+        Raises:
+            ValueError: lags that do not fit the grid.
+        """
+
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
+        if conditions.grid is not None:
+            self.schedule(conditions.grid)
+        check_least(self, **dict.fromkeys(self.lags, 1))
+
+
+@dataclass(frozen=True)
+class Diagonal(Scheduled):
+    """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
+
+    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
+
+    Attributes:
+        row_lag: the paper's k, in [1, width]: columns that a row runs ahead of the next one.
+        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps that a frame starts
+            after the one before. None: frames do not overlap.
+        row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
+            same place a frame earlier), `predecessor` (the predecessor a frame earlier) or
+            `spatial` (the newest token of the row above), or `action` (the last action token of the
+            frame, which a model can be trained to take for "a row starts").
+
+    Raises:
+        ValueError: an unknown row_start; lags are checked when the frames are known.
+    """
+
+    word = "k"
+    lags = ("row_lag", "frame_lag")
+    row_lag: Annotated[int, Spelled("=")]
+    frame_lag: Annotated[int | None, Spelled(",d=")] = None
+    row_start: Annotated[RowStart, Spelled("/")] = "temporal"
+
+    def __post_init__(self) -> None:
+        check_row_start(self.row_start)
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
+
+
+@dataclass(frozen=True)
+class Raster(Scheduled):
+    """Next-token prediction: one token a step."""
+
+    word = "raster"
+    row_start: RowStart = field(default="temporal", init=False)  # nothing stands in
+
+    @property
+    def promise(self) -> Promise:
+        """It is what the others are compared with."""
+        return "tokens"
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule.raster(grid)
+
+
+@dataclass(frozen=True)
+class ZipAR(Scheduled):
+    """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
+
+    word = "zipar"
+    lags = ("window",)
+    window: Annotated[int, Spelled("=")]
+    row_start: RowStart = field(default="spatial", init=False)
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid (see `Scheduled`)."""
+        return DiagonalSchedule.spatial(grid, self.window)
+
+
+LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
+
+
+@dataclass(frozen=True)
+class Exact(Strategy):
+    """Raster's tokens, whatever its options: they say how steps are spent.
+
+    Equal means bit for bit where the model gives a lane the same logits whoever shares its step, as
+    the native kernels do; elsewhere rounding may turn a tie. Frames overlap wherever their actions
+    are known. Batch rows share their lanes, so the slowest sets the pace.
+
+    Attributes:
+        num_lanes: most lanes of a step; None measures what a step costs here, and chooses.
+        draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
+            nothing ahead. None: as the statistics have it.
+        draft_width: columns by which the drafts of a row advance in a step.
+    """
+
+    word = "exact"
+    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
+    draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
+    draft_width: Annotated[int, Spelled(",draft-width=")] = 3
+
+    def __post_init__(self) -> None:
+        check_least(self, num_lanes=1, draft_lag=0, draft_width=1)
+
+    @property
+    def promise(self) -> Promise:
+        """Raster's tokens."""
+        return "tokens"
+
+
+@dataclass(frozen=True)
+class Jacobi(Strategy):
+    """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
+
+    word = "jacobi"
+    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
+
+    def __post_init__(self) -> None:
+        check_least(self, num_lanes=1)
+
+    @property
+    def promise(self) -> Promise:
+        """Raster's tokens."""
+        return "tokens"
+
+
+@dataclass(frozen=True)
+class Tolerant(Strategy):
+    """`Exact`, but a draft stays that so many times its probability would have drawn.
+
+    Attributes:
+        tolerance: at least 1; 1 is exact.
+        num_lanes: most lanes of a step; what is written depends on it.
+    """
+
+    word = "tolerance"
+    tolerance: Annotated[float, Spelled("=")]
+    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+
+    def __post_init__(self) -> None:
+        check_least(self, num_lanes=1)
+        if not 1 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
+
+    @property
+    def promise(self) -> Promise:
+        """Raster's tokens at a tolerance of 1."""
+        return "tokens" if self.tolerance == 1 else "no"
+
+
+@dataclass(frozen=True)
+class SpeculativeJacobi(Strategy):
+    """Speculative Jacobi decoding (arXiv:2410.01699).
+
+    Attributes:
+        num_lanes: most lanes of a step; what is written depends on it.
+    """
+
+    word = "sjd"
+    remembers = True  # what drafts were drawn from is remembered
+    afresh: ClassVar[bool] = True
+    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+
+    def __post_init__(self) -> None:
+        check_least(self, num_lanes=1)
+
+    @property
+    def promise(self) -> Promise:
+        """Raster's distribution: the draws are others."""
+        return "distribution"
+
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError for greedy decoding as well."""
+        if conditions.temperature == 0:
+            raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
+        super().check(conditions)
+
+
+@dataclass(frozen=True)
+class CoupledJacobi(SpeculativeJacobi):
+    """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
+
+    word = "mc-sjd"
+    afresh = False
+
+
+@dataclass(frozen=True)
+class AdaptiveZipAR(Strategy):
+    """Rows in parallel, each started when its first token stands; frame by frame, one batch row.
+
+    Attributes:
+        window: tokens of the row above that a row needs before its first token is drawn.
+    """
+
+    word = "zipar-adaptive"
+    remembers = True  # what waits is drawn again from the newest probabilities
+    window: Annotated[int, Spelled("=")]
+
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError for a window out of its range and several batch rows as well."""
+        if conditions.grid is not None:
+            DiagonalSchedule(conditions.grid, self.window)
+        check_least(self, window=1)
+        if conditions.batch_size > 1:
+            raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
+        super().check(conditions)
+
+
+STRATEGIES: tuple[type[Strategy], ...] = (
+    Raster,
+    Diagonal,
+    ZipAR,
+    AdaptiveZipAR,
+    Exact,
+    Jacobi,
+    Tolerant,
+    SpeculativeJacobi,
+    CoupledJacobi,
+)
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Read a strategy's name.
+
+    Args:
+        text: such as `k=1,d=14` or `exact`; the table at the top of the module has them all.
+
+    Raises:
+        ValueError: no such strategy, or a number that it cannot have.
+    """
+    for kind in STRATEGIES:
+        strategy = kind.read(text)
+        if strategy is not None:
+            return strategy
+    raise ValueError(
+        "a strategy looks like raster, k=2, k=1,d=14, k=1/predecessor, zipar=4, zipar-adaptive=4, "
+        f"exact, exact,lanes=32, jacobi, tolerance=1.5, sjd or mc-sjd, got {text!r}"
+    )
+
+
+def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
+    """Read names, of which a text may hold several with spaces between; each once, in order.
+
+    Raises:
+        ValueError: a name that is none.
+    """
+    return list(dict.fromkeys(parse_strategy(word) for text in texts for word in text.split()))
+
+
+def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
+    """Return a strategy as it is, read its name, or let its schedule say its lags."""
+    if isinstance(value, str):
+        return parse_strategy(value)
+    if isinstance(value, DiagonalSchedule):
+        return Diagonal(value.row_lag, value.frame_lag)
+    return value

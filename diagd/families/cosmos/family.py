@@ -1,8 +1,15 @@
-"""Cosmos: NVIDIA's Cosmos-Predict1 models, that go on with a video, some of them led by a text."""
+"""NVIDIA Cosmos-Predict1 autoregressive checkpoints: 4B and 12B, and 5B and 13B Video2World.
 
+The file holds weights only. Sizes come from their shapes; what leaves no trace in them (the grid,
+YaRN) is that of the released models unless a config file with the original field names says other.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 
-from diagd.families.cosmos.presets import PRESETS
+from torch import Tensor
+
+from diagd.families.cosmos.presets import LATENT_SHAPE, PRESETS, YARN_FACTOR, released_like
 from diagd.families.cosmos.tokenizer import (
     DECODER_NAME,
     ENCODER_NAME,
@@ -10,9 +17,114 @@ from diagd.families.cosmos.tokenizer import (
     WINDOW,
     CosmosTokenizer,
 )
-from diagd.families.cosmos.weights import RELEASED
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, TokenizerFolder
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Renamed,
+    Source,
+    TokenizerFolder,
+    count_layers,
+    rename,
+)
+from diagd.models.config import ModelConfig
+
+_BLOCK = "model.layers.{i}."
+_MODULES = {
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    _BLOCK + "input_layernorm": "layers.{i}.attention_norm",
+    _BLOCK + "post_attention_layernorm": "layers.{i}.ffn_norm",
+    _BLOCK + "mlp.gate_proj": "layers.{i}.feed_forward.w1",
+    _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
+    _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
+}
+_ATTENTION = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "q_norm": "q_norm",
+    "k_norm": "k_norm",
+}
+_SELF = {_BLOCK + f"self_attn.{a}": f"layers.{{i}}.attention.{b}" for a, b in _ATTENTION.items()}
+_CROSS = {
+    _BLOCK + "cross_attention_layernorm": "layers.{i}.cross_attention_norm",
+    **{
+        _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}"
+        for a, b in _ATTENTION.items()
+    },
+}
+
+
+def recognises(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors of a Cosmos transformer."""
+    return "tok_embeddings.weight" in _plain(tensors)
+
+
+def convert(source: Source) -> Renamed:
+    """Rename the tensors and tell the config.
+
+    Raises:
+        ValueError: Tensors are missing or unknown, or the config file contradicts them.
+    """
+    tensors = _plain(source.tensors)
+    num_layers = count_layers(tensors, "layers.")
+    has_text = "layers.0.cross_attention.wq.weight" in tensors
+    weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
+    return Renamed(_config(source, tensors, num_layers, has_text), weights)
+
+
+def _config(
+    source: Source, tensors: Mapping[str, Tensor], num_layers: int, has_text: bool
+) -> ModelConfig:
+    side = source.side
+    embedding_rows, hidden_size = tensors["tok_embeddings.weight"].shape
+    head_dim = len(tensors["layers.0.attention.q_norm.weight"])
+    vocab_size = len(tensors["output.weight"])
+    released = released_like(hidden_size, num_layers)
+    frames, height, width = side.get("video_latent_shape") or LATENT_SHAPE
+    has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
+    yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
+        num_layers=num_layers,
+        num_heads=len(tensors["layers.0.attention.wq.weight"]) // head_dim,
+        num_kv_heads=len(tensors["layers.0.attention.wk.weight"]) // head_dim,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        image_vocab_size=vocab_size,
+        max_positions=frames * height * width + has_text,
+        grid_height=height,
+        grid_width=width,
+        prefix_length=int(has_text),
+        extra_embeddings=embedding_rows - vocab_size,
+        norm_eps=float(side.get("norm_eps", released.norm_eps)),
+        qk_norm=True,
+        position="rope3d",
+        rope_theta=float(side.get("rope_theta", released.rope_theta)),
+        yarn_factor=float(side.get("yarn_scale") or YARN_FACTOR) if has_yarn else 1.0,
+        yarn_frames=yarn_shape[0],
+        yarn_height=yarn_shape[1],
+        context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
+        position_table=bool(side.get("apply_abs_pos_emb", has_text)),
+    )
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the prefix `model.` and the leftovers of TransformerEngine."""
+    return {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if "_extra_state" not in name
+    }
+
+
+RELEASED = ReleasedFormat(("model.pt",), frozenset({"dim", "n_layers"}), recognises, convert)
+
 
 _CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
 

@@ -1,12 +1,8 @@
-"""Cosmos' video tokenizer, DV8x16x16: 33 frames <-> 5 grids of ids, by NVIDIA's TorchScript files.
+"""Finite scalar quantisation: a code is six numbers, each rounded to one of a few levels.
 
-TorchScript runs code: loading `encoder.jit` and `decoder.jit` executes what is in them. So they are
-loaded only when the user names them, and never because they lie beside something else.
-
-A clip is cut into windows of 33 frames that know nothing of each other. Inside a window everything
-is causal: the first grid sees the first frame only, each later one 8 frames more. So a shorter clip
-is padded by repeating its last frame, and what the padding adds is thrown away. A window is always
-whole, as the released files are run (github.com/nvidia-cosmos/cosmos-predict1, Apache-2.0).
+The codebook is the grid of all combinations, so an id is a mixed-radix number and nothing has to be
+looked up (arXiv:2309.15505; the levels are those of Cosmos-Tokenize1-DV8x16x16). Codes lie on
+dimension 1, in [-1, 1]: digit d of a dimension of L levels is the code (d - L // 2) / (L // 2).
 """
 
 import math
@@ -17,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.fsq import codes_to_indices
 from diagd.families.cosmos.presets import (
     CODEBOOK_SIZE,
     COMPRESSION,
@@ -28,9 +23,46 @@ from diagd.families.cosmos.presets import (
     WINDOW,
     WINDOW_GRIDS,
 )
-from diagd.tokenizers.frames import BATCH_SIZE, check_frames, check_tokens, normalise, paint
-from diagd.tokenizers.storage import require_file
-from diagd.torchscript import load_torchscript
+from diagd.tokenizers.vq import (
+    BATCH_SIZE,
+    check_frames,
+    check_tokens,
+    normalise,
+    paint,
+    require_file,
+)
+from diagd.weight_files import load_torchscript
+
+_BASIS = [math.prod(LEVELS[:number]) for number in range(len(LEVELS))]  # the first digit is lowest
+_SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach
+
+
+def quantize(numbers: Tensor) -> Tensor:
+    """Squash every number into the range of its levels and round it to the nearest one.
+
+    Args:
+        numbers: (B, 6, ...) floating point, unbounded.
+
+    Returns:
+        Codes of the same shape and dtype, in [-1, 1].
+    """
+    codes = []
+    for values, levels in zip(numbers.unbind(1), LEVELS, strict=True):
+        reach = (levels - 1) * (1 + _SLACK) / 2
+        offset = 0.0 if levels % 2 else 0.5  # an even number of levels has none in the middle
+        squashed = (values + math.atanh(offset / reach)).tanh() * reach - offset
+        codes.append(squashed.round() / (levels // 2))
+    return torch.stack(codes, dim=1)
+
+
+def codes_to_indices(codes: Tensor) -> Tensor:
+    """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, CODEBOOK_SIZE)."""
+    ids = torch.zeros_like(codes[:, 0], dtype=torch.int64)
+    for values, levels, basis in zip(codes.unbind(1), LEVELS, _BASIS, strict=True):
+        half = levels // 2
+        ids += (values.float() * half + half).round().to(torch.int64) * basis
+    return ids
+
 
 ENCODER_NAME = "encoder.jit"
 DECODER_NAME = "decoder.jit"

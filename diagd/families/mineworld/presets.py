@@ -1,7 +1,234 @@
-"""The shapes of MineWorld's models, which are the paper's MC-AR, and of a smaller one."""
+"""Minecraft actions: words, VPT recordings, and the tokens that MineWorld reads.
 
-from diagd.families.mineworld.actions import MinecraftActions
+An action is a set of buttons and a camera turn, written `forward+jump+camera(-5,12.5)`: degrees of
+pitch (down is positive), then yaw (right is positive). Source: MineWorld's token layout
+(arXiv:2504.08388), VPT's recordings and its mu-law camera bins (arXiv:2206.11795).
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from diagd.models.config import ModelConfig
+
+# Local ids 0 to 22. The last three have ids, but no slot: they never reach the model.
+BUTTONS = (
+    *("use", "attack", "forward", "back", "left", "right", "jump", "sneak", "sprint", "drop"),
+    *("swapHands", "pickItem", "inventory", "ESC"),
+    *(f"hotbar.{number}" for number in range(1, 10)),
+)
+NUM_BINS = 21  # of the camera, along each axis
+FIRST_PITCH = len(BUTTONS)
+FIRST_YAW = FIRST_PITCH + NUM_BINS
+BEGIN, NULL, END = range(FIRST_YAW + NUM_BINS, FIRST_YAW + NUM_BINS + 3)
+MAX_DEGREES = 90.0
+MU = 11.4887
+DEGREES_PER_PIXEL = 360 / 2400  # of mouse movement
+LOOK_DEGREES = 5.0  # what one frame of `look_left` turns
+
+# Tokens 3 to 9 of an action say which one button of each group is pressed. Of the hotbar the lowest
+# pressed number counts; in the other groups two buttons together cancel each other.
+HOTBAR = tuple(name for name in BUTTONS if name.startswith("hotbar."))
+GROUPS = (
+    HOTBAR,
+    *(("forward", "back"), ("left", "right"), ("sprint", "sneak"), ("use", "attack")),
+    *(("jump",), ("drop", "pickItem")),
+)
+SEEN_BUTTONS = tuple(name for group in (*GROUPS[1:], HOTBAR) for name in group)
+LOOKS = {
+    "look_left": (0.0, -LOOK_DEGREES),
+    "look_right": (0.0, LOOK_DEGREES),
+    "look_up": (-LOOK_DEGREES, 0.0),
+    "look_down": (LOOK_DEGREES, 0.0),
+}
+
+VPT_KEYS = {
+    **{"w": "forward", "s": "back", "a": "left", "d": "right", "space": "jump"},
+    **{"left.shift": "sneak", "left.control": "sprint", "q": "drop", "e": "inventory"},
+    **{"f": "swapHands", "escape": "ESC"},
+    **{str(number): f"hotbar.{number}" for number in range(1, 10)},
+}
+VPT_MOUSE = {0: "attack", 1: "use", 2: "pickItem"}
+VPT_CONFLICTS = (
+    *(("forward", "back"), ("left", "right"), ("jump", "sneak")),
+    *(("sprint", "sneak"), ("attack", "use")),
+)
+
+_JOIN = re.compile(r"\+(?![^()]*\))")  # a plus that is in no brackets
+_CAMERA = re.compile(r"camera\(([^,()]+),([^,()]+)\)")
+
+
+@dataclass(frozen=True)
+class MinecraftActions:
+    """MineWorld's actions as an `ActionCodec`.
+
+    Words are the buttons (`inventory`, `swapHands` and `ESC` excepted: no token stands for them),
+    `camera(PITCH,YAW)` in degrees, `look_left` and the like for 5 degrees, and `none`. Camera words
+    add up. The last two local ids are spare: they fill the model's vocabulary, and mean nothing.
+    """
+
+    names = ("none", *SEEN_BUTTONS, *LOOKS)
+    num_tokens = 3 + len(GROUPS) + 1
+    num_ids = END + 1 + 2
+    combines = True
+
+    def tokens_of(self, action: str) -> tuple[int, ...]:
+        """Return the local ids: begin, pitch, yaw, seven groups of buttons, end.
+
+        Raises:
+            ValueError: an unknown word, or a camera without two finite numbers.
+        """
+        pressed, pitch, yaw = _parse(action)
+        camera = FIRST_PITCH + camera_bin(pitch), FIRST_YAW + camera_bin(yaw)
+        return (BEGIN, *camera, *(_group_token(group, pressed) for group in GROUPS), END)
+
+    def from_tokens(self, tokens: Sequence[int]) -> str:
+        """Return an action that has these tokens; the camera stands at the centres of its bins.
+
+        Raises:
+            ValueError: tokens that no action has.
+        """
+        tokens = tuple(int(token) for token in tokens)
+        if len(tokens) == self.num_tokens and (tokens[0], tokens[-1]) == (BEGIN, END):
+            pitch, yaw = tokens[1] - FIRST_PITCH, tokens[2] - FIRST_YAW
+            if 0 <= pitch < NUM_BINS and 0 <= yaw < NUM_BINS:
+                pressed = {BUTTONS[token] for token in tokens[3:-1] if 0 <= token < len(BUTTONS)}
+                action = _write(pressed, bin_degrees(pitch), bin_degrees(yaw))
+                if self.tokens_of(action) == tokens:
+                    return action
+        raise ValueError(f"no Minecraft action has the tokens {tokens}")
+
+    def action_of(self, record: dict[str, Any]) -> str:
+        """Read one line of an action file, in any of three forms.
+
+        - ours: `{"action": "forward+camera(0,10)"}`;
+        - a VPT recording: `{"keyboard": {"keys": [...]}, "mouse": {"dx", "dy", "buttons"}, ...}`.
+          Unknown keys and further fields are ignored, opposite buttons dropped, and degrees
+          truncated toward zero, as MineWorld does;
+        - an action of the MineRL environment: `{"forward": 1, ..., "camera": [PITCH, YAW]}`.
+
+        Raises:
+            ValueError: another form, an unknown button, or values that are none.
+        """
+        if "action" in record:
+            action = record["action"]
+            if not isinstance(action, str):
+                raise ValueError(f'expected {{"action": WORDS}}, got {_short(record)}')
+            self.tokens_of(action)
+            return action
+        if "keyboard" in record and "mouse" in record:
+            return _vpt_action(record["keyboard"], record["mouse"])
+        if record:
+            return _environment_action(record)
+        raise ValueError("expected an action, a VPT recording or button names, got {}")
+
+
+def camera_bin(degrees: float) -> int:
+    """Return the bin of a turn, 0 to 20 and 10 for none: mu-law, clipped at 90 degrees."""
+    share = min(max(degrees / MAX_DEGREES, -1.0), 1.0)
+    curved = math.copysign(math.log1p(MU * abs(share)) / math.log1p(MU), share)
+    half = NUM_BINS // 2
+    return round(curved * half + half)
+
+
+def bin_degrees(camera_bin: int) -> float:
+    """Return the turn, in degrees, at the centre of a bin (to two places)."""
+    half = NUM_BINS // 2
+    curved = (camera_bin - half) / half
+    share = math.copysign(math.expm1(abs(curved) * math.log1p(MU)) / MU, curved)
+    return round(share * MAX_DEGREES, 2)
+
+
+def _group_token(group: Sequence[str], pressed: Iterable[str]) -> int:
+    held = [name for name in group if name in pressed]
+    alone = len(held) == 1 or (held and group is HOTBAR)
+    return BUTTONS.index(held[0]) if alone else NULL
+
+
+def _parse(action: str) -> tuple[set[str], float, float]:
+    """Split words into buttons, pitch and yaw."""
+    pressed, pitch, yaw = set[str](), 0.0, 0.0
+    for word in (part.strip() for part in _JOIN.split(action)):
+        if word in SEEN_BUTTONS:
+            pressed.add(word)
+        elif word != "none":
+            turn = LOOKS.get(word) or _camera_turn(word)
+            pitch, yaw = pitch + turn[0], yaw + turn[1]
+    return pressed, pitch, yaw
+
+
+def _camera_turn(word: str) -> tuple[float, float]:
+    if not word.startswith("camera"):
+        known = ", ".join((*MinecraftActions.names, "camera(PITCH,YAW)"))
+        raise ValueError(f"unknown action {word!r}, expected words joined by + of: {known}")
+    match = _CAMERA.fullmatch(word)
+    try:
+        turn = tuple(float(number) for number in match.groups()) if match else ()
+    except ValueError:
+        turn = ()
+    if len(turn) != 2 or not all(math.isfinite(degrees) for degrees in turn):
+        raise ValueError(f"expected camera(PITCH,YAW) in degrees, got {word!r}")
+    return turn
+
+
+def _write(pressed: Iterable[str], pitch: float, yaw: float) -> str:
+    """Return the words of buttons and a turn, in the order of `names`."""
+    words = [name for name in SEEN_BUTTONS if name in pressed]
+    if pitch or yaw:
+        words.append(f"camera({_number(pitch)},{_number(yaw)})")
+    return "+".join(words) or "none"
+
+
+def _number(degrees: float) -> str:
+    return repr(float(degrees)).removesuffix(".0")
+
+
+def _vpt_action(keyboard: Any, mouse: Any) -> str:
+    keys = keyboard.get("keys") if isinstance(keyboard, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f'expected "keyboard": {{"keys": [NAME, ...]}}, got {_short(keyboard)}')
+    buttons = mouse.get("buttons") if isinstance(mouse, dict) else None
+    if not isinstance(buttons, list) or not _numbers([mouse.get("dx"), mouse.get("dy"), *buttons]):
+        raise ValueError(
+            f'expected "mouse": {{"dx": PX, "dy": PX, "buttons": [0, 1, 2]}}, got {_short(mouse)}'
+        )
+    names = [VPT_KEYS.get(key.removeprefix("key.keyboard.")) for key in keys]
+    pressed = {name for name in (*names, *map(VPT_MOUSE.get, buttons)) if name}
+    for pair in VPT_CONFLICTS:
+        if pressed.issuperset(pair):
+            pressed -= set(pair)
+    return _write(pressed, *(int(mouse[axis] * DEGREES_PER_PIXEL) for axis in ("dy", "dx")))
+
+
+def _environment_action(record: Mapping[str, Any]) -> str:
+    unknown = [name for name in record if name not in (*BUTTONS, "camera")]
+    if unknown:
+        raise ValueError(
+            f"unknown button {unknown[0]!r}, expected camera or one of: {', '.join(BUTTONS)}"
+        )
+    camera = record.get("camera", [0, 0])
+    if not isinstance(camera, list) or len(camera) != 2 or not _numbers(camera):
+        raise ValueError(f'expected "camera": [PITCH, YAW] in degrees, got {_short(camera)}')
+    buttons = {name: value for name, value in record.items() if name != "camera"}
+    for name, value in buttons.items():
+        if value not in (0, 1):
+            raise ValueError(f"button {name} must be 0 or 1, got {_short(value)}")
+    return _write([name for name, value in buttons.items() if value], *camera)
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    """Tell whether all are finite numbers (JSON in Python has NaN, and endless integers)."""
+    largest = sys.float_info.max
+    return all(isinstance(v, int | float) and -largest <= v <= largest for v in values)
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:60]
+
 
 GRID = (14, 24)  # rows and columns of a frame
 HEAD_DIM = 64

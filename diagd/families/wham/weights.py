@@ -10,12 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from diagd.families.family import ReleasedFormat, Renamed, Source
-from diagd.families.naming import count_layers, rename
-from diagd.families.wham.actions import WHAMActions
-from diagd.families.wham.presets import PRESETS, SIZE_PX
+from diagd.families.family import ReleasedFormat, Renamed, Source, count_layers, rename
+from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions
 from diagd.models.config import ModelConfig
-from diagd.models.torch_files import Record
+from diagd.weight_files import Record
 
 TOKENIZER_PREFIX = "context_encoders.images."
 HEAD_SIZE = 64  # of its image tokenizer, where nothing says other

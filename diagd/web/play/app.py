@@ -1,43 +1,188 @@
-"""The web app of `diagd play`: one page, one socket for each player, and four small requests.
+"""Which key does what: the words of a model's actions laid out on a keyboard and a touch pad.
 
-    GET  /                              the page; GET /static/NAME and /scenes/NUMBER.jpg beside it
-    WS   /play                          messages in, frames out (see `diagd.web.play.messages`)
-    POST /sessions/ID/start             an image or a clip to start from
-    POST /sessions/ID/replay            a saved session to play again
-    GET  /sessions/ID/session.json      the session, to be saved
-    GET  /sessions/ID/video.mp4         what was recorded
-
-Files are read once, when the app is made: no path that a client sends reaches the file system.
+Known words get the keys that games have given them for thirty years, the others number keys, then
+letters nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
 """
 
 import asyncio
+import contextlib
 import json
 import mimetypes
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from torch import Tensor
 
+from diagd.data.actions import ActionCodec
+from diagd.data.video import resize
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster, Scheduled
-from diagd.decoding.strategies.exact.exact import Exact
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Scheduled, parse_strategy
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import Guard
-from diagd.web.play.encoding import to_mp4
-from diagd.web.play.keyboard import keyboard_of
-from diagd.web.play.messages import pack, parse
+from diagd.web.play.messages import pack, parse, to_mp4
 from diagd.web.play.player import Frame, Player, Welcome
-from diagd.web.play.saved_session import load, save
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart
-from diagd.web.play.uploads import MAX_UPLOAD_BYTES, decode_upload
+from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart, load, save
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "forward": ("KeyW", "ArrowUp"),
+    "up": ("KeyW", "ArrowUp"),
+    "left": ("KeyA", "ArrowLeft"),
+    "back": ("KeyS", "ArrowDown"),
+    "backward": ("KeyS", "ArrowDown"),
+    "down": ("KeyS", "ArrowDown"),
+    "right": ("KeyD", "ArrowRight"),
+    "turn_left": ("KeyA", "ArrowLeft"),
+    "turn_right": ("KeyD", "ArrowRight"),
+    "strafe_left": ("KeyQ",),
+    "strafe_right": ("KeyE",),
+    "look_left": ("KeyJ",),
+    "look_right": ("KeyL",),
+    "look_up": ("KeyI",),
+    "look_down": ("KeyK",),
+    "jump": ("Space",),
+    "attack": ("KeyF", "Space"),
+    "use": ("KeyE",),
+    "sneak": ("KeyC",),
+    "sprint": ("KeyX",),
+    "drop": ("KeyG",),
+}
+SPARE = (
+    *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
+    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
+)
+LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
+
+
+@dataclass(frozen=True)
+class Keyboard:
+    """What a page needs to turn keys into actions.
+
+    Attributes:
+        idle: the action of pressing nothing.
+        keys: action -> the keys that mean it; every word that stands alone is here.
+        labels: key -> how it is written on a key cap.
+        joined: actions of several words, such as `forward+left`, that the model knows by name.
+        combines: whether any words may be joined.
+    """
+
+    idle: str
+    keys: dict[str, tuple[str, ...]]
+    labels: dict[str, str]
+    joined: tuple[str, ...]
+    combines: bool
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON knows it."""
+        return asdict(self)
+
+
+def keyboard_of(codec: ActionCodec) -> Keyboard:
+    """Lay out the words of a codec on keys that are free: first keys before second ones."""
+    idle, *words = codec.names
+    single = [word for word in words if "+" not in word]
+    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
+    taken: set[str] = set()
+    for rank, word in product(range(2), single):
+        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
+        keys[word] += tuple(key for key in known if key not in taken)
+        taken.update(keys[word])
+    spare = [key for key in SPARE if key not in taken]
+    for word in single:
+        if not keys[word] and spare:
+            keys[word] = (spare.pop(0),)
+    labels = {key: _label(key) for found in keys.values() for key in found}
+    joined = tuple(word for word in words if "+" in word)
+    return Keyboard(idle, keys, labels, _joinable(joined, single), codec.combines)
+
+
+def _joinable(joined: Sequence[str], single: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in joined if all(part in single for part in name.split("+")))
+
+
+def _label(key: str) -> str:
+    return LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
+
+
+MAX_UPLOAD_BYTES = 16 * 2**20
+MAX_UPLOAD_FRAMES = 900
+MAX_UPLOAD_PIXELS = 3840 * 2160
+MAX_SECONDS = 20.0
+DECODER = Path(__file__).with_name("upload_decoder.py")
+
+
+async def decode_upload(
+    data: bytes,
+    keep: int,
+    height_px: int,
+    width_px: int,
+    max_seconds: float = MAX_SECONDS,
+    decoder: Path = DECODER,
+) -> Tensor:
+    """Decode an image, or the last `keep` frames of a clip, and fit them to a size.
+
+    Args:
+        data: the file's bytes, at most MAX_UPLOAD_BYTES.
+        decoder: the script that the child process runs.
+
+    Returns:
+        (T, height_px, width_px, 3) uint8.
+
+    Raises:
+        ValueError: too large, too slow, another format, or damaged.
+    """
+    if len(data) > MAX_UPLOAD_BYTES:
+        raise ValueError(f"an upload may have {MAX_UPLOAD_BYTES // 2**20} MB, this one has more")
+    here = Path.cwd()  # what lies in the current folder must not pass for a library
+    found = [path for path in sys.path if path and Path(path).resolve() != here]
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        str(decoder),
+        str(MAX_UPLOAD_FRAMES),
+        str(keep),
+        str(MAX_UPLOAD_PIXELS),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
+    )
+    try:
+        out, complaint = await asyncio.wait_for(child.communicate(data), max_seconds)
+    except TimeoutError:
+        raise ValueError(f"decoding took longer than {max_seconds:g} seconds") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+    if child.returncode == 2:
+        raise ValueError(complaint.decode(errors="replace").strip()[:200])
+    reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+    if reason.startswith(("ImportError", "ModuleNotFoundError")):
+        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
+    if child.returncode:
+        raise ValueError("the file could not be decoded (it needed too much memory or time)")
+    return await asyncio.to_thread(_fit, out, height_px, width_px)
+
+
+def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
+    line, _, pixels = raw.partition(b"\n")
+    shape = (*map(int, line.split()), 3)
+    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
+    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])
+
 
 STATIC = Path(__file__).with_name("static")
 MAX_SESSION_BYTES = 4 * 2**20

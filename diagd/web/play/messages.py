@@ -1,14 +1,39 @@
-"""What a page may say over its socket, checked word for word, and how a frame is sent to it.
+"""Frames as JPEG for the page, and a recording of them as mp4."""
 
-The page sends one small JSON object at a time. A frame goes out as one binary message: the length
-of its header (4 bytes, big-endian), the header (JSON), and the picture (JPEG).
-"""
-
+import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diagd.data.video import encode_video
 from diagd.web.play.session import MAX_SEED, Controls
+
+QUALITY = 92
+
+
+def to_jpeg(frame: Tensor) -> bytes:
+    """Compress one (H_px, W_px, 3) uint8 RGB frame, its colours at full resolution."""
+    buffer = io.BytesIO()
+    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=QUALITY, subsampling=0)
+    return buffer.getvalue()
+
+
+def from_jpeg(picture: bytes) -> Tensor:
+    """Undo `to_jpeg`, at JPEG's loss. Only for pictures that we made."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(picture))))
+
+
+def to_mp4(pictures: Sequence[bytes], fps: Fraction | float) -> bytes:
+    """Turn the JPEGs of a recording into an mp4."""
+    return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
+
 
 MAX_MESSAGE_BYTES = 1024
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diagd.backends.names import Backend, DTypeChoice
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.strategies.strategy import parse_strategy
 from diagd.flags import Device
 
 

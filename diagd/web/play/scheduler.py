@@ -1,9 +1,4 @@
-"""Everybody who plays, and the one model they share.
-
-The model lives in a thread of its own; the event loop only chooses whose turn it is. Turns are
-fair in time: a player who decodes in raster order waits longer between frames, and slows nobody
-else more than by the turn under way (start-time fair queueing).
-"""
+"""Where a session may start: the prompt and the scenes beside a model, and those of a folder."""
 
 import asyncio
 import contextlib
@@ -11,16 +6,94 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
+
+from diagd.backends.native.model import NativeModel
+from diagd.decoding.model import CausalModel
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.messages import Begin, Message
-from diagd.web.play.painter import Painter
+from diagd.pipeline.prompts import folder_scenes, model_scenes
+from diagd.web.play.messages import Begin, Message, to_jpeg
 from diagd.web.play.player import Frame, Note, Player, Welcome
-from diagd.web.play.scenes import Scene
 from diagd.web.play.session import Controls, PendingStart, SessionStart
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A start (of seed 0) with a name and a picture of where one stands, as JPEG."""
+
+    name: str
+    start: SessionStart
+    picture: bytes
+    fps: Fraction
+
+
+def start_scenes(
+    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
+) -> list[Scene]:
+    """Return the scenes of a folder, if one is given, then those of the model's folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file that cannot be used (named), or no scene at all.
+    """
+    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
+    if folder is not None and not scenes:
+        raise ValueError(f"no clip or image in {folder}")
+    scenes += model_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
+    return [
+        Scene(
+            scene.name,
+            SessionStart(scene.frames, scene.actions, 0),
+            to_jpeg(scene.frames[-1]),
+            scene.fps,
+        )
+        for scene in scenes
+    ]
+
+
+T = TypeVar("T")
+
+
+class Painter:
+    """Runs what paints: beside the model, or in its thread where that has none to spare.
+
+    Args:
+        thread: the model's.
+
+    Attributes:
+        thread: where it paints; to be shut down by who made the painter.
+    """
+
+    def __init__(self, model: CausalModel, thread: Executor) -> None:
+        self.thread, self.native = thread, None
+        if isinstance(model, NativeModel) and model.num_threads > 1:
+            self.native, self.left = model, model.num_threads - 1
+            before = torch.get_num_threads()
+            self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
+            self.thread.submit(torch.get_num_threads).result()
+            torch.set_num_threads(before)  # or threads yet to come would have one, too
+
+    def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
+        """Paint, after all that was submitted before."""
+        return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
+
+    def _run(self, paint: Callable[[], T]) -> T:
+        if self.native is None:
+            return paint()
+        most, self.native.max_threads = self.native.max_threads, self.left
+        try:
+            return paint()
+        finally:
+            self.native.max_threads = most
+
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket

@@ -16,10 +16,9 @@ import uvicorn
 
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.connections import PatientProtocol
+from diagd.web.guard import PatientProtocol
 from diagd.web.play.app import create_app
-from diagd.web.play.encoding import to_mp4
-from diagd.web.play.messages import MAX_MESSAGE_BYTES
+from diagd.web.play.messages import MAX_MESSAGE_BYTES, to_mp4
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.session import Controls, Session, SessionStart
 

@@ -1,6 +1,6 @@
 """A child process that decodes one upload: bytes on stdin, raw frames on stdout, and no way out.
 
-Run by `diagd.web.play.uploads`, never imported by it: FFmpeg's decoders are large and read what
+Run by `diagd.web.play.app`, never imported by it: FFmpeg's decoders are large and read what
 strangers send. By the time they do, this process may open no file and no socket, has a limit on
 memory (on Linux) and on CPU time, and its parent's clock runs. Only six containers are known, by
 their first bytes; none of them can name another file. Windows has no such limits: there, only the

@@ -1,23 +1,165 @@
-"""The server of the study: limits, and what every request passes first.
+"""The web app of the study: raters enrol, fetch pairs, answer; the owner reads the results.
 
-Why Origin and Host are looked at is in `guard`. A study is stricter: it answers to the addresses
-that were printed, by their port or by none, and reads short messages only.
+A rater is known by a secret in a cookie, never by name: who gives a name that another rater has is
+somebody else, and gets a number behind it. Nothing that leaves here says which system made a video:
+ids are random, clips carry no metadata and names stay here. Results, which do say it, need the key
+that was printed when the server started.
 """
 
 import asyncio
-from collections.abc import Collection
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Annotated, Any
 
 import uvicorn
+from av.error import FFmpegError
+from fastapi import Cookie, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diagd.web.connections import SECONDS_TO_ASK, PatientProtocol
-from diagd.web.guard import adding_headers, check_origin, page_rules
-from diagd.web.study.app import study_app
+from diagd.web.guard import (
+    SECONDS_TO_ASK,
+    PatientProtocol,
+    adding_headers,
+    check_origin,
+    page_rules,
+)
 from diagd.web.study.options import LOOPBACK
-from diagd.web.study.pairs import StudyPairs
+from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
+from diagd.web.study.results import Vote, results_page, summarise
 from diagd.web.study.store import StudyStore
+
+STATIC = Path(__file__).with_name("static")
+PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
+MAX_NAME = 40
+SECONDS_REMEMBERED = 365 * 24 * 3600
+
+
+class Enrolment(BaseModel):
+    """Somebody wants to take part; without a name anonymously."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str = Field(max_length=MAX_NAME)
+
+
+class Answer(BaseModel):
+    """A rater's answer to a question about a trial."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    trial: int = Field(ge=0, le=10**6)
+    question: str = Field(max_length=40)
+    choice: str = Field(max_length=10)
+
+
+def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
+    """Return the application: pages, and a small JSON interface for them."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    clips = {clip.name: clip for clip in pairs.clips}
+    # cookies know no ports: another study on this machine must not take this one's away
+    cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
+    secret_cookie = Cookie(alias=cookie, max_length=64)
+
+    for route, file in PAGES.items():
+        app.add_api_route(route, _page(STATIC / file), methods=["GET"])
+
+    @app.post("/api/raters")
+    def enrol(enrolment: Enrolment, response: Response) -> dict[str, str]:
+        name = " ".join(enrolment.name.split())
+        if not name.isprintable():
+            raise HTTPException(422, "a name is made of letters, digits and signs")
+        try:
+            secret, known_as = store.enrol(name, seed)
+        except ValueError as error:
+            raise HTTPException(409, str(error)) from None
+        response.set_cookie(
+            cookie, secret, max_age=SECONDS_REMEMBERED, httponly=True, samesite="strict"
+        )
+        return {"rater": known_as}
+
+    @app.get("/api/study")
+    def study(secret: Annotated[str, secret_cookie] = "") -> dict[str, Any] | None:
+        """Say what there is to answer; nothing to who is not enrolled yet."""
+        known = store.rater(secret)
+        if known is None:
+            return None
+        rater, name = known
+        questions = [(key, *QUESTIONS[key]) for key in pairs.questions]
+        return {
+            "rater": name,
+            "questions": [dict(zip(("key", "text", "hint"), q, strict=True)) for q in questions],
+            "trials": [
+                {
+                    "left": trial.left_id,
+                    "right": trial.right_id,
+                    "actions": clips[trial.clip].actions,
+                    "answers": trial.answers,
+                }
+                for trial in store.trials(rater)
+            ],
+        }
+
+    @app.post("/api/answers")
+    def answer(given: Answer, secret: Annotated[str, secret_cookie] = "") -> dict[str, bool]:
+        known = store.rater(secret)
+        if known is None:
+            raise HTTPException(401, "this study does not know you: enter your name again")
+        try:
+            store.answer(known[0], given.trial, given.question, given.choice)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from None
+        return {"saved": True}
+
+    @app.get("/media/{media_id}")
+    def media(media_id: str) -> Response:
+        found = store.video(media_id)
+        if found is None:
+            raise HTTPException(404, "there is no such video")
+        try:
+            return Response(playable(pairs.path(*found)), media_type="video/mp4")
+        except (OSError, FFmpegError):  # whose words would say which file it is
+            raise HTTPException(503, "this video cannot be read any more") from None
+
+    @app.get("/results")
+    def results(key: str = "") -> HTMLResponse:
+        if not secrets.compare_digest(key.encode(), store.results_key.encode()):
+            raise HTTPException(403, "results need the key that diagd study printed at its start")
+        return HTMLResponse(results_page(summarise(*results_of(store))))
+
+    @app.exception_handler(StarletteHTTPException)
+    def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    def misunderstood(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse({"error": f"{where or 'message'}: {first['msg']}"}, 422)
+
+    @app.exception_handler(sqlite3.Error)
+    def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
+        return JSONResponse({"error": f"the answer could not be saved ({error})"}, 503)
+
+    return app
+
+
+def results_of(store: StudyStore) -> tuple[list[list[str]], list[str], list[Vote]]:
+    """Return what `summarise` takes: comparisons, questions and votes."""
+    return store.definition["comparisons"], store.definition["questions"], store.votes()
+
+
+def _page(path: Path) -> Callable[[], FileResponse]:
+    def page() -> FileResponse:
+        return FileResponse(path)
+
+    return page
+
 
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096

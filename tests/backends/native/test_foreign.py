@@ -15,8 +15,7 @@ import torch
 
 from diagd.backends.devices import cpu_features
 from diagd.backends.native.compiler import FLAGS
-from diagd.backends.native.library import find_or_make
-from diagd.backends.native.variants import VARIANTS
+from diagd.backends.native.library import VARIANTS, find_or_make
 from runs import wheels
 
 PROGRAM = Path(__file__).parent / "smoke.cpp"

@@ -1,6 +1,6 @@
 import torch
 
-from diagd.backends.native.memory import ALIGNED, CHUNK, PAGE, HugePages
+from diagd.backends.native.weights import ALIGNED, CHUNK, PAGE, HugePages
 
 
 def test_tensors_are_copied_side_by_side():

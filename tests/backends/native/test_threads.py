@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from diagd.backends.native import trained_attention
-from diagd.backends.native.cores import usable_cores
 from diagd.backends.native.model import NativeModel
+from diagd.system import usable_cores
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 

@@ -12,12 +12,11 @@ from diagd.backends.native.trained_attention import (
     run_forward,
     trained_mask,
 )
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.models.attention import attend
-from diagd.training.losses import ViewLoss
+from diagd.training.mixture import ViewLoss
 from tests.models.tiny import random_tokens, tiny_model
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 import torch._inductor.config  # it reads CXX when it is imported, once
 
 from diagd.backends.devices import cpu_features
-from diagd.backends.native import compiler, library, variants
+from diagd.backends.native import compiler, library
 from diagd.backends.native.model import NativeModel
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
@@ -29,8 +29,8 @@ def prebuilt(tmp_path, monkeypatch):
     folder = tmp_path / "prebuilt"
     folder.mkdir()
     shutil.copyfile(right, folder / "avx2.so")
-    monkeypatch.setattr(variants, "PREBUILT", folder)
-    monkeypatch.setattr(variants, "cpu_features", lambda: SKYLAKE)
+    monkeypatch.setattr(library, "PREBUILT", folder)
+    monkeypatch.setattr(library, "cpu_features", lambda: SKYLAKE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("DIAGD_CXXFLAGS", raising=False)
     monkeypatch.setenv("CXX", "")
@@ -59,17 +59,17 @@ def prebuilt(tmp_path, monkeypatch):
 )
 def test_what_a_processor_has_decides_the_best_first(features, names, tmp_path, monkeypatch):
     """Were there a file of every variant; a wheel has those of one kind of processor."""
-    monkeypatch.setattr(variants, "PREBUILT", tmp_path)
-    for variant in variants.VARIANTS:
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    for variant in library.VARIANTS:
         (tmp_path / f"{variant.name}.so").touch()
-    assert list(variants.prebuilt_here(features)) == names
+    assert list(library.prebuilt_here(features)) == names
 
 
 def test_every_need_is_a_word_of_torch():
     known = cpu_features()
     if not known.get("avx2"):
         pytest.skip("torch tells of other words here")
-    assert {need for variant in variants.VARIANTS for need in variant.needs} <= set(known)
+    assert {need for variant in library.VARIANTS for need in variant.needs} <= set(known)
 
 
 def test_prebuilt_kernels_need_no_compiler(prebuilt):

@@ -30,15 +30,15 @@ from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 
-from diagd.backends.merged_linears import merge_linears
+from diagd.backends.linears import merge_linears
 from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots
-from diagd.backends.triton.kernels import Kernels
+from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
 from diagd.decoding.compiling import compile_for_one_shape
-from diagd.decoding.runner import CausalModel
+from diagd.decoding.engine import Step, Workspace
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
-from diagd.decoding.workspace import Step, Workspace
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
 from tests.backends.triton.compiling import Absent

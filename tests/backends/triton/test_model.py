@@ -2,7 +2,7 @@
 
 import pytest
 
-from diagd.backends.triton import kernels
+from diagd.backends.triton import model
 from diagd.backends.triton.model import TritonModel
 from tests.backends import conformance
 from tests.backends.conformance import UnderTest, checks_of
@@ -27,17 +27,17 @@ def test_it_conforms(check):
 
 def test_kernels_that_are_wrong_are_found_before_the_first_step(monkeypatch):
     monkeypatch.setattr(attention, "LOG2_E", 1.4)
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()
     message = r"^the Triton kernels are wrong here \(attention is .* away, allowed .*\)$"
     with pytest.raises(OSError, match=message):
         TritonModel(tiny_model().to(DEVICE))
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()
 
 
 def test_kernels_that_do_not_run_are_found_before_the_first_step(monkeypatch):
     """As where there is no C compiler, which Triton needs as well."""
     monkeypatch.setattr(attention, "tiling_of", lambda *_: attention.Tiling(3, 5, 4, 2))
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()
     with pytest.raises(OSError, match=r"^the Triton kernels do not run here \(.*\)$"):
         TritonModel(tiny_model().to(DEVICE))
-    kernels.load_kernels.cache_clear()
+    model.load_kernels.cache_clear()

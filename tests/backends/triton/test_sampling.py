@@ -13,7 +13,7 @@ from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, gumbe
 from tests.backends.triton.interpreter import DEVICE
 
 from diagd.backends.triton import sampling  # isort: skip
-from diagd.backends.triton.kernels import Kernels  # isort: skip
+from diagd.backends.triton.model import Kernels  # isort: skip
 
 # the interpreter's, where a kernel goes on with what is broken and its result is thrown away
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -4,10 +4,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from diagd.data.recorders.doom import ACTIONS, WALKING
-from diagd.data.recorders.doom_players import (
+from diagd.data.recorders.doom import (
+    ACTIONS,
     ASIDE,
     NEAR_DEPTH,
+    WALKING,
     Explorer,
     Hunter,
     Roamer,

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.engine import Stream
+from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.decode import decode as strategy_decode
-from diagd.decoding.strategies.diagonal import Scheduled
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import STRATEGIES
-from diagd.decoding.stream import Stream
+from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Scheduled, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()

@@ -4,12 +4,21 @@ import pytest
 
 import diagd
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.diagonal import Diagonal, Raster, ZipAR
-from diagd.decoding.strategies.exact.exact import Exact, Jacobi, Tolerant
-from diagd.decoding.strategies.exact.speculative import CoupledJacobi, SpeculativeJacobi
-from diagd.decoding.strategies.strategy import Conditions
-from diagd.decoding.strategies.table import STRATEGIES, as_strategy, parse_strategies
-from diagd.decoding.strategies.zipar_adaptive import AdaptiveZipAR
+from diagd.decoding.strategies.strategy import (
+    STRATEGIES,
+    AdaptiveZipAR,
+    Conditions,
+    CoupledJacobi,
+    Diagonal,
+    Exact,
+    Jacobi,
+    Raster,
+    SpeculativeJacobi,
+    Tolerant,
+    ZipAR,
+    as_strategy,
+    parse_strategies,
+)
 
 GRID = TokenGrid(1, 3, 5)
 SPELLED = {

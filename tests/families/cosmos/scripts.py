@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.families.cosmos.fsq import LEVELS, codes_to_indices, quantize
+from diagd.families.cosmos.tokenizer import LEVELS, codes_to_indices, quantize
 
 PATCH = (8, 16, 16)  # frames, rows and columns of pixels per token
 

@@ -1,7 +1,7 @@
 import torch
 
-from diagd.families.cosmos.fsq import codes_to_indices, quantize
 from diagd.families.cosmos.presets import CODEBOOK_SIZE, LEVELS
+from diagd.families.cosmos.tokenizer import codes_to_indices, quantize
 from tests.families.cosmos.scripts import indices_to_codes
 from tests.golden import golden
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from diagd.families.mineworld.tokenizer import mineworld_tokenizer
-from diagd.tokenizers.storage import CONFIG_NAME
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.families.mineworld.family import mineworld_tokenizer
+from diagd.tokenizers.vq import CONFIG_NAME, VQTokenizer
 from tests.golden import MINEWORLD, golden
 
 

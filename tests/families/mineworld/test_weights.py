@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import find_model, load_model

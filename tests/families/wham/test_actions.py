@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.families.wham.actions import WHAMActions, action_ranges, actions_of_rows
+from diagd.families.wham.presets import WHAMActions, action_ranges, actions_of_rows
 from tests.golden import FIXTURES
 
 FIXTURE = FIXTURES / "wham_actions.json"

@@ -4,8 +4,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from diagd.families.wham.tokenizer import WHAMTokenizer, wham_tokenizer_from_weights
-from diagd.families.wham.vit_vqgan import ViTVQGAN, ViTVQGANConfig
+from diagd.families.wham.tokenizer import (
+    ViTVQGAN,
+    ViTVQGANConfig,
+    WHAMTokenizer,
+    wham_tokenizer_from_weights,
+)
 from diagd.families.wham.weights import TOKENIZER_PREFIX
 from tests.golden import (
     every_wham,

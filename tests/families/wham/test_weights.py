@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diagd.decoding.engine import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import load_model

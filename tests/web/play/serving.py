@@ -13,7 +13,7 @@ import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
 from diagd.commands.play import PlayOptions, load
-from diagd.web.address import listen
+from diagd.web.guard import listen
 from diagd.web.play.messages import unpack
 from diagd.web.play.scheduler import Scheduler
 

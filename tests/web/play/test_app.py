@@ -11,8 +11,7 @@ from websockets.sync.client import connect
 from diagd.data.video import read_video, write_image, write_video
 from diagd.web.play import app
 from diagd.web.play.app import BURST
-from diagd.web.play.encoding import from_jpeg
-from diagd.web.play.messages import unpack
+from diagd.web.play.messages import from_jpeg, unpack
 from tests.web.play.serving import ALIVE, wait_until
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
 

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.encoding import from_jpeg, to_jpeg
-from diagd.web.play.saved_session import load
-from diagd.web.play.session import Session
+from diagd.web.play.messages import from_jpeg, to_jpeg
+from diagd.web.play.session import Session, load
 from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 

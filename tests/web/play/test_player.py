@@ -3,11 +3,9 @@ from fractions import Fraction
 
 import pytest
 
-from diagd.web.play.encoding import from_jpeg
-from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
+from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen, from_jpeg
 from diagd.web.play.player import WINDOW, Player
-from diagd.web.play.saved_session import load, save
-from diagd.web.play.session import Controls, PendingStart, Session, SessionStart
+from diagd.web.play.session import Controls, PendingStart, Session, SessionStart, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 START = SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)

@@ -5,8 +5,7 @@ import zlib
 import pytest
 import torch
 
-from diagd.web.play.saved_session import MAX_FRAMES, load, save
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionStart, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 

@@ -13,8 +13,7 @@ import pytest
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note, Welcome
-from diagd.web.play.scenes import Scene
-from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
+from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scene, Scheduler
 from diagd.web.play.session import Controls, PendingStart, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 

@@ -12,8 +12,8 @@ from PIL import Image, ImageOps
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
+from diagd.web.play.app import DECODER, MAX_UPLOAD_BYTES, decode_upload
 from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
-from diagd.web.play.uploads import DECODER, MAX_UPLOAD_BYTES, decode_upload
 from tests.worlds import smooth_frames
 
 FRAMES = smooth_frames(6, 48, 90)

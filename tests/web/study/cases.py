@@ -13,7 +13,7 @@ import torch
 
 from diagd.data.actions import write_actions
 from diagd.data.video import write_video
-from diagd.web.address import listen
+from diagd.web.guard import listen
 from diagd.web.study.pairs import StudyPairs, find_pairs
 from diagd.web.study.server import study_server
 from diagd.web.study.store import StudyStore

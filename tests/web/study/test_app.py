@@ -8,7 +8,7 @@ from pathlib import Path
 import av
 import pytest
 
-from diagd.web.address import listen
+from diagd.web.guard import listen
 from diagd.web.study.pairs import find_pairs
 from diagd.web.study.server import MAX_BODY_BYTES
 from diagd.web.study.store import StudyStore

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from diagd.web.study.app import results_of
 from diagd.web.study.results import summarise
+from diagd.web.study.server import results_of
 from tests.web.study.cases import study, write_pairs
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from diagd.web.study.pairs import Clip, StudyPairs
-from diagd.web.study.store import StudyStore
-from diagd.web.study.trials import draw_trials
+from diagd.web.study.store import StudyStore, draw_trials
 
 CLIPS = tuple(Clip(f"clip_{number}", 6, (48, 80), 12.0, None) for number in range(5))
 PAIRS = StudyPairs(

@@ -4,9 +4,7 @@ import torch
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.strategies.exact.costs import best_num_lanes, measure_costs
-from diagd.decoding.strategies.exact.statistics import BUNDLED
-from diagd.decoding.strategies.exact.verification import step_costs
+from diagd.decoding.strategies.exact import BUNDLED, best_num_lanes, measure_costs, step_costs
 from tests.models.tiny import random_tokens, tiny_model
 
 LANES = BUNDLED.num_lanes

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from diagd.decoding.layout import SequenceLayout
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.exact.drafts import Drafts
-from diagd.decoding.strategies.exact.statistics import BUNDLED
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.strategies.exact import BUNDLED, Drafts
 
 
 def drafts(num_lanes: int = 8, lag: int | None = 2, batch_size: int = 1, **layout) -> Drafts:

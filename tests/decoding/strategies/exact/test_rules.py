@@ -9,7 +9,7 @@ import torch
 
 import diagd
 from diagd.decoding.plan import Lanes
-from diagd.decoding.strategies.exact.rules import couple, keep_within
+from diagd.decoding.strategies.exact import couple, keep_within
 from tests.decoding.cases import Case, Passing, model_of
 from tests.models.tiny import tiny_model
 

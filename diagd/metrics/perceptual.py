@@ -1,25 +1,49 @@
-"""LPIPS: distance of two pictures in the features of a classifier (arXiv:1801.03924), from files.
+"""Weight files of metrics: told apart by a short hash, and never unpickled unsafely."""
 
-Two files make the metric: the classifier's weights as torchvision saves them (AlexNet or VGG-16;
-which one is seen from the shapes), and the linear heads of the authors (`alex.pth`, `vgg.pth`,
-version 0.1; torchmetrics carries copies). No torchvision: its networks are written out here.
-
-    distance = sum over layers of mean over places of sum over channels w_c (a_c - b_c)^2
-
-where a and b are feature maps of unit length along the channels.
-"""
-
+import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torchmetrics
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.finite import as_finite
+from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
 from diagd.metrics.quality import check_videos
-from diagd.metrics.weights import read_state_dict, short_sha256
+from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
+
+
+def short_sha256(path: str | Path) -> str:
+    """Return the first 12 hex digits of a file's SHA-256, as printed beside numbers it made."""
+    with _existing(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+
+
+def read_state_dict(path: str | Path) -> dict[str, Tensor]:
+    """Load a .pth state dict on the CPU.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no state dict, or one that only code execution could load.
+    """
+    path = _existing(path)
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
+        raise ValueError(
+            f"{path} is no state dict: damaged, or more than tensors in it: not loaded"
+        ) from None
+    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
+        raise ValueError(f"{path} is no state dict: expected names and tensors")
+    return weights
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"weights not found: {path}")
+    return path
 
 
 class Convolution(NamedTuple):
@@ -153,3 +177,65 @@ def _read_heads(path: str | Path, layers: tuple[Convolution, ...]) -> list[Tenso
             raise ValueError(f"{path}: {name} must be {(1, layer.channels, 1, 1)}, got {given}")
         heads.append(as_finite(head, path, name).view(-1, 1, 1))
     return heads
+
+
+INPUT_PX = 224
+
+
+class VideoFeatures:
+    """I3D features of clips.
+
+    Attributes:
+        provenance: the preprocessing and the short hash of the detector.
+    """
+
+    def __init__(
+        self,
+        detector: str | Path,
+        preprocessing: Preprocessing = "crop",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Load a detector. This EXECUTES code that the file contains: load what you trust.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: no TorchScript, or an unknown preprocessing.
+        """
+        if preprocessing not in get_args(Preprocessing):
+            raise ValueError(
+                f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, "
+                f"got {preprocessing!r}"
+            )
+        sha256 = short_sha256(detector)
+        self._detector = load_torchscript(detector, device)
+        self.device, self.preprocessing = device, preprocessing
+        self.provenance = {"resize": preprocessing, "detector_sha256": sha256}
+
+    @torch.inference_mode()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """Describe a clip: (T, H_px, W_px, 3) uint8 -> (D,) float32.
+
+        Raises:
+            ValueError: fewer than 10 frames.
+        """
+        if len(frames) < MIN_FRAMES:
+            raise ValueError(f"FVD needs clips of at least {MIN_FRAMES} frames, got {len(frames)}")
+        video, rescale, resize = self.prepare(frames)
+        features = self._detector(video, rescale=rescale, resize=resize, return_features=True)
+        return features[0].float().cpu()
+
+    def prepare(self, frames: Tensor) -> tuple[Tensor, bool, bool]:
+        """Return the (1, 3, T, H, W) float32 input, and what is left to the detector to do."""
+        pixels = frames.to(self.device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
+        if self.preprocessing == "detector":
+            return pixels.movedim(1, 0)[None], True, True
+        if self.preprocessing == "crop":
+            height, width = pixels.shape[-2:]
+            scale = INPUT_PX / min(height, width)
+            size = round(height * scale), round(width * scale)
+        else:
+            size = INPUT_PX, INPUT_PX
+        pixels = functional.interpolate(pixels, size, mode="bilinear", align_corners=False)
+        top, left = (size[0] - INPUT_PX) // 2, (size[1] - INPUT_PX) // 2
+        pixels = pixels[..., top : top + INPUT_PX, left : left + INPUT_PX]
+        return (pixels / 127.5 - 1).movedim(1, 0)[None], False, False

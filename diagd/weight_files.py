@@ -1,23 +1,72 @@
-"""Read the weights of a PyTorch checkpoint without running anything in it.
+"""Weights as safetensors: read mapped into memory, written one tensor at a time.
 
-A `.pt` or `.ckpt` file is a pickle, and a pickle can call any function. Here it may rebuild tensors
-and ordered dicts. What checkpoints are known to hold besides (hyper-parameter records of Lightning
-runs, numpy scalars, optimizer settings) becomes an inert `Record`; any other name ends the reading.
-Tensors stay on disk until they are used (mmap).
+Neither reading nor writing ever holds all weights at once, so a checkpoint far larger than the
+memory can be converted.
 """
 
+import json
 import pickle
+import struct
+import warnings
 import zipfile
 from collections import OrderedDict
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from diagd.unpickling import UNPICKLING_ERRORS
+from diagd.files import replacing
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: Not a safetensors file, or a truncated one.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: file not found")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write floating-point tensors, in their own types, under the path only when all are there."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, weight in weights.items():
+        end = offset + weight.numel() * weight.element_size()
+        header[name] = {
+            "dtype": _DTYPES[weight.dtype],
+            "shape": list(weight.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for weight in weights.values():
+            plain = weight.detach().cpu().contiguous().reshape(-1)
+            file.write(plain.view(torch.uint8).numpy().data)
+
 
 _REBUILD = {
     ("collections", "OrderedDict"): OrderedDict,
@@ -88,7 +137,7 @@ class _PickleModule:
     """The part of the `pickle` module that torch.load uses."""
 
     Unpickler = _Unpickler
-    __name__ = "diagd.models.torch_files"
+    __name__ = "diagd.weight_files"
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:
@@ -131,3 +180,63 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
         if isinstance(content.get(key), dict):
             content = content[key]
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+# What Python's documentation names, and what mutated files were seen to lead to: a foreign
+# persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
+UNPICKLING_ERRORS = (
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
+    """Load the program in a file for inference. This EXECUTES code that the file contains.
+
+    Raises:
+        ValueError: No TorchScript, or no such file.
+    """
+    try:
+        with warnings.catch_warnings():  # it is deprecated; what was released stays
+            warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
+            return torch.jit.load(str(path), map_location=device).eval()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].partition(". This is an internal")[0]
+        raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
+
+
+def as_finite(
+    weight: Tensor,
+    where: str | Path,
+    name: str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return a weight in a type, on a device; to look at it is one pass, and allocates nothing.
+
+    Args:
+        where: what holds it, for the message.
+
+    Raises:
+        ValueError: It holds NaN or infinity, or nothing that the type can hold (sparse, of four
+            bits); names the file and the tensor.
+    """
+    try:
+        numbers = weight.to(device, dtype)
+        ends = torch.stack(numbers.aminmax()) if numbers.numel() else numbers  # NaN where any is
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{where}: {name} in {weight.dtype} cannot be used: {reason}") from None
+    if not ends.isfinite().all():
+        raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
+    return numbers

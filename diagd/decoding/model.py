@@ -143,11 +143,11 @@ class FusesSteps(Protocol):
         """Return a step over the memory of a stream that gathers, runs, draws and scatters at once.
 
         It does what `see`, `forward` and `sample` of `CausalModel` do one after the other in a
-        `diagd.decoding.workspace.Step`, to the bit.
+        `diagd.decoding.engine.Step`, to the bit.
 
         Args:
             tokens: (B, S) int64; held, fed_at: (S,) int64; seeds: (B,) int64, as in
-                `diagd.decoding.workspace.Workspace`; all of it stays where it is.
+                `diagd.decoding.engine.Workspace`; all of it stays where it is.
             cache: from `make_cache`.
 
         Returns:

@@ -11,13 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.layout import SequenceLayout
+from diagd.decoding.engine import Step, Stream
 from diagd.decoding.plan import SCRATCH, Lanes
 from diagd.decoding.sampling import UNDRAWN, truncated_logits
-from diagd.decoding.strategies.exact.rules import couple
-from diagd.decoding.stream import Stream
+from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.strategies.exact import couple
 from diagd.decoding.visibility import NEVER
-from diagd.decoding.workspace import Step
 
 
 class _Lane(NamedTuple):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagd.backends.devices import choose_dtype, dtype_of
 from diagd.models.transformer import Transformer
 
 
@@ -111,3 +112,61 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
                 if type(child) is nn.Linear:
                     setattr(module, name, MergedLinear({name: child}, pack))
     return model.requires_grad_(False)
+
+
+def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round the rows of a matrix, each by a scale of its own.
+
+    Args:
+        weight: (N, K) float32.
+
+    Returns:
+        (N, K) int8, and (N,) float32 scales: the largest magnitude of a row becomes 127.
+    """
+    scales = weight.abs().amax(1).clamp(min=1e-12) / 127
+    return (weight / scales[:, None]).round().to(torch.int8), scales
+
+
+class Int8Linear(nn.Module):
+    """A linear layer, its weight rounded."""
+
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear | MergedLinear) -> None:
+        super().__init__()
+        assert layer.weight is not None
+        # no buffers: scales stay float32 when a model is cast
+        self.weight, self.scales = round_to_int8(layer.weight.detach().float())
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., K) to (..., N)."""
+        out = (F.linear(x, self.weight.to(x.dtype)) * self.scales).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+def int8_companion(device: torch.device) -> torch.dtype:
+    """Return the type of all but the rounded weights: bfloat16 where the device multiplies it.
+
+    Never float16, in which sums over 8-bit integers would overflow.
+    """
+    return dtype_of(choose_dtype("auto", device))
+
+
+def round_linears(model: Transformer, dtype: torch.dtype) -> Transformer:
+    """Round a model's linear layers, in place, one after another, and cast what remains.
+
+    A tied output layer stays as it is: it is the embedding table.
+
+    Args:
+        model: after `merge_linears`, or without, not packed.
+        dtype: of what remains (see `int8_companion`).
+
+    Returns:
+        The same model, for inference only.
+    """
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear | MergedLinear):
+                setattr(module, name, Int8Linear(child))
+    return model.to(dtype).requires_grad_(False)

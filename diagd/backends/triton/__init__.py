@@ -1,1 +1,0 @@
-"""Kernels for CUDA in Triton, which torch's CUDA wheels bring; nothing imports it elsewhere."""

@@ -1,1 +1,0 @@
-"""Recorders: clips of a game, mp4 with a jsonl of actions beside each; one file a kind of game."""
