@@ -15,7 +15,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Scheduled, parse_strategies
+from diagd.decoding.strategies.strategy import parse_strategies
 from diagd.decoding.teacher_forcing import (
     Sees,
     TeacherView,
@@ -88,9 +88,9 @@ def main(options: Options) -> None:
     layout = SequenceLayout(grid, 1, 1)
     views: dict[str, TeacherView] = {}
     for strategy in parse_strategies(("raster", *options.strategy)):
-        if not isinstance(strategy, Scheduled):
+        if not strategy.has_schedule:
             raise ValueError(f"the study compares schedules: leave {strategy} out")
-        views[strategy.name] = teacher_view(strategy.schedule(grid), layout, strategy.row_start)
+        views[strategy.name] = teacher_view(strategy.schedule(grid), layout)
     variants = list(rules(views["raster"], layout))
     nll: dict[tuple[str, str], Tensor] = {}
     with Progress() as progress:

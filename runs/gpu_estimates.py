@@ -21,7 +21,7 @@ from diagd.benchmark.rows import CACHE_BYTES
 from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
 from diagd.decoding.plan import make_plan
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Raster, Scheduled
+from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
 from diagd.families.presets import PRESETS
 from diagd.files import write_json, write_text
 from diagd.models.config import ModelConfig
@@ -101,7 +101,7 @@ def main(options: Options) -> None:
     write_text(options.out / "gpu_estimates.md", "\n".join(page(rows)) + "\n")
 
 
-def strategies_of(model: str) -> list[Scheduled]:
+def strategies_of(model: str) -> list[Strategy]:
     """Return raster, k=1, and, for a model whose frames no action parts, overlapping frames."""
     config = PRESETS[model]
     overlap = [] if config.num_action_tokens else [Diagonal(1, config.grid_height)]
@@ -110,7 +110,7 @@ def strategies_of(model: str) -> list[Scheduled]:
 
 def work(
     config: ModelConfig,
-    strategy: Scheduled,
+    strategy: Strategy,
     num_frames: int,
     context_frames: int,
     dtype: str = "bfloat16",
@@ -123,7 +123,7 @@ def work(
     """
     grid = TokenGrid(num_frames, config.grid_height, config.grid_width)
     layout = SequenceLayout(grid, config.num_action_tokens, context_frames)
-    plan = make_plan(strategy.schedule(grid), layout, strategy.row_start, pad)
+    plan = make_plan(strategy.schedule(grid), layout, pad)
     used, number_bytes = config.prefix_length + layout.context_slots, CACHE_BYTES[dtype]
     steps = list[Work]()
     for start, stop, end in zip(plan.starts, plan.starts[1:], plan.ends, strict=False):

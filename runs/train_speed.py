@@ -56,7 +56,7 @@ def main(options: Options) -> None:
         (strategy,) = Mixture.parse([case.strategy]).weights
         grid = TokenGrid(case.frames - 1, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, config.num_action_tokens, 1)
-        view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, learn_context=True)
+        view = teacher_view(strategy.schedule(grid), layout, learn_context=True)
         ours, theirs = (ViewLoss(view, torch.device("cpu"), options.compile) for _ in range(2))
         if ours.visible_rounded is None:
             raise ValueError("no kernels for training on this machine: it needs AVX512_BF16")

@@ -10,7 +10,6 @@ from diagd.decoding.strategies.strategy import (
     Conditions,
     Diagonal,
     Raster,
-    Scheduled,
     Strategy,
     parse_strategies,
 )
@@ -68,7 +67,7 @@ class BenchOptions:
             raise ValueError("the baseline hf is greedy: temperature needs --baseline none")
         grid = None if self.grid is None else TokenGrid.parse(self.grid)
         for strategy in self.strategies(grid):
-            if self.steps and not isinstance(strategy, Scheduled):
+            if self.steps and not strategy.has_schedule:
                 raise ValueError(f"steps skips most steps, of which {strategy} needs every one")
             strategy.check(Conditions(self.sampling().temperature, grid))
 

@@ -24,7 +24,7 @@ from diagd.console import make_console, print_table, progress
 from diagd.decoding.generate_tokens import DecodingEngine, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Scheduled, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import cache_argument, llama_of
 from diagd.models.transformer import Transformer
@@ -246,7 +246,7 @@ def _engine_run(
     def run() -> Run:
         with stopwatch.prefill():
             engine.prefill(inputs.prompt, inputs.context_frames)
-        if isinstance(strategy, Scheduled):
+        if strategy.has_schedule:
             stopwatch.begin(strategy.schedule(grid).num_steps)
         started = synchronized_time(inputs.prompt.device)
         frames = list(engine.decode(strategy, inputs.actions))

@@ -10,7 +10,6 @@ from typing import Any
 from diagd.console import make_console
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.decoding.strategies.strategy import Scheduled
 from diagd.flags import FrameLag, RowLag
 
 
@@ -30,7 +29,7 @@ class PlanOptions:
         if self.spatial_only and self.frame_lag is not None:
             raise ValueError("spatial_only means that no frame_lag is given: frames do not overlap")
         strategy = strategy_of(self.strategy, self.row_lag, self.frame_lag, raster=self.raster)
-        if not isinstance(strategy, Scheduled):
+        if not strategy.has_schedule:
             raise ValueError(f"{strategy} chooses its lanes on the way: it has no schedule to show")
         return strategy.schedule(TokenGrid.parse(self.grid))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from diagd.decoding.schedule import DiagonalSchedule, RowStart, SequenceLayout, check_row_start
+from diagd.decoding.schedule import DiagonalSchedule, RowStart, SequenceLayout
 
 LEAST_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
 SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
@@ -72,24 +72,18 @@ class DecodePlan:
 def make_plan(
     schedule: DiagonalSchedule,
     layout: SequenceLayout,
-    row_start: RowStart = "temporal",
     pad: bool = True,
     known_row_ends: bool = False,
 ) -> DecodePlan:
     """Turn a schedule into tensors.
 
     Args:
-        row_start: which token id stands in for an unknown predecessor.
         pad: let steps have few different widths (see `padded_width`).
         known_row_ends: rows end in a separator; nothing has to stand in for what is known.
-
-    Raises:
-        ValueError: an unknown row start.
     """
-    check_row_start(row_start)
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(schedule.num_steps)]
     fed_at = [0] * layout.num_slots
-    for step, position, source, target in feeds(schedule, layout, row_start, known_row_ends):
+    for step, position, source, target in feeds(schedule, layout, known_row_ends):
         if source == position >= 0:
             fed_at[position] = max(step, fed_at[position])  # a stand-in may be the token itself
         if step < schedule.num_steps:
@@ -126,7 +120,6 @@ def padded_width(num_lanes: int, widest: int | None = None) -> int:
 def feeds(
     schedule: DiagonalSchedule,
     layout: SequenceLayout,
-    row_start: RowStart,
     known_row_ends: bool = False,
 ) -> Iterator[tuple[int, int, int, tuple[int, int, int] | None]]:
     """Yield (step, position, source slot, place written or None) of every lane, in no order.
@@ -149,7 +142,7 @@ def feeds(
                 if successor is not None and not on_time:
                     source = slot
                     if not known_row_ends:
-                        source = _stand_in(schedule, layout, row_start, *successor[:2])
+                        source = _stand_in(schedule, layout, *successor[:2])
                     yield schedule.step_of(*successor), slot, source, successor
 
 
@@ -165,11 +158,9 @@ def _successor(layout: SequenceLayout, t: int, i: int, j: int) -> tuple[int, int
     return None
 
 
-def _stand_in(
-    schedule: DiagonalSchedule, layout: SequenceLayout, row_start: RowStart, t: int, i: int
-) -> int:
+def _stand_in(schedule: DiagonalSchedule, layout: SequenceLayout, t: int, i: int) -> int:
     """Return the slot whose token id stands in for the unknown predecessor of (t, i, 0)."""
-    grid, step = schedule.grid, schedule.step_of(t, i, 0)
+    grid, step, row_start = schedule.grid, schedule.step_of(t, i, 0), schedule.row_start
     if row_start == "action":
         if layout.num_action_tokens:
             return layout.slot_of(t, 0, 0) - 1

@@ -13,7 +13,9 @@ above is its lag behind that row, the lags of all rows add up, and a lag of L ta
 import operator
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, SupportsIndex, get_args
+from typing import Literal, SupportsIndex, get_args
+
+RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,8 @@ class TokenGrid:
         return self.num_frames * self.tokens_per_frame
 
 
-class _Lags(NamedTuple):
-    grid: TokenGrid
-    row_lag: int
-    frame_lag: int
-
-
-class DiagonalSchedule(_Lags):
+@dataclass(frozen=True, init=False)
+class DiagonalSchedule:
     """When each token of a grid is written.
 
     Args:
@@ -72,25 +69,37 @@ class DiagonalSchedule(_Lags):
         frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
             starts after the one before. None is the upper bound: a frame is whole before the next
             one begins ("spatial only").
+        row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
+            same place a frame earlier), `predecessor` (the predecessor a frame earlier), `spatial`
+            (the newest token of the row above), or `action` (the last action token of the frame,
+            which a model can be trained to take for "a row starts").
 
     Raises:
-        ValueError: a lag out of its bounds, or no whole number.
+        ValueError: a lag out of its bounds, or no whole number; an unknown row start.
     """
 
-    __slots__ = ()
+    grid: TokenGrid
+    row_lag: int
+    frame_lag: int
+    row_start: RowStart
 
-    def __new__(
-        cls, grid: TokenGrid, row_lag: int, frame_lag: int | None = None
-    ) -> "DiagonalSchedule":
+    def __init__(
+        self,
+        grid: TokenGrid,
+        row_lag: int,
+        frame_lag: int | None = None,
+        row_start: RowStart = "temporal",
+    ) -> None:
         if not 1 <= whole(row_lag, "row_lag") <= grid.width:
             raise ValueError(f"row_lag must be in [1, width={grid.width}], got {row_lag}")
-        bound = _steps_per_frame(grid, row_lag)
+        bound = (grid.height - 1) * row_lag + grid.width
         frame_lag = bound if frame_lag is None else frame_lag
         if not 1 <= whole(frame_lag, "frame_lag") <= bound:
             raise ValueError(
                 f"frame_lag must be in [1, (height - 1) * row_lag + width={bound}], got {frame_lag}"
             )
-        return super().__new__(cls, grid, row_lag, frame_lag)
+        check_row_start(row_start)
+        vars(self).update(grid=grid, row_lag=row_lag, frame_lag=frame_lag, row_start=row_start)
 
     @classmethod
     def raster(cls, grid: TokenGrid) -> "DiagonalSchedule":
@@ -110,7 +119,7 @@ class DiagonalSchedule(_Lags):
     @property
     def steps_per_frame(self) -> int:
         """Steps from a frame's first token to its last, both counted (the paper's s_spa)."""
-        return _steps_per_frame(self.grid, self.row_lag)
+        return (self.grid.height - 1) * self.row_lag + self.grid.width
 
     @property
     def num_steps(self) -> int:
@@ -148,14 +157,6 @@ def whole(value: SupportsIndex, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-
-
-def _steps_per_frame(grid: TokenGrid, row_lag: int) -> int:
-    return (grid.height - 1) * row_lag + grid.width
-
-
-# Which token id stands in for a predecessor that is not known yet (see `Diagonal`)
-RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 
 
 @dataclass(frozen=True)

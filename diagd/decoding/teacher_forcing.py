@@ -23,12 +23,10 @@ from diagd.decoding.model import CausalModel
 from diagd.decoding.plan import feeds
 from diagd.decoding.schedule import (
     DiagonalSchedule,
-    RowStart,
     SequenceLayout,
     TokenGrid,
-    check_row_start,
 )
-from diagd.decoding.strategies.strategy import Scheduled, Strategy
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.visibility import NEVER, sees
 
 
@@ -103,7 +101,6 @@ class TeacherView:
 def teacher_view(
     schedule: DiagonalSchedule,
     layout: SequenceLayout,
-    row_start: RowStart = "temporal",
     prefix_length: int = 0,
     learn_context: bool = False,
     window: int | None = None,
@@ -124,10 +121,9 @@ def teacher_view(
         layout.num_slots` tokens.
 
     Raises:
-        ValueError: an unknown row start, a prompt where the layout has none or the reverse,
+        ValueError: a prompt where the layout has none or the reverse,
             or a window of one frame or less than the context frames.
     """
-    check_row_start(row_start)
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     if layout.has_prompt != (length > 0):
         raise ValueError(f"has_prompt is {layout.has_prompt}, and the prompt has {length} tokens")
@@ -150,8 +146,8 @@ def teacher_view(
             context_frames=layout.context_frames + done,
             has_prompt=layout.has_prompt or done > 0,
         )
-        part, base = schedule._replace(grid=grid), length + done * layout.slots_per_frame
-        for step, position, source, target in feeds(part, begun, row_start):
+        part, base = replace(schedule, grid=grid), length + done * layout.slots_per_frame
+        for step, position, source, target in feeds(part, begun):
             if step < part.num_steps:
                 written = -1 if target is None else base + begun.slot_of(*target)
                 lanes.append((base + position, now + step, base + source, written))
@@ -217,7 +213,7 @@ def strategy_nll(
         ValueError: shapes that do not fit the strategy or each other, foreign ids, a strategy
             without a schedule, or a clip too long.
     """
-    if not isinstance(strategy, Scheduled):
+    if not strategy.has_schedule:
         raise ValueError(f"strategy must have a schedule, got {strategy}")
     if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
         raise ValueError(
@@ -244,7 +240,7 @@ def strategy_nll(
         sequence = sequence[:, num_actions:]
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
-    view = teacher_view(strategy.schedule(grid), layout, strategy.row_start, prefix.shape[1])
+    view = teacher_view(strategy.schedule(grid), layout, prefix.shape[1])
     nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
     return nll.view(batch_size, grid.num_frames, height, width)
 

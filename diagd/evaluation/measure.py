@@ -19,7 +19,7 @@ from diagd.backends.devices import dtype_of
 from diagd.console import print_table, track
 from diagd.data.actions import ActionCodec, idle_action, split_actions
 from diagd.decoding.model import CAPTURING
-from diagd.decoding.strategies.strategy import Scheduled, Strategy, parse_strategy
+from diagd.decoding.strategies.strategy import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.evaluation.options import Settings
 from diagd.evaluation.results import (
@@ -374,7 +374,7 @@ def _likelihood(meter: ClipMeter, task: Task) -> dict[str, Any]:
     actions = world.action_ids(clip.actions, len(clip.frames), "frame")
     given = 1 + (meter.settings.context_frames - 1) // world.tokenizer.temporal_compression
     strategy = parse_strategy(task.method)
-    assert isinstance(strategy, Scheduled)
+    assert strategy.has_schedule
     nll = strategy_nll(world.model, tokens, actions, strategy, given)
     return {
         "nll": nll.mean().item(),

@@ -8,7 +8,7 @@ import tyro
 
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Scheduled, Strategy, parse_strategies
+from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategies
 from diagd.evaluation.drift import DRIFT_FRAMES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.revisit import REVISIT_BASELINES
@@ -153,7 +153,7 @@ class EvaluateOptions:
         if (self.drift or self.revisit) and self.fvd_detector is not None:
             raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():
-            if self.teacher_forced and not isinstance(strategy, Scheduled):
+            if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
             strategy.check(Conditions(self.sampling().temperature))
         self.labelled_models()

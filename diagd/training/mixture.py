@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Raster, Scheduled
+from diagd.decoding.strategies.strategy import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.models.attention import Visible
 from diagd.tokenizers.shards import TokenClips
@@ -143,7 +143,7 @@ class Corruption(NamedTuple):
 _DRAW = 1  # tells the generator of a step's strategy from that of its batch
 
 
-def draw_strategy(mixture: Mixture, seed: int, step: int) -> Scheduled:
+def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
     """Return the strategy of a step."""
     ends = list(accumulate(mixture.weights.values()))
     place = torch.rand((), generator=generator_of(seed, step, _DRAW)).item() * ends[-1]
@@ -164,7 +164,7 @@ def corruption_of(options: MixtureOptions, num_ids: int, process: int = 0) -> Co
     return Corruption(options.corrupt, options.corrupt_with, options.seed, num_ids, process)
 
 
-def views_of(options: MixtureOptions, height: int, width: int) -> dict[Scheduled, TeacherView]:
+def views_of(options: MixtureOptions, height: int, width: int) -> dict[Strategy, TeacherView]:
     """Lay out the strategies, and raster to compare them with, on frames of a size.
 
     Nothing stands before the first frame, which is therefore in raster order under every
@@ -180,7 +180,6 @@ def views_of(options: MixtureOptions, height: int, width: int) -> dict[Scheduled
         strategy: teacher_view(
             strategy.schedule(grid),
             layout,
-            strategy.row_start,
             learn_context=options.context_frames == 0,
             window=options.window,
         )
@@ -199,7 +198,7 @@ class MixtureLoss:
     def __init__(
         self,
         options: MixtureOptions,
-        views: dict[Scheduled, TeacherView],
+        views: dict[Strategy, TeacherView],
         device: torch.device,
         corruption: Corruption | None = None,
     ) -> None:

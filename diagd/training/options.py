@@ -13,7 +13,7 @@ from diagd.decoding.schedule import RowStart, check_row_start
 from diagd.decoding.strategies.strategy import (
     Conditions,
     Diagonal,
-    Scheduled,
+    Strategy,
     parse_strategies,
     parse_strategy,
 )
@@ -157,7 +157,7 @@ class Mixture:
         weights: strategies with a schedule, and a number above 0 for each.
     """
 
-    weights: dict[Scheduled, float]
+    weights: dict[Strategy, float]
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> "Mixture":
@@ -167,11 +167,11 @@ class Mixture:
             ValueError: no name, one that is none, is named twice or has no schedule, or a weight
                 that is no number above 0.
         """
-        weights: dict[Scheduled, float] = {}
+        weights: dict[Strategy, float] = {}
         for word in (word for text in texts for word in text.split()):
             name, _, weight = word.partition(":")
             strategy = parse_strategy(name)
-            if not isinstance(strategy, Scheduled):
+            if not strategy.has_schedule:
                 raise ValueError(
                     f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
                 )
@@ -355,15 +355,15 @@ class TuneOptions:
         for row_lag in self.row_lag:
             Diagonal(row_lag).check(Conditions(temperature=0))
 
-    def named(self) -> list[Scheduled]:
+    def named(self) -> list[Strategy]:
         """Return the candidates that `strategy` names.
 
         Raises:
             ValueError: no such strategy, or one without a schedule.
         """
-        named: list[Scheduled] = []
+        named: list[Strategy] = []
         for strategy in parse_strategies(self.strategy):
-            if not isinstance(strategy, Scheduled):
+            if not strategy.has_schedule:
                 raise ValueError(f"tune compares schedules: leave {strategy} out")
             strategy.check(Conditions(temperature=0))
             named.append(strategy)

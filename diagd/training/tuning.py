@@ -15,7 +15,7 @@ from torch import Tensor
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table, progress
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Raster, Scheduled
+from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
 from diagd.files import write_json
@@ -80,7 +80,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     }
 
 
-def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Scheduled]:
+def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
     """List raster, then the strategies named, or else diagonals with each row start.
 
     Raises:
@@ -91,7 +91,7 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Scheduled]:
         for strategy in named:
             strategy.schedule(grid)
         return list(dict.fromkeys(named))
-    found: list[Scheduled] = [Raster()]
+    found: list[Strategy] = [Raster()]
     for row_lag in options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]:
         spatial = DiagonalSchedule.spatial(grid, row_lag)
         frame_lags: list[int | None] = [None] if row_lag < grid.width else []  # else it is raster
@@ -115,7 +115,7 @@ def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
 
 def _measure(
     model: Transformer,
-    candidates: list[Scheduled],
+    candidates: list[Strategy],
     clips: list[tuple[Tensor, Tensor]],
     context_frames: int,
 ) -> Tensor:
@@ -129,14 +129,14 @@ def _measure(
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 
-def _row(strategy: Scheduled, grid: TokenGrid, cost: Tensor, raster: Tensor) -> dict[str, Any]:
+def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> dict[str, Any]:
     """Report a candidate from its cost and raster's, both (clips, T, H, W)."""
     gap, schedule = cost - raster, strategy.schedule(grid)
     return {
         "name": strategy.name,
         "row_lag": schedule.row_lag,
         "frame_lag": schedule.frame_lag,
-        "row_start": "" if isinstance(strategy, Raster) else strategy.row_start,
+        "row_start": "" if strategy == Raster() else strategy.schedule(grid).row_start,
         "num_steps": schedule.num_steps,
         "speedup": schedule.speedup,
         **gap_to_raster(cost, raster),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.decoding.schedule import SequenceLayout
-from diagd.decoding.strategies.strategy import Scheduled
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
 from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of
@@ -83,7 +83,7 @@ def test_every_strategy_keeps_the_window(name, num_action_tokens):
     written = decode(engine, strategy, case.actions(), 7)
     slow = dataclasses.replace(case.reference(sampler_of(case, SAMPLED)), window=window)
     lags = case.width, case.height * case.width
-    if isinstance(strategy, Scheduled):
+    if strategy.has_schedule:
         schedule = strategy.schedule(case.grid)
         slow = dataclasses.replace(slow, row_start=strategy.row_start)
         lags = schedule.row_lag, schedule.frame_lag

@@ -43,7 +43,6 @@ def _(strategy: Scheduled, stream: Stream, layout: SequenceLayout) -> Iterator[N
     plan = make_plan(
         strategy.schedule(layout.grid),
         layout,
-        strategy.row_start,
         stream.pad,
         stream.knows_row_ends,
     )

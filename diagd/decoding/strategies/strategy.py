@@ -15,9 +15,9 @@ What is said here is known before PyTorch is imported, so commands refuse mistak
 """
 
 import re
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
@@ -60,11 +60,13 @@ class Strategy(ABC):
 
     Attributes:
         word: what its name begins with.
+        has_schedule: whether all lanes are known before the first step (see `schedule`).
         remembers: whether what it draws follows from what earlier steps left outside of the stream,
             which a compiled or captured step would not see.
     """
 
     word: ClassVar[str]
+    has_schedule: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
 
     @property
@@ -106,6 +108,14 @@ class Strategy(ABC):
         given = {name: value for name, value in match.groupdict().items() if value is not None}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        """Return the schedule of a grid.
+
+        Raises:
+            ValueError: lags that do not fit the grid, or a strategy without a schedule.
+        """
+        raise ValueError(f"{self} chooses its lanes on the way: it has no schedule")
+
     def check(self, conditions: Conditions) -> None:
         """Raise ValueError where it cannot decode so."""
         if conditions.replays and self.remembers:
@@ -132,23 +142,10 @@ def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
 
 
 class Scheduled(Strategy):
-    """A strategy whose lanes are all known before the first step.
+    """A strategy that follows a schedule; `lags` are its fields that are lags."""
 
-    Attributes:
-        lags: its fields that are lags.
-        row_start: which token id stands in for a predecessor that is not known yet.
-    """
-
+    has_schedule = True
     lags: ClassVar[tuple[str, ...]] = ()
-    row_start: RowStart
-
-    @abstractmethod
-    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        """Return the schedule of a grid.
-
-        Raises:
-            ValueError: lags that do not fit the grid.
-        """
 
     def check(self, conditions: Conditions) -> None:
         """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
@@ -187,7 +184,7 @@ class Diagonal(Scheduled):
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
         """Return the schedule of a grid (see `Scheduled`)."""
-        return DiagonalSchedule(grid, self.row_lag, self.frame_lag)
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag, self.row_start)
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,6 @@ class Raster(Scheduled):
     """Next-token prediction: one token a step."""
 
     word = "raster"
-    row_start: RowStart = field(default="temporal", init=False)  # nothing stands in
 
     @property
     def promise(self) -> Promise:
@@ -214,11 +210,10 @@ class ZipAR(Scheduled):
     word = "zipar"
     lags = ("window",)
     window: Annotated[int, Spelled("=")]
-    row_start: RowStart = field(default="spatial", init=False)
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
         """Return the schedule of a grid (see `Scheduled`)."""
-        return DiagonalSchedule.spatial(grid, self.window)
+        return DiagonalSchedule(grid, self.window, row_start="spatial")
 
 
 LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
@@ -397,5 +392,5 @@ def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
     if isinstance(value, str):
         return parse_strategy(value)
     if isinstance(value, DiagonalSchedule):
-        return Diagonal(value.row_lag, value.frame_lag)
+        return Diagonal(value.row_lag, value.frame_lag, value.row_start)
     return value

@@ -28,7 +28,7 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec
 from diagd.data.video import resize
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Scheduled, parse_strategy
+from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import Guard
 from diagd.web.play.messages import pack, parse, to_mp4
@@ -365,8 +365,7 @@ def _strategies(world: VideoGenerator, chosen: str) -> list[tuple[str, int | Non
     lags = [Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width]
     offered = dict.fromkeys([Raster(), Exact(), *lags, parse_strategy(chosen)])
     return [
-        (one.name, one.schedule(grid).num_steps if isinstance(one, Scheduled) else None)
-        for one in offered
+        (one.name, one.schedule(grid).num_steps if one.has_schedule else None) for one in offered
     ]
 
 

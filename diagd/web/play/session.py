@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Scheduled, parse_strategy
+from diagd.decoding.strategies.strategy import parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 
@@ -142,7 +142,7 @@ class Session:
         before = engine.num_steps
         (tokens,) = engine.decode(strategy, ids, 1)
         self.num_steps = engine.num_steps - before
-        if isinstance(strategy, Scheduled):
+        if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
             self.written_at = steps_of_frame(strategy.schedule(grid))
         else:

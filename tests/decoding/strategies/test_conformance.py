@@ -13,7 +13,7 @@ import diagd
 from diagd.decoding.engine import Stream
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.decode import decode as strategy_decode
-from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Scheduled, Strategy
+from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Strategy, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()
@@ -104,7 +104,7 @@ def test_the_tokens_are_those_of_its_oracle(name, num_action_tokens):
         tokens = decode(strategy, case, sampling)
         assert tokens.shape == (1, 3, 3, 5)
         raster = raster_oracle(case, sampling)
-        if isinstance(strategy, Scheduled):
+        if strategy.has_schedule:
             schedule = strategy.schedule(case.grid)
             own = dataclasses.replace(case, row_start=strategy.row_start)
             expected = oracle(own, sampling, schedule.row_lag, schedule.frame_lag)
@@ -181,7 +181,7 @@ def test_another_strategy_takes_over_in_the_middle_of_a_stream(name):
         (first,) = engine.decode(strategy, actions[:, :1])
         rest = torch.stack(list(engine.decode("raster", actions[:, 1:])), 1)
         reference = case.reference(sampler_of(case, sampling))
-        if isinstance(strategy, Scheduled):
+        if strategy.has_schedule:
             schedule = strategy.schedule(case.grid)
             reference = dataclasses.replace(reference, row_start=strategy.row_start)
             reference.decode(1, schedule.row_lag, schedule.frame_lag, actions[:, :1])
