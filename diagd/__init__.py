@@ -41,25 +41,25 @@ __all__ = [
     "save_model",
 ]
 _MODULES = {
-    "DecodingEngine": "decoding.engine",
-    "Diagonal": "decoding.strategies.diagonal",
+    "DecodingEngine": "decoding.generate_tokens",
+    "Diagonal": "decoding.strategies.strategy",
     "DiagonalSchedule": "decoding.schedule",
-    "Exact": "decoding.strategies.exact.exact",
+    "Exact": "decoding.strategies.strategy",
     "GeneratedTokens": "decoding.generate_tokens",
-    "GeneratedVideo": "pipeline.generated_video",
+    "GeneratedVideo": "pipeline.generator",
     "GuidedModel": "models.guidance",
     "GymEnv": "gym",
     "GymVectorEnv": "gym",
     "HuggingFaceModel": "models.huggingface",
-    "Raster": "decoding.strategies.diagonal",
+    "Raster": "decoding.strategies.strategy",
     "SamplingOptions": "decoding.sampling_options",
     "TokenGrid": "decoding.schedule",
     "VideoGenerator": "pipeline.generator",
     "custom_generate": "pipeline.hf_generate",
     "generate_tokens": "decoding.generate_tokens",
     "load_model": "families.checkpoints",
-    "parse_strategy": "decoding.strategies.table",
-    "save_model": "families.own_format",
+    "parse_strategy": "decoding.strategies.strategy",
+    "save_model": "families.checkpoints",
 }
 
 

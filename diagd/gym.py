@@ -18,8 +18,7 @@ from torch import Tensor
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy, as_strategy
-from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.prompts import StartScene, folder_scenes, model_scenes
+from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
 
 
 class Episodes:

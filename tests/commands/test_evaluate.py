@@ -7,7 +7,6 @@ import torch
 
 import diagd
 from diagd.data.video import read_video
-from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.measure import ClipMeter, clip_after, read_clip
 from diagd.evaluation.results import BASELINES, read_results, unpack

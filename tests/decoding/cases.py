@@ -87,7 +87,7 @@ class Case:
 
     @property
     def schedule(self) -> diagd.DiagonalSchedule:
-        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag)
+        return diagd.DiagonalSchedule(self.grid, self.row_lag, self.frame_lag, self.row_start)
 
     @property
     def strategy(self) -> diagd.Diagonal:

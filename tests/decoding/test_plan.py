@@ -1,5 +1,6 @@
 """`diagd/decoding/plan.py`: what the engine is told to do, without a model."""
 
+import dataclasses
 from collections import Counter
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.decoding.plan import LEAST_WIDTH, SCRATCH, DecodePlan, Lanes, make_plan, padded_width
-from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.schedule import RowStart, SequenceLayout
 from diagd.decoding.visibility import visible_slots
 from tests.decoding.cases import cases
 
@@ -21,7 +22,7 @@ plan_settings = settings(max_examples=60, deadline=None, derandomize=True)
 def plans(draw: st.DrawFn) -> tuple[DecodePlan, SequenceLayout]:
     case = draw(cases())
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames)
-    return make_plan(case.schedule, layout, case.row_start), layout
+    return make_plan(case.schedule, layout), layout
 
 
 def steps_of(plan: DecodePlan) -> list[Lanes]:
@@ -166,16 +167,17 @@ def test_a_frame_is_done_with_its_last_token(drawn):
 
 @pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
 def test_raster_needs_no_stand_in(row_start):
-    schedule = diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5))
-    plan = make_plan(schedule, SequenceLayout(schedule.grid), row_start)
+    raster = diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5))
+    schedule = dataclasses.replace(raster, row_start=row_start)
+    plan = make_plan(schedule, SequenceLayout(schedule.grid))
     assert plan.starts == tuple(range(31))
     assert plan.lanes[2].tolist() == list(range(-1, 29))
 
 
-def sources(row_start: str, context_frames: int, frame_lag: int = 4) -> dict[tuple, int]:
+def sources(row_start: RowStart, context_frames: int, frame_lag: int = 4) -> dict[tuple, int]:
     """Return the input of every stand-in, by the place it predicts."""
-    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(3, 3, 5), 2, frame_lag)
-    plan = make_plan(schedule, SequenceLayout(schedule.grid, 0, context_frames), row_start)
+    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(3, 3, 5), 2, frame_lag, row_start)
+    plan = make_plan(schedule, SequenceLayout(schedule.grid, 0, context_frames))
     lanes = Lanes(*plan.lanes)
     found = {}
     for lane in range(plan.lanes.shape[1]):
@@ -232,7 +234,6 @@ def test_stand_ins_fall_back_where_the_token_does_not_exist():
 
 
 def test_unknown_row_start_is_an_error_that_names_the_choices():
-    schedule = diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), 2)
     message = r"^row_start must be one of action, predecessor, temporal, spatial, got 'raster'$"
     with pytest.raises(ValueError, match=message):
-        make_plan(schedule, SequenceLayout(schedule.grid), "raster")
+        diagd.DiagonalSchedule(diagd.TokenGrid(2, 3, 5), 2, row_start="raster")  # pyright: ignore[reportArgumentType]

@@ -39,7 +39,7 @@ SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
 def view_of(case: Case, learn_context: bool = False) -> TeacherView:
     has_prompt = case.prompt.shape[1] > 0
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
-    return teacher_view(case.schedule, layout, case.row_start, case.prefix_length, learn_context)
+    return teacher_view(case.schedule, layout, case.prefix_length, learn_context)
 
 
 def truth_of(case: Case) -> tuple[Tensor, Tensor]:
@@ -265,12 +265,7 @@ def test_others_never_see_a_stand_in_and_the_future_is_never_seen():
 
 def test_what_cannot_be_laid_out_is_refused():
     case = Case()
-    layout = SequenceLayout(case.grid, 0, 1)
-    with pytest.raises(ValueError, match=r"row_start must be one of .*got 'raster'"):
-        teacher_view(case.schedule, layout, "raster")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="has_prompt is True, and the prompt has 0 tokens"):
         teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0))
     with pytest.raises(ValueError, match="has_prompt is False, and the prompt has 3 tokens"):
-        teacher_view(
-            case.schedule, SequenceLayout(case.grid, 1, 0, has_prompt=False), "temporal", 3
-        )
+        teacher_view(case.schedule, SequenceLayout(case.grid, 1, 0, has_prompt=False), 3)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import diagd
 from diagd.decoding.schedule import SequenceLayout
-from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from tests.decoding.cases import Case, Passing, cases, model_of, reference_sampler
 from tests.decoding.strategies.test_conformance import CASES, SAMPLED, sampler_of
@@ -85,7 +84,7 @@ def test_every_strategy_keeps_the_window(name, num_action_tokens):
     lags = case.width, case.height * case.width
     if strategy.has_schedule:
         schedule = strategy.schedule(case.grid)
-        slow = dataclasses.replace(slow, row_start=strategy.row_start)
+        slow = dataclasses.replace(slow, row_start=schedule.row_start)
         lags = schedule.row_lag, schedule.frame_lag
     elif strategy.promise != "tokens":
         assert written.shape == (1, 7, 3, 5)
@@ -155,7 +154,6 @@ def view_under(case: Case, window: int | None) -> TeacherView:
     return teacher_view(
         case.schedule,
         layout,
-        case.row_start,
         case.prefix_length,
         window=window,
     )

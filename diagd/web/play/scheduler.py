@@ -17,8 +17,7 @@ import torch
 
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.model import CausalModel
-from diagd.pipeline.generator import VideoGenerator
-from diagd.pipeline.prompts import folder_scenes, model_scenes
+from diagd.pipeline.generator import VideoGenerator, folder_scenes, model_scenes
 from diagd.web.play.messages import Begin, Message, to_jpeg
 from diagd.web.play.player import Frame, Note, Player, Welcome
 from diagd.web.play.session import Controls, PendingStart, SessionStart

@@ -13,7 +13,7 @@ import diagd
 from diagd.decoding.engine import Stream
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.decode import decode as strategy_decode
-from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Strategy, Strategy
+from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()
@@ -106,7 +106,7 @@ def test_the_tokens_are_those_of_its_oracle(name, num_action_tokens):
         raster = raster_oracle(case, sampling)
         if strategy.has_schedule:
             schedule = strategy.schedule(case.grid)
-            own = dataclasses.replace(case, row_start=strategy.row_start)
+            own = dataclasses.replace(case, row_start=schedule.row_start)
             expected = oracle(own, sampling, schedule.row_lag, schedule.frame_lag)
             assert torch.equal(tokens, expected)
         assert torch.equal(tokens, raster) == (strategy.promise == "tokens")
@@ -183,7 +183,7 @@ def test_another_strategy_takes_over_in_the_middle_of_a_stream(name):
         reference = case.reference(sampler_of(case, sampling))
         if strategy.has_schedule:
             schedule = strategy.schedule(case.grid)
-            reference = dataclasses.replace(reference, row_start=strategy.row_start)
+            reference = dataclasses.replace(reference, row_start=schedule.row_start)
             reference.decode(1, schedule.row_lag, schedule.frame_lag, actions[:, :1])
         elif CASES[name].causal:
             prompt = torch.cat([case.prompt, actions[:, 0], first.flatten(1)], 1)
