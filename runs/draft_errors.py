@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
-from diagd.decoding.sampling import sample
+from diagd.decoding.sampling import Draw, sample
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.measure import Clip, choose_clips, read_clip
 from diagd.evaluation.results import ResultsWriter, pack, unpack
@@ -143,7 +143,7 @@ def measure(world: VideoGenerator, name: str, options: Options) -> dict[str, Any
             f"exact,lanes={lanes}", ids[:, given : given + options.exact_frames]
         ):
             pass
-        steps[str(lanes)] = engine.num_steps / options.exact_frames
+        steps[str(lanes)] = engine.stream.num_steps / options.exact_frames
     frames = options.priced_frames
     tokens = world.tokenizer.encode(clip.frames[:frames])[None]
     return {
@@ -183,10 +183,11 @@ def turned(engine: DecodingEngine, options: Options) -> Iterator[int]:
     A token becomes what the model would else have drawn in its place. The later draws of its frame
     are made with the noise of their places, from all true tokens before them and from that one.
     """
-    frame, width = engine.frame.grid.tokens_per_frame, engine.frame.grid.width
-    length, model = engine.num_used, engine.model
+    stream = engine.stream
+    frame, width = stream.frame.grid.tokens_per_frame, stream.frame.grid.width
+    length, model = stream.num_used, stream.model
     first = length - frame  # where the frame begins
-    true = engine.tokens[:, :length].clone()
+    true = stream.tokens[:, :length].clone()
     places, slots = torch.arange(frame), torch.arange(length)
     cache = model.make_cache(1, length)
 
@@ -197,18 +198,18 @@ def turned(engine: DecodingEngine, options: Options) -> Iterator[int]:
 
     def draw(logits: Tensor, where: Tensor, seeds: Tensor) -> Tensor:
         place = torch.zeros_like(where), where // width, where % width
-        return sample(logits, engine.sampling, engine.ranges, seeds, *place)
+        return sample(logits, Draw(stream.sampling, stream.ranges, seeds, *place))
 
     logits = logits_from(0, true)[:, first - 1 : -1]  # (1, frame, V), of the frame's tokens
-    draws = draw(logits, places, engine.seeds)
+    draws = draw(logits, places, stream.seeds)
     generator = torch.Generator().manual_seed(options.seed)
     for place in torch.randperm(frame - 1, generator=generator)[: options.changes].tolist():
         others = logits[:, place : place + 1].clone()
         others[0, 0, true[0, first + place]] = -math.inf
         changed = true.clone()
         here = places[place : place + 1]
-        changed[:, first + place] = draw(others, here, engine.seeds + 1)[:, 0]
-        after = draw(logits_from(first + place, changed)[:, :-1], places[place + 1 :], engine.seeds)
+        changed[:, first + place] = draw(others, here, stream.seeds + 1)[:, 0]
+        after = draw(logits_from(first + place, changed)[:, :-1], places[place + 1 :], stream.seeds)
         yield int((after != draws[:, place + 1 :]).sum())
         logits_from(first + place, true)  # the cache is as it was
 

@@ -170,7 +170,7 @@ def measure(
         for first in range(given, length, stretch):
             actions = None if ids is None else ids[:, first : first + stretch]
             frames += [frame[0].cpu() for frame in engine.decode(strategy, actions, stretch)]
-            verified += engine.verified
+            verified += engine.stream.verified
         seconds = time.perf_counter() - started
         measured[label] = Measured(engine, torch.stack(frames), seconds, verified)
     return measured
@@ -185,8 +185,8 @@ def add_clip(
     for label, (engine, tokens, seconds, verified) in measured.items():
         same = tokens == raster
         numbers = {
-            "steps": engine.num_steps,
-            "fed": engine.num_fed,
+            "steps": engine.stream.num_steps,
+            "fed": engine.stream.num_fed,
             "seconds": seconds,
             "frames": len(tokens),
             "equal": same.float().mean().item(),
@@ -232,16 +232,18 @@ def entropies(engine: DecodingEngine, world: VideoGenerator) -> Tensor:
 
     Empty once frames were dropped, for then the model saw another context.
     """
-    if engine.num_dropped_frames:
+    if engine.stream.num_dropped_frames:
         return torch.empty(0)
-    length, tokens = engine.num_used, engine.tokens[:1, : engine.num_used]
+    length, tokens = engine.stream.num_used, engine.stream.tokens[:1, : engine.stream.num_used]
     cache = world.model.make_cache(1, length)
     slots = torch.arange(length, device=tokens.device)
     logits = world.model.forward(tokens, slots, slots, slots[:, None] >= slots, cache).float()
     logits = logits[0, :-1, : world.tokenizer.codebook_size]
-    logs = (logits / (engine.sampling.temperature or 1.0)).log_softmax(-1)
-    nats = -(logs.exp() * logs).sum(-1)[-engine.num_generated * engine.frame.slots_per_frame :]
-    visual = nats.view(engine.num_generated, -1)[:, engine.frame.num_action_tokens :]
+    logs = (logits / (engine.stream.sampling.temperature or 1.0)).log_softmax(-1)
+    nats = -(logs.exp() * logs).sum(-1)[
+        -engine.stream.num_generated * engine.stream.frame.slots_per_frame :
+    ]
+    visual = nats.view(engine.stream.num_generated, -1)[:, engine.stream.frame.num_action_tokens :]
     return visual.unflatten(1, (world.height, world.width)).cpu()
 
 

@@ -21,9 +21,10 @@ from diagd.backends.linears import can_pack, int8_companion, merge_linears, roun
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
 from diagd.backends.native.model import NativeModel
+from diagd.backends.replay import Captured, Compiled
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
 from diagd.backends.triton.model import TritonModel, load_kernels, why_not
-from diagd.decoding.model import CausalModel, RunnerName
+from diagd.decoding.model import CausalModel
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -33,7 +34,7 @@ logger = logging.getLogger("diagd")
 
 def prepare(
     model: Transformer, backend: Backend = "auto", int8: bool = False
-) -> tuple[CausalModel, RunnerName, Backend]:
+) -> tuple[CausalModel, Backend]:
     """Bring a model into the form that a backend runs; the model given is used up.
 
     Args:
@@ -45,7 +46,7 @@ def prepare(
         int8: Round the weights to 8 bits, which on the CPU only `native` can run.
 
     Returns:
-        The model, the runner for `DecodingEngine`, and the backend that `auto` became.
+        The model, and the backend that `auto` became.
 
     Raises:
         ValueError: An unknown backend, or one that cannot run this model here.
@@ -53,12 +54,12 @@ def prepare(
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     name = _best(model, int8) if backend == "auto" else backend
-    runner, make = BACKENDS[name]
+    make = BACKENDS[name]
     on_cpu = model.device.type == "cpu"
     if int8 and on_cpu and make is not _native:
         raise ValueError(f"int8 needs backend native on the cpu, got {name}")
     try:
-        return make(model, int8), runner, name
+        return make(model, int8), name
     except OSError as error:
         if backend != "auto" or (int8 and on_cpu):
             raise ValueError(f"backend {name}: {error}") from None
@@ -187,13 +188,25 @@ def _merged(model: Transformer, int8: bool) -> Transformer:
     return round_linears(model, int8_companion(model.device)) if int8 else model
 
 
+def _compiled(model: Transformer, int8: bool) -> CausalModel:
+    return Compiled(_merged(model, int8))
+
+
 def _captured(model: Transformer, int8: bool) -> CausalModel:
     if model.device.type == "cpu":
         raise ValueError("backend cuda-graph needs --device cuda")
-    return _merged(model, int8)
+    return Captured(_merged(model, int8))
+
+
+def _compiled_graph(model: Transformer, int8: bool) -> CausalModel:
+    return Captured(_with_kernels(model, int8), compiled=True)
 
 
 def _triton(model: Transformer, int8: bool) -> CausalModel:
+    return Captured(_with_kernels(model, int8))
+
+
+def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
     reason = _why_no_triton(model)
     if reason is not None:
         raise OSError(reason)
@@ -206,13 +219,13 @@ def _why_no_triton(model: Transformer) -> str | None:
     return why_not(model.config, model.dtype, model.device)
 
 
-# A backend's name (also in `Backend`), the runner that takes its steps, and what makes its model:
-# ValueError where it cannot run this one, OSError where something is missing on this machine.
-BACKENDS: dict[str, tuple[RunnerName, Callable[[Transformer, bool], CausalModel]]] = {
-    "native": ("eager", _native),
-    "eager": ("eager", _eager),
-    "compile": ("compile", _merged),
-    "cuda-graph": ("cuda-graph", _captured),
-    "triton": ("cuda-graph", _triton),
-    "compiled-graph": ("compiled-graph", _triton),
+# A backend's name (also in `Backend`), and what makes its model: ValueError where it cannot run
+# this one, OSError where something is missing on this machine.
+BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
+    "native": _native,
+    "eager": _eager,
+    "compile": _compiled,
+    "cuda-graph": _captured,
+    "triton": _triton,
+    "compiled-graph": _compiled_graph,
 }

@@ -1,4 +1,4 @@
-"""The loop: a stream of frames, written by the strategy asked for, each handed out when whole."""
+"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter."""
 
 import time
 import weakref
@@ -9,16 +9,24 @@ from inspect import GEN_CLOSED, getgeneratorstate
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Stream, check_actions, check_grid, check_room
-from diagd.decoding.model import CausalModel, RunnerName
-from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid
+from diagd.decoding.engine import Stream
+from diagd.decoding.inputs import (
+    check_actions,
+    check_grid,
+    check_prompt,
+    check_room,
+    check_seeds,
+)
+from diagd.decoding.model import CausalModel
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.decode import decode
-from diagd.decoding.strategies.strategy import Conditions, Diagonal, Exact, Strategy, as_strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy, as_strategy
+from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
 
-class DecodingEngine(Stream):
+class DecodingEngine:
     """A stream of frames from a raster-order model, read by `prefill` and written by `decode`.
 
     Args:
@@ -27,19 +35,58 @@ class DecodingEngine(Stream):
         num_action_tokens: conditioning tokens before each generated frame, 0 or more.
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
-        keep_frames: frames that are read again when the context is full; default as in `Stream`.
+        keep_frames: frames that are read again when the context is full; by default none where
+            only the distance between positions matters to the model, else half of what it holds.
         sampling: how tokens are drawn; greedy by default.
         seed: of the draws, 64 bits: one number (batch row b uses seed + b) or one for each row.
-        runner: how steps are executed: `eager`, `compile`, `cuda-graph` or `compiled-graph`.
         context: (1 or B, M, size) cross-attention input for models that have one.
-        around_step: wraps the function that runs a step, for those who time or count steps.
+        rule: who may see whom (see `diagd.decoding.visibility`).
+
+    Attributes:
+        stream: what strategies drive, with the counts of steps and frames.
 
     Raises:
         ValueError: arguments that do not fit the model or each other.
     """
 
-    # weak, for it holds the engine: in a circle, a dropped engine would keep its cache for a while
-    _under_way: "weakref.ref[Generator[Tensor, None, None]] | None" = None
+    def __init__(
+        self,
+        model: CausalModel,
+        height: int,
+        width: int,
+        *,
+        num_action_tokens: int = 0,
+        batch_size: int = 1,
+        max_slots: int | None = None,
+        keep_frames: int | None = None,
+        sampling: SamplingOptions | None = None,
+        seed: int | list[int] = 0,
+        context: Tensor | None = None,
+        rule: Rule = raster_rule,
+    ) -> None:
+        if keep_frames is not None and keep_frames < 0:
+            raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
+        self.stream = Stream(
+            model,
+            height,
+            width,
+            num_action_tokens=num_action_tokens,
+            batch_size=batch_size,
+            max_slots=max_slots,
+            keep_frames=keep_frames,
+            sampling=sampling,
+            seeds=check_seeds(seed, batch_size),
+            context=context,
+            rule=rule,
+        )
+        self._captured_before = 0.0
+        # weak, for it holds the stream: in a circle, a dropped one would keep its cache for a while
+        self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
+
+    @property
+    def capture_seconds(self) -> float:
+        """Seconds since the prefill that went into capturing steps as CUDA graphs."""
+        return self.stream.model.capture_seconds - self._captured_before
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
         """Draw otherwise from the next call of `decode` on; what was compiled is made anew.
@@ -50,7 +97,25 @@ class DecodingEngine(Stream):
         under_way = self._under_way and self._under_way()
         if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
             raise ValueError("sampling cannot change under way: close decode's generator first")
-        super().set_sampling(sampling)
+        self.stream.set_sampling(sampling)
+
+    def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
+        """Start the stream from a prompt, forgetting what was there.
+
+        Args:
+            prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
+                where actions stand before the first frame.
+            context_frames: whole frames at its end, with the actions between them.
+
+        Raises:
+            ValueError: a prompt of another shape, with foreign ids, or too long.
+        """
+        stream = self.stream
+        layout = stream.layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
+        num_embeddings = stream.model.num_embeddings
+        check_prompt(prompt, layout, stream.batch_size, stream.max_slots, num_embeddings)
+        self._captured_before = stream.model.capture_seconds
+        stream.prefill(prompt, context_frames)
 
     def decode(
         self,
@@ -78,46 +143,49 @@ class DecodingEngine(Stream):
         Raises:
             ValueError: a strategy, actions or a context that do not fit, or nothing prefilled.
         """
-        if not self.window:
+        stream = self.stream
+        if not stream.window:
             raise ValueError("there is nothing to go on from: prefill comes before decode")
         if isinstance(strategy, DiagonalSchedule):
-            check_grid(strategy.grid, self.frame.grid)
+            check_grid(strategy.grid, stream.frame.grid, num_frames)
             num_frames = strategy.grid.num_frames
         elif num_frames is None:
             if actions is None or actions.ndim < 2:
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
-        temperature, grid = self.sampling.temperature, self.frame.grid
-        strategy.check(Conditions(temperature, grid, self.batch_size, self.pad))
-        layout = self.layout(num_frames, 0, self.num_used > 0)
-        check_actions(actions, layout, self.batch_size, self.model.num_embeddings)
+        temperature, grid = stream.sampling.temperature, stream.frame.grid
+        strategy.check(Conditions(temperature, grid, stream.batch_size, stream.model.replays))
+        layout = stream.layout(num_frames, 0, stream.num_used > 0)
+        check_actions(actions, layout, stream.batch_size, stream.model.num_embeddings)
         if actions is None:
-            actions = self.tokens.new_empty(self.batch_size, num_frames, 0)
-        if not self.is_endless and self.num_used + layout.num_slots > self.max_slots:
-            check_room(self.layout(1, self.keep_frames), self.num_prefix, self.max_slots)
+            actions = stream.tokens.new_empty(stream.batch_size, num_frames, 0)
+        if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
+            kept = stream.layout(1, stream.keep_frames)
+            check_room(kept, stream.num_prefix, stream.max_slots)
         under_way = self._under_way and self._under_way()
         if under_way is not None:
             under_way.close()
-        self.verified = []
-        frames = self._decode(strategy, actions.to(self.tokens.device))
+        stream.verified = []
+        frames = _decode(stream, strategy, actions.to(stream.tokens.device))
         self._under_way = weakref.ref(frames)
         return frames
 
-    def _decode(self, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
-        done, num_frames = 0, actions.shape[1]
-        while done < num_frames:
-            fitting = self.room() or int(self.is_endless)
-            if not fitting:
-                self.drop_oldest()
-                continue
-            part = actions[:, done : done + fitting]
-            held = min(self.num_held, 2)  # stand-ins reach 2 frames back
-            layout = self.layout(part.shape[1], held, self.num_used > 0)
-            self.open(layout, part)
-            for _ in decode(strategy, self, layout):
-                yield self.finish_frame(self.num_used + layout.slots_per_frame)
-            done += part.shape[1]
+
+def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
+    done, num_frames = 0, actions.shape[1]
+    while done < num_frames:
+        fitting = stream.room() or int(stream.is_endless)
+        if not fitting:
+            stream.drop_oldest()
+            continue
+        part = actions[:, done : done + fitting]
+        held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
+        layout = stream.layout(part.shape[1], held, stream.num_used > 0)
+        stream.open(layout, part)
+        for _ in decode(strategy, stream, layout):
+            yield stream.finish_frame()
+        done += part.shape[1]
 
 
 @dataclass(frozen=True)
@@ -167,15 +235,13 @@ def generate_tokens(
     schedule: DiagonalSchedule | Strategy | str,
     actions: Tensor | None = None,
     context_frames: int = 1,
-    row_start: RowStart | None = None,
+    grid: TokenGrid | None = None,
     sampling: SamplingOptions | None = None,
     seed: int | list[int] = 0,
     *,
-    grid: TokenGrid | None = None,
     context: Tensor | None = None,
     keep_frames: int | None = None,
-    runner: RunnerName = "eager",
-    exact: bool = False,
+    rule: Rule = raster_rule,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
@@ -189,36 +255,25 @@ def generate_tokens(
             where there are none.
         context_frames: frames at the prompt's end, 0 or more: stand-ins are taken from them, and
             they are the ones that leave when the context is full.
-        row_start: of a schedule, the token that stands in for a predecessor not yet known (see
-            `Diagonal`), `temporal` by default; a strategy says it itself.
+        grid: the frames to generate, where `schedule` is a strategy.
         sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
-        grid: the frames to generate, where `schedule` is a strategy.
         context: (1 or B, M, size) cross-attention input for models that have one.
-        keep_frames: frames that are read again when the context is full; default as in `Stream`.
-        runner: how steps are executed: `eager`, `compile`, `cuda-graph` or `compiled-graph`.
-        exact: short for the strategy `exact`; of a schedule only the grid matters then.
+        keep_frames: frames that are read again when the context is full (see `DecodingEngine`).
+        rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
     """
     if prompt.ndim != 2:
         raise ValueError(f"prompt must be of shape (batch, P), got {tuple(prompt.shape)}")
-    strategy = as_strategy(schedule)
-    if exact and (row_start is not None or not isinstance(schedule, DiagonalSchedule)):
-        given = strategy if row_start is None else f"row_start={row_start!r}"
-        raise ValueError(f"exact takes a DiagonalSchedule, and no row_start, got {given}")
     if isinstance(schedule, DiagonalSchedule):
         if grid not in (None, schedule.grid):
             raise ValueError(f"the schedule has a grid of its own, {schedule.grid}, got {grid}")
         grid = schedule.grid
-        strategy = Diagonal(schedule.row_lag, schedule.frame_lag, row_start or "temporal")
-    elif row_start is not None:
-        raise ValueError(f"strategy {strategy} says its row start itself: leave row_start out")
+    strategy = as_strategy(schedule)
     if grid is None:
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
-    if exact:
-        strategy = Exact()
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
     engine = DecodingEngine(
         model,
@@ -230,8 +285,8 @@ def generate_tokens(
         keep_frames=keep_frames,
         sampling=sampling,
         seed=seed,
-        runner=runner,
         context=context,
+        rule=rule,
     )
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(model.device)
@@ -241,15 +296,15 @@ def generate_tokens(
     tokens = torch.stack(list(engine.decode(strategy, actions, grid.num_frames)), dim=1)
     seconds = synchronized_time(model.device) - prefilled - engine.capture_seconds
     stats = GenerationStats(
-        num_steps=engine.num_steps,
-        num_fed=engine.num_fed,
+        num_steps=engine.stream.num_steps,
+        num_fed=engine.stream.num_fed,
         seconds=seconds,
         capture_seconds=engine.capture_seconds,
         prefill_seconds=prefilled - started,
         tokens_per_second=tokens.numel() / seconds,
         frames_per_second=tokens.shape[0] * grid.num_frames / seconds,
         peak_memory_bytes=peak_memory_bytes(model.device),
-        num_dropped_frames=engine.num_dropped_frames,
+        num_dropped_frames=engine.stream.num_dropped_frames,
     )
     return GeneratedTokens(tokens, stats)
 

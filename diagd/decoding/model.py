@@ -1,31 +1,79 @@
-"""What runs a step, and how: `CausalModel`, and eager, compiled, captured. The same tokens.
+"""What decoding knows of a model: `CausalModel`, where `decoding` meets `models` and `backends`.
 
-Here `decoding` meets `models` and `backends`: CausalModel is all that a stream knows of a model.
 `tests/backends/conformance.py` checks that a class keeps to it.
 """
 
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.graphs import Graphs
-from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
-from diagd.decoding.visibility import visible_slots
+from diagd.decoding.sampling import Draw, ValidRanges, sample
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.decoding.visibility import NEVER, visible_slots
 
-RunnerName = Literal["eager", "compile", "cuda-graph", "compiled-graph"]
-CAPTURING: tuple[RunnerName, ...] = ("cuda-graph", "compiled-graph")
 StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots to read)
+
+
+@dataclass(eq=False)
+class Buffers:
+    """The memory of a stream: it is allocated once, and nothing in it moves.
+
+    Attributes:
+        tokens: (B, slots) int64; the last slot is scratch, which nobody sees.
+        held: (slots) int64, the position in raster order that each slot holds, or -1.
+        fed_at: (slots) int64, the step at which each slot's true token is fed.
+        seeds: (B,) int64.
+        cache: what the model keeps.
+    """
+
+    tokens: Tensor
+    held: Tensor
+    fed_at: Tensor
+    seeds: Tensor
+    cache: Any
+
+    @classmethod
+    def allocate(
+        cls, model: "CausalModel", batch_size: int, num_slots: int, context: Tensor | None
+    ) -> "Buffers":
+        cache = model.make_cache(batch_size, num_slots, context)
+        tokens = torch.zeros(batch_size, num_slots, dtype=torch.int64, device=model.device)
+        held = torch.full_like(tokens[0], -1)
+        return cls(
+            tokens, held, torch.full_like(held, NEVER), torch.zeros_like(tokens[:, 0]), cache
+        )
+
+
+class StepParts(Protocol):
+    """A step as the engine describes it to a model; see `diagd.decoding.engine.Step`."""
+
+    @property
+    def buffers(self) -> Buffers: ...
+    @property
+    def sampling(self) -> SamplingOptions: ...
+    @property
+    def ranges(self) -> ValidRanges: ...
+    @property
+    def is_plain(self) -> bool:
+        """Whether visibility and draws are ours, for which kernels may be written."""
+        ...
+
+    @property
+    def kind(self) -> Hashable:
+        """All that a step depends on but the buffers, the lanes and the slots."""
+        ...
+
+    def run(self, lanes: Tensor, num_slots: int) -> None: ...
 
 
 class CausalModel(Protocol):
     """A raster-order model that can be fed any tokens at any slots, in any order.
 
-    Derive from it, and get the default of `sample`, or bring all of it. Logits do not depend on the
-    order in which lanes stand, or, but for rounding, on who else shares a step or the batch. With
-    runners other than eager, `forward` and `sample` may not wait for the device or branch on data.
+    Derive from it, and get the defaults, or bring all of it. Logits do not depend on the order in
+    which lanes stand, or, but for rounding, on who else shares a step or the batch.
 
     Attributes:
         vocab_size: columns of the logits.
@@ -47,6 +95,17 @@ class CausalModel(Protocol):
         """Whether only the distance between positions matters, so that they may grow for ever."""
         return False
 
+    @property
+    def replays(self) -> bool:
+        """Whether steps are compiled or captured: then few widths of a step are better, and what
+        draws may not depend on what earlier steps left outside of the buffers."""
+        return False
+
+    @property
+    def capture_seconds(self) -> float:
+        """Seconds that went into capturing steps as CUDA graphs so far."""
+        return 0.0
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate keys and values for `num_slots` slots, the last of them scratch.
 
@@ -63,16 +122,17 @@ class CausalModel(Protocol):
         ...
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        """Empty a cache for another stream, which saves capturing its steps once more.
-
-        Args:
-            cache: from `make_cache`; its memory stays where it is.
-            context: as in `make_cache`.
-
-        Returns:
-            whether it is as new. By default none ever is, and streams share no cache.
-        """
+        """Empty a cache where it stands; return whether it is as new, which by default none is."""
         return False
+
+    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
+        """Allocate the memory of a stream; of `num_slots` slots or more, the last one scratch."""
+        return Buffers.allocate(self, batch_size, num_slots, context)
+
+    def make_step(self, step: StepParts) -> StepFunction:
+        """Return what runs a step again and again: its parts one by one, unless kernels fuse them,
+        or it is compiled or captured."""
+        return step.run
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         """Return what `forward` takes as visible: the mask, unless its kernels make that.
@@ -98,8 +158,9 @@ class CausalModel(Protocol):
                 unless `relative_positions`.
             slots: (L,) int64, the cache slots to write. Only scratch, which nobody sees, may be
                 named more than once: padded lanes write there.
-            visible: (L, M) bool over the cache slots [0, M). What hidden slots hold changes
-                nothing. The logits of a lane that sees none are any finite numbers.
+            visible: (L, M) bool over the cache slots [0, M), or what `see` returned. What hidden
+                slots hold changes nothing. The logits of a lane that sees none are any finite
+                numbers.
             cache: from `make_cache`, changed in place.
             logits_to_keep: 0 for all lanes, else only the last so many.
 
@@ -108,52 +169,9 @@ class CausalModel(Protocol):
         """
         ...
 
-    def sample(
-        self,
-        logits: Tensor,
-        options: SamplingOptions,
-        ranges: ValidRanges,
-        seeds: Tensor,
-        frames: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> Tensor:
-        """Draw one token a lane; a backend with faster kernels for it draws the same tokens.
-
-        Arguments and result are those of `diagd.decoding.sampling.sample`; where logits are broken,
-        so that no id is the best, the result is `UNDRAWN`.
-        """
-        return sample(logits, options, ranges, seeds, frames, rows, columns)
-
-
-@runtime_checkable
-class FusesSteps(Protocol):
-    """A model with kernels that take a whole step, where time between kernels counts."""
-
-    def fused_step(
-        self,
-        tokens: Tensor,
-        held: Tensor,
-        fed_at: Tensor,
-        seeds: Tensor,
-        cache: Any,
-        options: SamplingOptions,
-        ranges: ValidRanges,
-    ) -> StepFunction | None:
-        """Return a step over the memory of a stream that gathers, runs, draws and scatters at once.
-
-        It does what `see`, `forward` and `sample` of `CausalModel` do one after the other in a
-        `diagd.decoding.engine.Step`, to the bit.
-
-        Args:
-            tokens: (B, S) int64; held, fed_at: (S,) int64; seeds: (B,) int64, as in
-                `diagd.decoding.engine.Workspace`; all of it stays where it is.
-            cache: from `make_cache`.
-
-        Returns:
-            the step, or None where its parts are to be run one by one.
-        """
-        ...
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+        """Draw one token a lane, as `diagd.decoding.sampling.sample`; kernels draw the same."""
+        return sample(logits, draw)
 
 
 Behind = TypeVar("Behind", bound=CausalModel)
@@ -161,6 +179,8 @@ Behind = TypeVar("Behind", bound=CausalModel)
 
 class ModelWrapper(CausalModel, Generic[Behind]):
     """A model that stands before another one, and is it in all that a subclass does not say itself.
+
+    A subclass that feeds or draws in a way of its own has its steps run part by part.
 
     Attributes:
         model: the one behind it.
@@ -171,89 +191,55 @@ class ModelWrapper(CausalModel, Generic[Behind]):
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
         return self.model.vocab_size
 
     @property
     def num_embeddings(self) -> int:
-        """Ids that may be fed: [0, num_embeddings)."""
         return self.model.num_embeddings
 
     @property
     def max_positions(self) -> int:
-        """The longest sequence."""
         return self.model.max_positions
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.model.device
 
     @property
     def relative_positions(self) -> bool:
-        """Whether positions may grow for ever."""
         return self.model.relative_positions
 
+    @property
+    def replays(self) -> bool:
+        return self.model.replays
+
+    @property
+    def capture_seconds(self) -> float:
+        return self.model.capture_seconds
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Let the model make its cache."""
         return self.model.make_cache(batch_size, num_slots, context)
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        """Let the model empty its cache."""
         return self.model.renew_cache(cache, context)
 
+    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
+        if self._overrides("make_cache"):
+            return super().make_buffers(batch_size, num_slots, context)
+        return self.model.make_buffers(batch_size, num_slots, context)
+
+    def make_step(self, step: StepParts) -> StepFunction:
+        parts = self._overrides("see", "forward", "sample")
+        return step.run if parts else self.model.make_step(step)
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(ModelWrapper, name) for name in names)
+
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """Say who is seen as the model does."""
         return self.model.see(positions, steps, held, fed_at)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the model."""
         return self.model.forward(*args, **kwargs)
 
-    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Draw as the model does."""
-        return self.model.sample(*args, **kwargs)
-
-
-def make_runner(
-    name: RunnerName, step: StepFunction, graphs: Graphs, kind: Hashable
-) -> StepFunction:
-    """Wrap a step function in the runner of that name.
-
-    Args:
-        graphs: over the memory that the step works in, where it is captured.
-        kind: what else the step depends on: steps of one kind and shape share a graph.
-
-    Raises:
-        ValueError: an unknown runner, or CUDA graphs without CUDA.
-    """
-    if name not in get_args(RunnerName):
-        raise ValueError(f"runner must be one of {', '.join(get_args(RunnerName))}, got {name!r}")
-    if name in CAPTURING:
-        if graphs.device.type != "cuda":
-            raise ValueError(f"runner {name} needs a CUDA device, got {graphs.device}")
-        return partial(graphs.run, (name, kind), step, compiled=name == "compiled-graph")
-    return EagerRunner(step) if name == "eager" else CompiledRunner(step)
-
-
-class EagerRunner:
-    """Call the step as it is, reading few more cache slots than are in use."""
-
-    block = 64
-
-    def __init__(self, step: StepFunction) -> None:
-        self.step = step
-
-    def __call__(self, lanes: Tensor, num_slots: int) -> None:
-        """Run one step; the cache slots to read are rounded up to whole blocks."""
-        self.step(lanes, -(-num_slots // self.block) * self.block)
-
-
-class CompiledRunner(EagerRunner):
-    """Compile the step once, for any number of lanes and slots."""
-
-    block = 256
-
-    def __init__(self, step: StepFunction) -> None:
-        compiled = torch.compile(step, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
-        super().__init__(compiled)
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+        return self.model.sample(logits, draw)

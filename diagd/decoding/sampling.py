@@ -75,31 +75,35 @@ class ValidRanges:
         return cls(int(low.min()), int(high.max()), ranges.to(device), places)
 
 
-def sample(
-    logits: Tensor,
-    options: SamplingOptions,
-    ranges: ValidRanges,
-    seeds: Tensor,
-    frames: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-) -> Tensor:
-    """Draw one token a lane, without a host synchronisation.
+@dataclass(frozen=True)
+class Draw:
+    """All that a draw depends on beside the logits.
 
-    Args:
-        logits: (B, L, V).
+    Attributes:
         seeds: (B,) int64, one for each batch row.
         frames, rows, columns: (L,) int64, the place of the token that each lane writes; frames
             count from the start of the stream.
+    """
+
+    options: SamplingOptions
+    ranges: ValidRanges
+    seeds: Tensor
+    frames: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
+def sample(logits: Tensor, draw: Draw) -> Tensor:
+    """Draw one token a lane from logits (B, L, V), without a host synchronisation.
 
     Returns:
         (B, L) int64; `UNDRAWN` where the logits have no best id.
     """
-    scores = truncated_logits(logits, options, ranges, rows, columns)
-    if options.temperature > 0:
-        scores = scores + gumbel_noise(seeds, frames, rows, columns, ranges.low, ranges.high)
+    scores = truncated_logits(logits, draw)
+    if draw.options.temperature > 0:
+        scores = scores + gumbel_noise(draw, draw.ranges.low, draw.ranges.high)
     best = scores.amax(-1)  # NaN where any score is
-    return if_any_best(lowest_id_of(best, scores) + ranges.low, best)
+    return if_any_best(lowest_id_of(best, scores) + draw.ranges.low, best)
 
 
 def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
@@ -107,13 +111,12 @@ def if_any_best(drawn: Tensor, best: Tensor) -> Tensor:
     return torch.where(best.abs() < float("inf"), drawn, UNDRAWN)
 
 
-def truncated_logits(
-    logits: Tensor, options: SamplingOptions, ranges: ValidRanges, rows: Tensor, columns: Tensor
-) -> Tensor:
+def truncated_logits(logits: Tensor, draw: Draw) -> Tensor:
     """Return (B, L, high - low) float32: by temperature, with what may not be drawn at -inf."""
+    options, ranges = draw.options, draw.ranges
     logits = logits[..., ranges.low : ranges.high].float()
     if ranges.by_place is not None:
-        bounds = ranges.by_place[rows, columns] - ranges.low  # (L, 2)
+        bounds = ranges.by_place[draw.rows, draw.columns] - ranges.low  # (L, 2)
         ids = torch.arange(logits.shape[-1], device=logits.device)
         valid = (ids >= bounds[:, :1]) & (ids < bounds[:, 1:])
         logits = logits.masked_fill(~valid, float("-inf"))
@@ -122,19 +125,15 @@ def truncated_logits(
     return truncate(logits / options.temperature, options)
 
 
-def gumbel_noise(
-    seeds: Tensor, frames: Tensor, rows: Tensor, columns: Tensor, low: int, high: int
-) -> Tensor:
+def gumbel_noise(draw: Draw, low: int, high: int) -> Tensor:
     """Return the Gumbel(0, 1) noise of every id in [low, high) at every place.
-
-    Args:
-        seeds: (B,) int64. frames, rows, columns: (L,) int64.
 
     Returns:
         (B, L, high - low) float32.
     """
+    seeds = draw.seeds
     key = _mix((seeds & _MASK) ^ _mix((seeds >> 32) & _MASK ^ 0x9E3779B9))[:, None]  # (B, 1)
-    for coordinate in (frames, rows, columns):
+    for coordinate in (draw.frames, draw.rows, draw.columns):
         key = _mix(key ^ _mix(coordinate + 0x85EBCA6B & _MASK))  # (B, L)
     ids = torch.arange(low, high, device=seeds.device, dtype=torch.int64)
     # less 2^32, which the mask takes away: Inductor adds it as int32

@@ -8,14 +8,21 @@ A row start knows little of the row above: row_lag tokens. More cannot be had fo
 as a row writes one token a step, each after the one on its left, what its start knows of the row
 above is its lag behind that row, the lags of all rows add up, and a lag of L takes
 (height - 1) * L + width steps, which is row_lag = L.
+
+`make_plan` spells a schedule out: for every step, which lanes stand where and write what.
 """
 
 import operator
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, get_args
+from functools import lru_cache
+from typing import Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
+Place = tuple[int, int, int]  # frame t, row i, column j
+MIN_WIDTH = 8  # of a padded step: the narrowest tile of a GPU's matrix units
+SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine knows
 
 
 @dataclass(frozen=True)
@@ -50,13 +57,26 @@ class TokenGrid:
 
     @property
     def tokens_per_frame(self) -> int:
-        """Tokens of one frame."""
         return self.height * self.width
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the whole video."""
         return self.num_frames * self.tokens_per_frame
+
+
+class Order(Protocol):
+    """When each token of a grid is written; `DiagonalSchedule` is the one of the paper."""
+
+    @property
+    def grid(self) -> TokenGrid: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def row_start(self) -> RowStart:
+        """Which token stands in for a predecessor that is not known yet."""
+        ...
+
+    def step_of(self, t: int, i: int, j: int) -> int: ...
 
 
 @dataclass(frozen=True, init=False)
@@ -72,7 +92,7 @@ class DiagonalSchedule:
         row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
             same place a frame earlier), `predecessor` (the predecessor a frame earlier), `spatial`
             (the newest token of the row above), or `action` (the last action token of the frame,
-            which a model can be trained to take for "a row starts").
+            which a model can be trained to read as "a row starts").
 
     Raises:
         ValueError: a lag out of its bounds, or no whole number; an unknown row start.
@@ -151,20 +171,15 @@ class DiagonalSchedule:
         return t * self.frame_lag + i * self.row_lag + j
 
 
-def whole(value: SupportsIndex, name: str) -> int:
-    """Return a whole number as an int, or raise ValueError."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-
-
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Slots of a generation.
+    """Slots of a generation, in raster order, counted from the first one after the prompt.
 
-    Args:
-        grid: the frames to generate.
+    The prompt's last token stands at slot -1. Behind it come, for every generated frame, its
+    conditioning tokens (actions) and its visual tokens. With the start of the generation added,
+    slots are the positions that the model is told.
+
+    Attributes:
         num_action_tokens: conditioning tokens before each generated frame.
         context_frames: whole frames that the prompt ends with, each but the first after its own
             conditioning tokens.
@@ -185,7 +200,6 @@ class SequenceLayout:
 
     @property
     def slots_per_frame(self) -> int:
-        """Slots of a generated frame: its conditioning tokens and its visual tokens."""
         return self.num_action_tokens + self.grid.tokens_per_frame
 
     @property
@@ -199,18 +213,148 @@ class SequenceLayout:
         tokens = self.context_frames * self.slots_per_frame
         return tokens - self.num_action_tokens if tokens else 0
 
-    def action_slots(self, t: int) -> range:
-        """Return the slots of the conditioning tokens of frame t."""
-        return range(t * self.slots_per_frame, t * self.slots_per_frame + self.num_action_tokens)
-
     def slot_of(self, t: int, i: int, j: int) -> int:
         """Return the slot of a visual token; t < 0 counts back through the context frames."""
         start = t * self.slots_per_frame + self.num_action_tokens
         return start + i * self.grid.width + j
 
-    def holds_frame(self, t: int) -> bool:
-        """Whether frame t is part of the sequence (generated or context)."""
-        return -self.context_frames <= t < self.grid.num_frames
+
+class Feed(NamedTuple):
+    """One lane: a token fed in a step, and what is read from it.
+
+    Attributes:
+        position: the slot at which it stands: what it may see, and what RoPE sees.
+        source: the slot whose token id is fed: `position`, or what stands in for it.
+        target: the place that it writes; None where it writes none.
+    """
+
+    step: int
+    position: int
+    source: int
+    target: Place | None
+
+
+@dataclass(frozen=True, eq=False)
+class DecodePlan:
+    """All steps of an order over a layout; slots are relative to the start of the generation.
+
+    Attributes:
+        lanes: what a step needs of each lane is eight integers (`diagd.decoding.engine.Lanes`);
+            those of all steps one after the other, so a step is a slice and holds no decision. A
+            step may be padded (see `padded_width`) by repeats of its first lane that write to
+            scratch.
+        starts: (num_steps + 1) where each step begins in `lanes`.
+        num_fed: (num_steps) lanes of each step that are no padding.
+        ends: (num_steps) one past the last slot that a step's lanes stand at.
+        fed_at: (num_slots) the step at which each generated slot's true token is fed.
+        frame_ends: (num_frames) the step after which each frame is whole.
+    """
+
+    order: Order
+    lanes: list[tuple[int, ...]]
+    starts: list[int]
+    num_fed: list[int]
+    ends: list[int]
+    fed_at: list[int]
+    frame_ends: list[int]
+
+
+@lru_cache(maxsize=64)
+def make_plan(
+    order: Order, layout: SequenceLayout, pad: bool = True, known_row_ends: bool = False
+) -> DecodePlan:
+    """Spell out the steps of an order.
+
+    Args:
+        pad: let steps have few different widths (see `padded_width`).
+        known_row_ends: rows end in a separator; nothing has to stand in for what is known.
+    """
+    steps: list[list[tuple[int, ...]]] = [[] for _ in range(order.num_steps)]
+    fed_at, frame_ends = [0] * layout.num_slots, [0] * layout.grid.num_frames
+    for step, position, source, target in feeds(order, layout, known_row_ends):
+        if source == position >= 0:
+            fed_at[position] = max(step, fed_at[position])  # a stand-in may be the token itself
+        if step < order.num_steps:
+            output = SCRATCH if target is None else layout.slot_of(*target)
+            steps[step].append((position, position, source, output, step, *(target or (0, 0, 0))))
+        if target is not None:
+            frame_ends[target[0]] = max(step, frame_ends[target[0]])
+    widest = max(map(len, steps))
+    plan = DecodePlan(order, [], [0], [len(step) for step in steps], [], fed_at, frame_ends)
+    for lanes in steps:
+        lanes.sort()
+        plan.ends.append(lanes[-1][0] + 1)
+        position, _, source, _, *rest = lanes[0]
+        padding = padded_width(len(lanes), widest) - len(lanes) if pad else 0
+        plan.lanes.extend(lanes + [(position, SCRATCH, source, SCRATCH, *rest)] * padding)
+        plan.starts.append(len(plan.lanes))
+    return plan
+
+
+def padded_width(num_lanes: int, widest: int | None = None) -> int:
+    """Return to how many lanes a step is padded, so that a run has few shapes.
+
+    One stays one. Others become a power of two from `MIN_WIDTH` on, below which a GPU gains
+    nothing, or as many as the widest step has, where that is known and little more.
+    """
+    if num_lanes == 1:
+        return 1
+    width = max(MIN_WIDTH, 1 << (num_lanes - 1).bit_length())
+    return width if widest is None or 4 * width <= 3 * widest else widest
+
+
+def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) -> Iterator[Feed]:
+    """Yield every lane, in no order.
+
+    A target is read from the lane at its raster predecessor. That is the predecessor itself where
+    it is fed in that very step; where it is not known by then, another token stands in for it. The
+    token written last would be fed at step `num_steps`, which nobody runs.
+    """
+    grid, num_actions = order.grid, layout.num_action_tokens
+    if layout.has_prompt:
+        yield Feed(0, -1, -1, None if num_actions else (0, 0, 0))
+    for t in range(grid.num_frames):
+        first = layout.slot_of(t, 0, 0)
+        for slot in range(first - num_actions, first):
+            yield Feed(order.step_of(t, 0, 0), slot, slot, (t, 0, 0) if slot == first - 1 else None)
+        for i in range(grid.height):
+            for j in range(grid.width):
+                slot, step, successor = layout.slot_of(t, i, j), order.step_of(t, i, j), None
+                if j + 1 < grid.width or i + 1 < grid.height:
+                    successor = t, *divmod(i * grid.width + j + 1, grid.width)
+                elif t + 1 < grid.num_frames and not num_actions:
+                    successor = t + 1, 0, 0
+                on_time = successor is not None and order.step_of(*successor) == step + 1
+                yield Feed(step + 1, slot, slot, successor if on_time else None)
+                if successor is not None and not on_time:
+                    is_known = known_row_ends or step < order.step_of(*successor)
+                    source = slot if is_known else _stand_in(order, layout, *successor)
+                    yield Feed(order.step_of(*successor), slot, source, successor)
+
+
+def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> int:
+    """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
+    grid, step, row_start = order.grid, order.step_of(t, i, j), order.row_start
+    if row_start == "action":
+        if layout.num_action_tokens:
+            return layout.slot_of(t, 0, 0) - 1
+        row_start = "predecessor"
+
+    def is_known(place: Place) -> bool:
+        return -layout.context_frames <= place[0] and (place[0] < 0 or order.step_of(*place) < step)
+
+    frame, offset = divmod((t * grid.height + i) * grid.width + j - 1, grid.tokens_per_frame)
+    above = [(t, i - 1, column) if i else (t - 1, 0, column) for column in range(grid.width)]
+    candidates = {
+        "predecessor": [(frame - 1, *divmod(offset, grid.width))],
+        "temporal": [(t - 1, i, j)],
+        "spatial": above[::-1],
+    }
+    policies = get_args(RowStart)
+    for policy in policies[policies.index(row_start) :]:
+        for place in filter(is_known, candidates[policy]):
+            return layout.slot_of(*place)
+    raise ValueError(f"the order writes {(t, i, j)} before anything that could stand in for it")
 
 
 def check_row_start(row_start: str) -> None:
@@ -219,3 +363,11 @@ def check_row_start(row_start: str) -> None:
         raise ValueError(
             f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
         )
+
+
+def whole(value: SupportsIndex, name: str) -> int:
+    """Return a whole number as an int, or raise ValueError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.engine import check_ids
+from diagd.decoding.inputs import check_ids
 from diagd.decoding.model import CausalModel
-from diagd.decoding.plan import feeds
 from diagd.decoding.schedule import (
     DiagonalSchedule,
     SequenceLayout,
     TokenGrid,
+    feeds,
 )
 from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.visibility import NEVER, sees
+from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +59,11 @@ class TeacherView:
         return self.sources != self.positions
 
     @cached_property
+    def fed_at(self) -> Tensor:
+        """(N,) int64, the first step whose lanes may see the lane: never, of a stand-in."""
+        return torch.where(self.stand_in, NEVER, self.steps)
+
+    @cached_property
     def readers(self) -> Tensor:
         """(M,) int64, the lanes with a target, in the raster order of the targets."""
         return (self.targets >= 0).nonzero()[:, 0]
@@ -70,19 +75,14 @@ class TeacherView:
         all_stay = bool((self.leaves_at > self.steps.max()).all())
         return in_order and all_stay and not bool(self.stand_in.any())
 
-    @property
-    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What the rule asks of each lane: positions, steps, stand_in, leaves_at."""
-        return self.positions, self.steps, self.stand_in, self.leaves_at
-
-    def sees(self, q: Tensor, r: Tensor) -> Tensor:
-        """Say whether lane q sees lane r, both int64 that broadcast; r > q is never seen."""
-        return sees(*self.columns, q, r)
+    def sees(self, q: Tensor, r: Tensor, rule: Rule = raster_rule) -> Tensor:
+        """Tell whether lane q sees lane r, both int64 that broadcast; by our rule never r > q."""
+        return _sees(self.positions, self.steps, self.fed_at, self.leaves_at, q, r, rule)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        columns = self.columns
-        return lambda batch, head, q, r: sees(*columns, q, r)
+        columns = self.positions, self.steps, self.fed_at, self.leaves_at
+        return lambda batch, head, q, r: _sees(*columns, q, r)
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
@@ -95,6 +95,19 @@ class TeacherView:
         """Return the view on a device."""
         columns = self.sources, self.positions, self.steps, self.targets, self.leaves_at
         return TeacherView(*(column.to(device) for column in columns))
+
+
+def _sees(
+    positions: Tensor,
+    steps: Tensor,
+    fed_at: Tensor,
+    leaves_at: Tensor,
+    q: Tensor,
+    r: Tensor,
+    rule: Rule = raster_rule,
+) -> Tensor:
+    stays = steps[q] < leaves_at[r]
+    return visible(positions[q], steps[q], positions[r], fed_at[r], q == r, rule) & stays
 
 
 @lru_cache(maxsize=32)
@@ -213,8 +226,6 @@ def strategy_nll(
         ValueError: shapes that do not fit the strategy or each other, foreign ids, a strategy
             without a schedule, or a clip too long.
     """
-    if not strategy.has_schedule:
-        raise ValueError(f"strategy must have a schedule, got {strategy}")
     if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
         raise ValueError(
             "tokens must be of shape (batch, frames, height, width) with more than "

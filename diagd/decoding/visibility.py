@@ -1,28 +1,71 @@
 """The rule of who may see whom, for decoding, training and analysis alike.
 
-A lane sees a cached token iff the token is not later in raster order and was fed no later than the
-lane (the same step included). A stand-in is seen by itself only. Slots not yet written are never
-seen: their `fed_at` is NEVER. In a full context a frame leaves when a new one begins, and what is
-fed from that step on does not see it: in a stream, another frame holds its slots by then; in a
-whole sequence, `leaves_at` says so.
-
-No lane sees its own target, since a token is fed in a step after the one that writes it.
+A lane sees a token iff that was fed no later than the lane (the same step included), and is not
+later in raster order. The first half is what can be: nothing else is in the cache. The second is
+the `Rule`, an argument of the engine. A lane sees itself, and a stand-in is seen by itself only.
+What is not written yet is fed at NEVER. No lane sees its own target, since a token is fed in a step
+after the one that writes it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 NEVER = 2**31 - 1
+# (position and step of lanes, position and step of the tokens they look at) -> bool; it broadcasts
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def raster_rule(position: Tensor, step: Tensor, other: Tensor, fed_at: Tensor) -> Tensor:
+    """Whether a token is not later in raster order: the rule of the paper."""
+    return other <= position
+
+
+def visible(
+    position: Tensor,
+    step: Tensor,
+    other: Tensor,
+    fed_at: Tensor,
+    is_self: Tensor,
+    rule: Rule = raster_rule,
+) -> Tensor:
+    """Tell whether lanes see tokens; all tensors broadcast.
+
+    Args:
+        position, step: int64, where a lane stands in raster order, and when it is fed.
+        other, fed_at: int64, the same of a token that it looks at; NEVER for a stand-in.
+        is_self: bool, the lane is that token.
+    """
+    return is_self | (fed_at <= step) & rule(position, step, other, fed_at)
+
+
+def visible_slots(
+    positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor, rule: Rule = raster_rule
+) -> Tensor:
+    """Apply the rule to the lanes of one forward pass against the cache.
+
+    A stand-in stands at a position whose true token is fed later, so its slot is hidden from all
+    but the lane that stands there.
+
+    Args:
+        positions, steps: (L,) int64, of the lanes.
+        held: (M,) int64, the position that each slot holds, or -1.
+        fed_at: (M,) int64, the step at which each slot's true token is fed.
+
+    Returns:
+        (L, M) bool, True = the lane may attend to the slot.
+    """
+    column = positions[:, None]
+    return visible(column, steps[:, None], held, fed_at, held == column, rule)
 
 
 class SlotRule(NamedTuple):
-    """What the mask of a step follows from, beside the positions of its lanes.
+    """What the mask of a step follows from under `raster_rule`, for kernels that make none.
 
     Attributes:
         steps: (L,) int64, the step at which each lane is fed.
-        held: (M,) int64, the position that each slot holds.
-        fed_at: (M,) int64, the step at which each slot's true token is fed.
+        held, fed_at: (M,) int64, as in `visible_slots`.
     """
 
     steps: Tensor
@@ -33,48 +76,3 @@ class SlotRule(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Of the mask: lanes and slots."""
         return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
-
-
-def visible_slots(positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Tensor:
-    """Apply the rule to the lanes of one forward pass against the cache.
-
-    A stand-in stands at a position whose true token is fed later, so the rule hides its slot from
-    everybody; the last term shows it to the lane that stands there.
-
-    Args:
-        positions: (L,) int64, where each lane stands in raster order.
-        steps: (L,) int64, the step at which each lane is fed.
-        held: (M,) int64, the position that each slot holds.
-        fed_at: (M,) int64, the step at which each slot's true token is fed.
-
-    Returns:
-        (L, M) bool, True = the lane may attend to the slot.
-    """
-    own = held == positions[:, None]
-    earlier = held < positions[:, None]
-    return own | (earlier & (fed_at <= steps[:, None]))
-
-
-def sees(
-    positions: Tensor,
-    steps: Tensor,
-    stand_in: Tensor,
-    leaves_at: Tensor,
-    q: Tensor,
-    r: Tensor,
-) -> Tensor:
-    """Apply the rule to pairs of lanes of a whole sequence, stand-ins included.
-
-    Args:
-        positions: (N,) int64 raster positions of the lanes; a stand-in shares its position with the
-            true token that is fed later.
-        steps: (N,) int64, the step at which each lane is fed.
-        stand_in: (N,) bool.
-        leaves_at: (N,) int64, the first step whose lanes do not see the lane any more, or NEVER.
-        q, r: int64 lane numbers that broadcast; q looks, r is looked at.
-
-    Returns:
-        bool of the shape that q and r broadcast to.
-    """
-    known = (steps[r] <= steps[q]) & (steps[q] < leaves_at[r]) & ~stand_in[r]
-    return (q == r) | (known & (positions[r] <= positions[q]))

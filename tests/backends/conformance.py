@@ -1,6 +1,6 @@
 """What every backend keeps: write one, then run these checks over it.
 
-    MINE = UnderTest(lambda model: (MyModel(model), "eager"))
+    MINE = UnderTest(MyModel)
 
     @pytest.mark.parametrize("check", checks_of(MINE))
     def test_mine(check):
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.model import CausalModel, FusesSteps, ModelWrapper, RunnerName
-from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.decoding.model import CausalModel, ModelWrapper
+from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under
@@ -37,7 +37,7 @@ class UnderTest:
     """A backend, and what it promises besides the protocol.
 
     Attributes:
-        make: turns a tiny Transformer into what runs its steps, and the runner; may use it up.
+        make: turns a tiny Transformer into what runs its steps; may use it up.
         kinds: the tiny models that it runs.
         dtype, device: of the Transformer that it is given.
         tolerance: how far its logits may be from those of the float32 model.
@@ -46,7 +46,7 @@ class UnderTest:
         buffers: what its cache writes to.
     """
 
-    make: Callable[[Transformer], tuple[CausalModel, RunnerName]]
+    make: Callable[[Transformer], CausalModel]
     kinds: tuple[str, ...] = tuple(KINDS)
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -55,13 +55,9 @@ class UnderTest:
     steadfast: bool = False
     buffers: Callable[[Any], Iterable[Tensor]] = lambda cache: [*cache.keys, *cache.values]
 
-    def prepared(self, kind: str = "llama") -> tuple[CausalModel, RunnerName]:
+    def model(self, kind: str = "llama") -> CausalModel:
         """Make what runs the tiny model of a kind."""
         return self.make(tiny_model(**KINDS[kind]).to(self.device, self.dtype))
-
-    def model(self, kind: str = "llama") -> CausalModel:
-        """Make it without its runner."""
-        return self.prepared(kind)[0]
 
     def assert_close(self, actual: Tensor, expected: Tensor, kind: str = "llama") -> None:
         """Compare logits with those of the float32 model."""
@@ -251,8 +247,8 @@ def it_draws_what_the_sampler_draws(backend: UnderTest) -> None:
                 logits = torch.randn(3, 15, vocab_size, generator=generator) * spread
                 logits = (logits.round() if spread == 3 else logits).to(model.device)  # ties
                 logits = logits[:, 1:] if spread == 10 else logits[:, 1:].clone()  # of a larger one
-                arguments = logits, options, ranges, seeds, frames, rows, columns
-                assert torch.equal(model.sample(*arguments), sample(*arguments)), options
+                draw = Draw(options, ranges, seeds, frames, rows, columns)
+                assert torch.equal(model.sample(logits, draw), sample(logits, draw)), options
 
 
 def where_logits_are_broken_nothing_is_drawn(backend: UnderTest) -> None:
@@ -277,12 +273,12 @@ def where_logits_are_broken_nothing_is_drawn(backend: UnderTest) -> None:
         for valid in ((5, 44), by_place):
             ranges = ValidRanges.resolve(valid, 7, 7, 50, model.device)
             seeds = torch.tensor([3, 4], device=model.device)
-            arguments = logits, options, ranges, seeds, lanes, lanes, lanes
-            drawn = model.sample(*arguments)
+            draw = Draw(options, ranges, seeds, lanes, lanes, lanes)
+            drawn = model.sample(logits, draw)
             broken = [[0, 0], [0, 1], [0, 2], [1, 2], [1, 4]]
             assert (drawn == UNDRAWN).nonzero().tolist() == broken, options
             assert drawn[1, 5] == 5
-            assert torch.equal(drawn, sample(*arguments)), options
+            assert torch.equal(drawn, sample(logits, draw)), options
 
 
 GREEDY = SamplingOptions(valid_range=(0, NUM_VISUAL))
@@ -292,53 +288,59 @@ ACTIONS = NUM_VISUAL + random_tokens(2, 4, 2, vocab_size=50 - NUM_VISUAL)
 
 
 def decode(
-    prepared: tuple[CausalModel, RunnerName],
+    model: CausalModel,
     strategies: Iterable[str],
     actions: Tensor,
     prompt: Tensor = PROMPT,
     sampling: SamplingOptions = GREEDY,
 ) -> list[Tensor]:
     """Decode as many frames as there are actions by each strategy, (2, T, 3, 5)."""
-    model, runner = prepared
     engine = diagd.DecodingEngine(
-        model, 3, 5, num_action_tokens=2, batch_size=2, sampling=sampling, seed=5, runner=runner
+        model, 3, 5, num_action_tokens=2, batch_size=2, sampling=sampling, seed=5
     )
     decoded = []
     for strategy in strategies:
         engine.prefill(prompt.to(model.device))
         frames = list(engine.decode(strategy, actions.to(model.device)))
         decoded.append(torch.stack(frames, 1).cpu())
-        assert engine.num_dropped_frames == max(0, len(frames) - 2)  # the context holds three
+        assert engine.stream.num_dropped_frames == max(
+            0, len(frames) - 2
+        )  # the context holds three
     return decoded
 
 
 def its_tokens_are_those_of_the_plain_model(backend: UnderTest) -> None:
     names, actions = ("raster", "k=1", "k=2,d=4"), ACTIONS[:, :2]
     for sampling in (GREEDY, SAMPLED):
-        expected = decode((tiny_model(), "eager"), names, actions, sampling=sampling)
-        decoded = decode(backend.prepared(), names, actions, sampling=sampling)
+        expected = decode(tiny_model(), names, actions, sampling=sampling)
+        decoded = decode(backend.model(), names, actions, sampling=sampling)
         for name, own, other in zip(names, decoded, expected, strict=True):
             assert torch.equal(own, other), name
 
 
 def a_fused_step_is_its_parts(backend: UnderTest) -> None:
-    """Where there is one: `ModelWrapper` hands on what a step is made of, not the step."""
+    """Where there is one: a wrapper that feeds in a way of its own has its steps in parts."""
+
+    class Apart(ModelWrapper[CausalModel]):
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            return self.model.forward(*args, **kwargs)
+
     places = torch.tensor([3, 40]).repeat(3, 5, 1)
     places[:, 4] = torch.arange(41, 44)[:, None] + torch.arange(2)  # separators
     place_by_place = SamplingOptions(1.0, top_p=0.9, valid_range=places)
     for kind in backend.kinds:
-        model, runner = backend.prepared(kind)
-        if not isinstance(model, FusesSteps):
+        model = backend.model(kind)
+        if type(model).make_step is CausalModel.make_step or model.replays:
             return
         for sampling in (GREEDY, SAMPLED, place_by_place):
             given = ("raster", "k=1", "k=2,d=4", "exact"), ACTIONS, PROMPT, sampling
-            whole, parts = (decode((one, runner), *given) for one in (model, ModelWrapper(model)))
+            whole, parts = (decode(one, *given) for one in (model, Apart(model)))
             for own, other in zip(whole, parts, strict=True):
                 assert torch.equal(own, other), (kind, sampling)
 
 
 def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTest) -> None:
-    (frames,) = decode(backend.prepared(), ["raster"], ACTIONS[:, :2])
+    (frames,) = decode(backend.model(), ["raster"], ACTIONS[:, :2])
     generated = torch.cat([ACTIONS[:, :2], frames.flatten(2)], 2)  # (2, 2, 17)
     sequence = torch.cat([PROMPT, generated.flatten(1)], 1)
     with torch.no_grad():
@@ -350,15 +352,15 @@ def greedy_raster_writes_what_the_full_forward_finds_likeliest(backend: UnderTes
 
 def a_stream_goes_on_after_a_full_context(backend: UnderTest) -> None:
     """Nothing is read again, or the prefix and the newest frame are, as at a start."""
-    prepared = backend.prepared()
-    (whole,) = decode(prepared, ["k=1"], ACTIONS)
-    if prepared[0].relative_positions:
+    model = backend.model()
+    (whole,) = decode(model, ["k=1"], ACTIONS)
+    if model.relative_positions:
         if not backend.rounds:
-            (expected,) = decode((Recomputing(tiny_model()), "eager"), ["k=1"], ACTIONS)
+            (expected,) = decode(Recomputing(tiny_model()), ["k=1"], ACTIONS)
             assert torch.equal(whole, expected)
         return
     newest = torch.cat([PROMPT[:, :1], whole[:, 1].flatten(1)], 1)
-    (rest,) = decode(prepared, ["k=1"], ACTIONS[:, 2:], newest)
+    (rest,) = decode(model, ["k=1"], ACTIONS[:, 2:], newest)
     assert torch.equal(whole[:, 2:], rest)
 
 

@@ -10,22 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagd.decoding.sampling import sample
-from diagd.decoding.visibility import visible_slots
+from diagd.decoding.model import ModelWrapper
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
 
-class Recomputing:
-    """A `CausalModel` without deriving from it: it brings all of the protocol itself."""
-
-    sample, see = staticmethod(sample), staticmethod(visible_slots)
-
-    def __init__(self, model: Transformer) -> None:
-        self.model, self.device = model, model.device
-        self.vocab_size, self.num_embeddings = model.vocab_size, model.num_embeddings
-        self.max_positions = model.max_positions
-        self.relative_positions = model.relative_positions
+class Recomputing(ModelWrapper[Transformer]):
+    """It brings all of the protocol that matters itself."""
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def prepared(name, int8=False):
-    return lambda model: prepare(model, name, int8)[:2]
+    return lambda model: prepare(model, name, int8)[0]
 
 
 # bfloat16 and int8 keep 8 bits of weights and cache, eager also of all between; logits reach 10
@@ -34,18 +34,16 @@ CPU = {
         prepared("eager"), dtype=torch.bfloat16, tolerance=0.3, rounds=True
     ),
     "compile": UnderTest(prepared("compile")),
-    "plain Transformer": UnderTest(lambda model: (model, "eager")),
-    "merged linears, not packed": UnderTest(lambda model: (merge_linears(model, False), "eager")),
+    "plain Transformer": UnderTest(lambda model: model),
+    "merged linears, not packed": UnderTest(lambda model: merge_linears(model, False)),
     "Hugging Face": UnderTest(
-        lambda model: (HuggingFaceModel(llama_of(model)), "eager"),
+        lambda model: HuggingFaceModel(llama_of(model)),
         kinds=("llama", "multi-head", "multi-query", "world"),
         buffers=lambda cache: [
             b for layer in cache.slot_layers for b in (layer.keys, layer.values)
         ],
     ),
-    "without a cache": UnderTest(
-        lambda model: (Recomputing(model), "eager"), buffers=lambda cache: []
-    ),
+    "without a cache": UnderTest(Recomputing, buffers=lambda cache: []),
 }
 CUDA = {
     "eager": UnderTest(prepared("eager"), device="cuda"),

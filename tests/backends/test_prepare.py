@@ -11,9 +11,9 @@ from tests.models.tiny import tiny_model
 
 def test_on_the_cpu_our_kernels_run_by_default():
     for dtype, weights in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
-        model, runner, backend = prepare(tiny_model().to(dtype))
+        model, backend = prepare(tiny_model().to(dtype))
         assert isinstance(model, NativeModel)
-        assert (model.weights, runner, backend) == (weights, "eager", "native")
+        assert (model.weights, backend) == (weights, "native")
     model = prepare(tiny_model(), int8=True)[0]
     assert isinstance(model, NativeModel)
     assert model.weights == "int8"
@@ -21,23 +21,23 @@ def test_on_the_cpu_our_kernels_run_by_default():
 
 @pytest.mark.parametrize("backend", ["eager", "compile"])
 def test_other_backends_run_a_merged_pytorch_model(backend):
-    model, runner, named = prepare(tiny_model(), backend)
+    model, named = prepare(tiny_model(), backend)
     assert isinstance(model, Transformer)
-    assert runner == named == backend
+    assert named == backend
     packed = [m.packed is not None for m in model.modules() if isinstance(m, MergedLinear)]
     assert packed
     assert set(packed) == {backend == "eager"}  # torch.compile packs by itself
 
 
 def test_half_precision_has_no_kernels_and_runs_eagerly():
-    model, _, backend = prepare(tiny_model().half())
+    model, backend = prepare(tiny_model().half())
     assert isinstance(model, Transformer)
     assert backend == "eager"
 
 
 def test_what_our_kernels_do_not_have_runs_eagerly():
     model = tiny_model(position="rope3d", position_table=True, max_positions=32, prefix_length=1)
-    assert prepare(model)[2] == "eager"
+    assert prepare(model)[1] == "eager"
 
 
 def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
@@ -45,9 +45,9 @@ def test_without_a_compiler_pytorch_runs_and_says_so(monkeypatch, caplog):
         raise OSError("no C++ compiler found (set CXX, or install g++)")
 
     monkeypatch.setattr(backends, "NativeModel", fail)
-    model, runner, backend = prepare(tiny_model())
+    model, backend = prepare(tiny_model())
     assert isinstance(model, Transformer)
-    assert (runner, backend) == ("eager", "eager")
+    assert backend == "eager"
     assert "no C++ compiler found" in caplog.text
     message = r"backend native: no C\+\+ compiler found"
     with pytest.raises(ValueError, match=message):

@@ -62,7 +62,7 @@ def test_a_world_that_remembers_fewer_frames_starts_with_fewer(tmp_path):
     engine = scheduler.world.start(scheduler.scenes[0].start.frames)
     for frame in range(4):
         list(engine.decode("k=1", scheduler.world.action_ids(["left"], 1, "frame"), 1))
-        assert engine.num_held == min(3 + frame, 3)
+        assert engine.stream.num_held == min(3 + frame, 3)
 
 
 def test_a_port_in_use_is_named(command, world):

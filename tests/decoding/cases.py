@@ -12,8 +12,9 @@ from transformers import LlamaForCausalLM
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.plan import RowStart
-from diagd.decoding.sampling import gumbel_noise
+from diagd.decoding.model import ModelWrapper
+from diagd.decoding.sampling import Draw, ValidRanges, gumbel_noise
+from diagd.decoding.schedule import RowStart
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -154,6 +155,14 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+def noise_of(
+    seeds: Tensor, frames: Tensor, rows: Tensor, columns: Tensor, low: int, high: int
+) -> Tensor:
+    """Return the noise of ids at places, (B, L, high - low)."""
+    ranges, places = ValidRanges(low, high, None), (frames, rows, columns)
+    return gumbel_noise(Draw(diagd.SamplingOptions(), ranges, seeds, *places), low, high)
+
+
 def reference_sampler(
     seeds: list[int],
     temperature: float,
@@ -175,7 +184,7 @@ def reference_sampler(
         elif valid_range is not None:
             low, high = valid_range
         place = torch.tensor([[frame], [row], [column]])
-        noise = gumbel_noise(torch.tensor(seeds), place[0], place[1], place[2], low, high)[:, 0]
+        noise = noise_of(torch.tensor(seeds), place[0], place[1], place[2], low, high)[:, 0]
         ids = []
         for b in range(logits.shape[0]):
             if temperature == 0.0:
@@ -191,11 +200,8 @@ def reference_sampler(
     return sample_fn
 
 
-class Passing:
+class Passing(ModelWrapper[Any]):
     """A model that passes everything on to another one."""
-
-    def __init__(self, model) -> None:
-        self.model = model
 
     def __getattr__(self, name) -> Any:
         return getattr(self.model, name)
@@ -206,4 +212,7 @@ class Resampled(Passing):
 
     def __init__(self, model, sample) -> None:
         super().__init__(model)
-        self.sample = sample
+        self.draw_tokens = sample
+
+    def sample(self, logits, draw):
+        return self.draw_tokens(logits, draw)

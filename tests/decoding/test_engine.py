@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.sampling import sample
-from diagd.decoding.visibility import visible_slots
+from diagd.decoding.model import CausalModel
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -34,7 +33,6 @@ few_settings = settings(max_examples=8, deadline=None, derandomize=True)
 def generate(model, case: Case, **options) -> torch.Tensor:
     options.setdefault("actions", case.actions())
     options.setdefault("context_frames", case.context_frames)
-    options.setdefault("row_start", case.row_start)
     prompt = options.pop("prompt", case.prompt)
     schedule = options.pop("schedule", case.schedule)
     return diagd.generate_tokens(model, prompt, schedule, **options).tokens
@@ -220,15 +218,12 @@ def test_a_seed_repeats_a_run_and_another_does_not():
     assert not torch.equal(runs[0], runs[2])
 
 
-class ConstantModel:
+class ConstantModel(CausalModel):
     """A model whose logits are the same everywhere, so only the noise decides."""
 
-    vocab_size = num_embeddings = VOCAB_SIZE
-    max_positions = 400
-    relative_positions = False
-    see = staticmethod(visible_slots)
-    device = torch.device("cpu")
-    dtype = torch.float32
+    vocab_size = num_embeddings = VOCAB_SIZE  # pyright: ignore[reportAssignmentType]
+    max_positions = 400  # pyright: ignore[reportAssignmentType]
+    device = torch.device("cpu")  # pyright: ignore[reportAssignmentType]
 
     def make_cache(self, batch_size, num_slots, context=None):
         return None
@@ -237,8 +232,6 @@ class ConstantModel:
         lanes = torch.zeros(tokens.shape[1])[-logits_to_keep:]
         row = torch.linspace(-1, 1, VOCAB_SIZE)
         return row.expand(tokens.shape[0], lanes.shape[0], VOCAB_SIZE)
-
-    sample = staticmethod(sample)
 
 
 @given(case=cases(), other=cases())
@@ -335,21 +328,10 @@ def test_exactly_what_fits_needs_no_room_to_spare(context_frames):
     assert torch.equal(generate(model_of("own"), case), expected)
 
 
-def test_unknown_row_start_is_an_error_that_names_the_choices():
-    with pytest.raises(
-        ValueError, match=r"^row_start .*predecessor.*temporal.*spatial, got 'none'$"
-    ):
-        generate(model_of("own"), Case(), row_start="none")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "sjd", "exact": True}, "exact takes a DiagonalSchedule, .*, got sjd"),
-        (
-            {"exact": True, "row_start": "spatial"},
-            "exact .*, got row_start='spatial'",
-        ),
+        ({"schedule": "sjd"}, "strategy sjd needs grid, the frames to generate"),
         ({"grid": diagd.TokenGrid(4, 3, 5)}, "the schedule has a grid of its own, .*=3, .*=4"),
     ],
 )
@@ -361,7 +343,7 @@ def test_options_that_contradict_each_other_are_errors(options, message):
 
 
 def test_errors_are_one_line():
-    for options in ({"row_start": "none"}, {"context_frames": 9}, {"prompt": torch.zeros(3)}):
+    for options in ({"context_frames": 9}, {"prompt": torch.zeros(3)}):
         with pytest.raises(ValueError, match="got") as error:
             generate(model_of("own"), Case(), **options)
         assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""`diagd/decoding/plan.py`: what the engine is told to do, without a model."""
+"""Plans (`diagd/decoding/schedule.py`): what the engine is told to do, without a model."""
 
 import dataclasses
 from collections import Counter
@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.plan import LEAST_WIDTH, SCRATCH, DecodePlan, Lanes, make_plan, padded_width
-from diagd.decoding.schedule import RowStart, SequenceLayout
+from diagd.decoding.engine import Lanes
+from diagd.decoding.schedule import (
+    MIN_WIDTH,
+    SCRATCH,
+    DecodePlan,
+    RowStart,
+    SequenceLayout,
+    make_plan,
+    padded_width,
+)
 from diagd.decoding.visibility import visible_slots
 from tests.decoding.cases import cases
 
@@ -27,7 +35,7 @@ def plans(draw: st.DrawFn) -> tuple[DecodePlan, SequenceLayout]:
 
 def steps_of(plan: DecodePlan) -> list[Lanes]:
     return [
-        Lanes(*plan.lanes[:, start:end])
+        Lanes(*torch.tensor(plan.lanes[start:end]).T)
         for start, end in zip(plan.starts[:-1], plan.starts[1:], strict=True)
     ]
 
@@ -56,7 +64,7 @@ def test_every_token_is_written_once_at_its_step(drawn):
             written[slot] += 1
             place = tuple(int(axis[lane]) for axis in (lanes.frames, lanes.rows, lanes.columns))
             assert place == places[slot]
-            assert step == plan.schedule.step_of(*place)
+            assert step == plan.order.step_of(*place)
             assert lanes.positions[lane] == slot - 1  # read at the raster predecessor's place
     assert written == Counter(places.keys())
 
@@ -75,13 +83,13 @@ def test_every_token_but_the_last_is_fed_once_a_step_after_it_was_written(drawn)
                 fed[int(slot)] = step
     for slot, place in places.items():
         if slot != last:
-            assert fed.pop(slot) == plan.schedule.step_of(*place) + 1
-            assert plan.fed_at[slot] == plan.schedule.step_of(*place) + 1
-    for t in range(plan.schedule.grid.num_frames):
+            assert fed.pop(slot) == plan.order.step_of(*place) + 1
+            assert plan.fed_at[slot] == plan.order.step_of(*place) + 1
+    for t in range(plan.order.grid.num_frames):
         for slot in layout.action_slots(t):
-            assert fed.pop(slot) == plan.schedule.step_of(t, 0, 0) == plan.fed_at[slot]
+            assert fed.pop(slot) == plan.order.step_of(t, 0, 0) == plan.fed_at[slot]
     assert fed == {-1: 0}  # the prompt's last token
-    assert plan.fed_at[last] >= plan.num_steps
+    assert plan.fed_at[last] >= plan.order.num_steps
 
 
 @given(plans())
@@ -89,10 +97,10 @@ def test_every_token_but_the_last_is_fed_once_a_step_after_it_was_written(drawn)
 def test_no_lane_reads_a_slot_that_is_not_written(drawn):
     plan, layout = drawn
     offset = layout.context_slots + 1  # slot -offset becomes cache slot 0
-    fed_at = torch.cat([torch.full((offset,), -1), plan.fed_at])
+    fed_at = torch.tensor([-1] * offset + plan.fed_at)
     known = set(range(-offset, 0))  # ids in the token buffer
     cached = set(range(-offset, -1))  # the prompt but its last token
-    for t in range(plan.schedule.grid.num_frames):
+    for t in range(plan.order.grid.num_frames):
         known.update(layout.action_slots(t))
     for step, (lanes, end) in enumerate(zip(steps_of(plan), plan.ends, strict=True)):
         assert set(lanes.inputs.tolist()) <= known
@@ -135,8 +143,8 @@ def test_padded_steps_have_few_widths_and_little_padding():
     grid = diagd.TokenGrid(3, 40, 64)
     plan = make_plan(diagd.DiagonalSchedule(grid, 1, 40), SequenceLayout(grid, 0, 2))
     widths = {end - start for start, end in pairwise(plan.starts)}
-    assert widths == {1, LEAST_WIDTH, 16, 32, 65}
-    assert plan.lanes.shape[1] / sum(plan.num_fed) < 1.2
+    assert widths == {1, MIN_WIDTH, 16, 32, 65}
+    assert len(plan.lanes) / sum(plan.num_fed) < 1.2
     assert [padded_width(count) for count in (1, 2, 8, 9, 33)] == [1, 8, 8, 16, 64]
 
 
@@ -144,10 +152,10 @@ def test_padded_steps_have_few_widths_and_little_padding():
 @plan_settings
 def test_unpadded_steps_are_the_same_without_the_padding(drawn):
     plan, layout = drawn
-    plan = make_plan(plan.schedule, layout)
-    bare = make_plan(plan.schedule, layout, pad=False)
-    real = plan.lanes[1] != SCRATCH
-    assert torch.equal(bare.lanes, plan.lanes[:, real])
+    plan = make_plan(plan.order, layout)
+    bare = make_plan(plan.order, layout, pad=False)
+    real = torch.tensor(plan.lanes)[:, 1] != SCRATCH
+    assert bare.lanes == [lane for lane in plan.lanes if lane[1] != SCRATCH]
     assert bare.ends == plan.ends
     assert [end - start for start, end in pairwise(bare.starts)] == [
         int(real[start:end].sum()) for start, end in pairwise(plan.starts)
@@ -158,10 +166,10 @@ def test_unpadded_steps_are_the_same_without_the_padding(drawn):
 @plan_settings
 def test_a_frame_is_done_with_its_last_token(drawn):
     plan, layout = drawn
-    grid = plan.schedule.grid
+    grid = plan.order.grid
     last = [layout.slot_of(t, grid.height - 1, grid.width - 1) for t in range(grid.num_frames)]
     for t in range(grid.num_frames):
-        outputs = steps_of(plan)[plan.frame_done(t)].outputs
+        outputs = steps_of(plan)[plan.frame_ends[t]].outputs
         assert last[t] in outputs.tolist()
 
 
@@ -170,17 +178,17 @@ def test_raster_needs_no_stand_in(row_start):
     raster = diagd.DiagonalSchedule.raster(diagd.TokenGrid(2, 3, 5))
     schedule = dataclasses.replace(raster, row_start=row_start)
     plan = make_plan(schedule, SequenceLayout(schedule.grid))
-    assert plan.starts == tuple(range(31))
-    assert plan.lanes[2].tolist() == list(range(-1, 29))
+    assert plan.starts == list(range(31))
+    assert [lane[2] for lane in plan.lanes] == list(range(-1, 29))
 
 
 def sources(row_start: RowStart, context_frames: int, frame_lag: int = 4) -> dict[tuple, int]:
     """Return the input of every stand-in, by the place it predicts."""
     schedule = diagd.DiagonalSchedule(diagd.TokenGrid(3, 3, 5), 2, frame_lag, row_start)
     plan = make_plan(schedule, SequenceLayout(schedule.grid, 0, context_frames))
-    lanes = Lanes(*plan.lanes)
+    lanes = Lanes(*torch.tensor(plan.lanes).T)
     found = {}
-    for lane in range(plan.lanes.shape[1]):
+    for lane in range(len(plan.lanes)):
         if lanes.inputs[lane] != lanes.positions[lane] and lanes.outputs[lane] != SCRATCH:
             place = tuple(int(axis[lane]) for axis in (lanes.frames, lanes.rows, lanes.columns))
             found[place] = int(lanes.inputs[lane])

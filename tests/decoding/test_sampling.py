@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import diagd
-from diagd.decoding.sampling import ValidRanges, gumbel_noise, sample
+from diagd.decoding.sampling import Draw, ValidRanges, gumbel_noise, sample
 from tests import oracles
+from tests.decoding.cases import noise_of
 
 CPU = torch.device("cpu")
 
@@ -27,7 +28,7 @@ def draw(
     logits: Tensor, options: diagd.SamplingOptions, seeds: list[int], cells, height: int, width: int
 ) -> Tensor:
     ranges = ValidRanges.resolve(options.valid_range, height, width, logits.shape[-1], CPU)
-    return sample(logits, options, ranges, torch.tensor(seeds), *cells)
+    return sample(logits, Draw(options, ranges, torch.tensor(seeds), *cells))
 
 
 def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
@@ -51,7 +52,7 @@ def test_draws_follow_the_softmax(temperature):
 
 
 def test_noise_is_standard_gumbel():
-    noise = gumbel_noise(torch.tensor([0, 1]), *places(10, 7, 11), 0, 64).double().flatten()
+    noise = noise_of(torch.tensor([0, 1]), *places(10, 7, 11), 0, 64).double().flatten()
     uniform = torch.exp(-torch.exp(-noise))
     counts = torch.histc(uniform, 100, 0, 1)
     assert 1e-3 < chi_square_p(counts, torch.ones(100)) < 1 - 1e-3
@@ -62,7 +63,7 @@ def test_noise_is_standard_gumbel():
 
 @pytest.mark.parametrize("axis", ["seed", "frame", "row", "column", "id"])
 def test_neighbours_have_unrelated_noise(axis):
-    noise = gumbel_noise(torch.arange(8), *places(8, 8, 8), 0, 8)
+    noise = noise_of(torch.arange(8), *places(8, 8, 8), 0, 8)
     noise = noise.reshape(8, 8, 8, 8, 8).double()
     axis = ["seed", "frame", "row", "column", "id"].index(axis)
     here, there = noise.narrow(axis, 0, 7).flatten(), noise.narrow(axis, 1, 7).flatten()
@@ -74,7 +75,7 @@ def test_neighbours_have_unrelated_noise(axis):
 def test_swapping_coordinates_changes_the_noise():
     values = torch.tensor([1, 2])
     by_order = [
-        gumbel_noise(torch.tensor([a]), b[None], c[None], d[None], 0, 4)
+        noise_of(torch.tensor([a]), b[None], c[None], d[None], 0, 4)
         for a, b, c, d in [
             (1, *values[[1, 1, 0]]),
             (2, *values[[0, 1, 0]]),
@@ -87,9 +88,9 @@ def test_swapping_coordinates_changes_the_noise():
 
 def test_noise_is_a_function_of_its_own_coordinates_only():
     cells = places(2, 3, 5)
-    whole = gumbel_noise(torch.tensor([4, 9, -1]), *cells, 0, 20)
+    whole = noise_of(torch.tensor([4, 9, -1]), *cells, 0, 20)
     frames, rows, columns = cells
-    one = gumbel_noise(torch.tensor([9]), frames[17:18], rows[17:18], columns[17:18], 6, 11)
+    one = noise_of(torch.tensor([9]), frames[17:18], rows[17:18], columns[17:18], 6, 11)
     assert torch.equal(whole[1:2, 17:18, 6:11], one)
     assert whole.dtype == torch.float32
     assert whole.shape == (3, 30, 20)
@@ -99,7 +100,7 @@ def test_noise_is_a_function_of_its_own_coordinates_only():
 def test_large_seeds_count_in_full():
     cells = places(1, 2, 3)
     seeds = torch.tensor([5, 5 + 2**32, 5 - 2**32, 2**63 - 1, -(2**63)])
-    noise = gumbel_noise(seeds, *cells, 0, 4)
+    noise = noise_of(seeds, *cells, 0, 4)
     for a in range(len(seeds)):
         for b in range(a):
             assert not torch.equal(noise[a], noise[b])
@@ -108,7 +109,7 @@ def test_large_seeds_count_in_full():
 def test_the_noise_never_changes():
     """A seed repeats a run anywhere, so these numbers belong to the file format of our results."""
     place = torch.tensor([[1], [2], [3]])
-    noise = gumbel_noise(torch.tensor([0, 7]), place[0], place[1], place[2], 0, 3)
+    noise = noise_of(torch.tensor([0, 7]), place[0], place[1], place[2], 0, 3)
     assert noise.flatten().tolist() == pytest.approx(GOLDEN_NOISE, abs=1e-5)
 
 
@@ -128,7 +129,7 @@ def test_top_k_and_top_p_are_the_numpy_filter(seed, low, size, top_k, top_p, tem
     cells = places(1, 2, 2)
     options = diagd.SamplingOptions(temperature, top_k, top_p, (low, low + size))
     drawn = draw(logits, options, [seed, seed + 1], cells, 2, 2)
-    noise = gumbel_noise(torch.tensor([seed, seed + 1]), *cells, low, low + size)
+    noise = noise_of(torch.tensor([seed, seed + 1]), *cells, low, low + size)
     for b in range(2):
         for lane in range(4):
             kept = oracles.filtered_probabilities(

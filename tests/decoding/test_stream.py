@@ -139,10 +139,10 @@ def test_a_new_prompt_starts_over():
     engine = open_stream(case, max_slots=62, sampling=sampling)
     first = decode(engine, case, 3, None)
     decode(engine, case, 1, None)
-    assert engine.num_dropped_frames > 0
+    assert engine.stream.num_dropped_frames > 0
     other = dataclasses.replace(case, seed=1)
     engine.prefill(other.prompt, 1)
-    assert engine.num_dropped_frames == 0
+    assert engine.stream.num_dropped_frames == 0
     expected = other.reference(reference_sampler([0, 1], 1.0)).decode(
         3, case.row_lag, case.frame_lag
     )
@@ -183,7 +183,7 @@ def test_a_full_context_drops_the_oldest_frames_and_counts_them(
     )
     actions = case.actions(6)
     frames = decode(engine, case, 6, actions)
-    assert engine.num_dropped_frames == dropped
+    assert engine.stream.num_dropped_frames == dropped
 
     # by hand: so many frames fit; then the prefix and the newest frames start a new sequence
     sampler = reference_sampler([5, 6], 1.0)
@@ -227,7 +227,7 @@ def test_without_need_nothing_is_dropped():
     case = Case()
     engine = open_stream(case, max_slots=1 + 4 * 15)
     decode(engine, case, 3, None)
-    assert engine.num_dropped_frames == 0
+    assert engine.stream.num_dropped_frames == 0
 
 
 def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_frame():
@@ -236,7 +236,7 @@ def test_the_context_holds_what_fits_once_no_actions_stand_before_its_first_fram
     actions = case.actions(8)
     assert actions is not None
     frames = decode(engine, case, 8, actions)
-    assert (engine.num_dropped_frames, engine.window) == (1 + 2 + 2, 4)
+    assert (engine.stream.num_dropped_frames, engine.stream.window) == (1 + 2 + 2, 4)
 
     reference, written = case.reference(), []
     for done, count in ((0, 3), (3, 2), (5, 2), (7, 1)):

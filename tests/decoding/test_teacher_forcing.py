@@ -85,8 +85,8 @@ def logits_of_engine(model, case: Case, frames: Tensor) -> Tensor:
     """Return the same from the engine, made to write the given frames."""
     seen = {}
 
-    def forced(logits, sampling, ranges, seeds, t, i, j):
-        first_step = not seen
+    def forced(logits, draw):
+        first_step, (t, i, j) = not seen, (draw.frames, draw.rows, draw.columns)
         for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
             if any(place) or first_step:  # lanes that write nothing claim (0, 0, 0), too
                 seen[place] = logits[:, lane]

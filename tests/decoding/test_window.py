@@ -37,7 +37,7 @@ def open_stream(
         **{"sampling": SHARP, "seed": case.seed, **options},
     )
     engine.prefill(case.prompt, case.context_frames)
-    assert engine.window == window
+    assert engine.stream.window == window
     return engine
 
 
@@ -68,8 +68,8 @@ def test_every_frame_is_that_of_the_oracle_with_the_same_window(case, more, mode
         expected = slow.decode(num_frames, case.row_lag, case.frame_lag, actions)
         assert torch.equal(written, expected)
     total = case.context_frames + sum(chunks)
-    assert engine.num_dropped_frames == max(0, total - window)
-    assert engine.num_held == min(total, window)
+    assert engine.stream.num_dropped_frames == max(0, total - window)
+    assert engine.stream.num_held == min(total, window)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -119,33 +119,35 @@ def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
     assert actions is not None
     first = decode(engine, "raster", actions[:, :4], 4)
     cut = engine.decode("raster", actions[:, 4:], 1)
-    steps = engine.num_steps
+    steps = engine.stream.num_steps
 
     class StopError(Exception):
         pass
 
     def stop(*_):
-        if engine.num_steps == steps + 7:
+        if engine.stream.num_steps == steps + 7:
             raise StopError
         return run(*_)
 
-    run, engine.run = engine.run, stop
+    run, engine.stream.run = engine.stream.run, stop
     with pytest.raises(StopError):
         next(cut)
-    engine.run = run
+    engine.stream.run = run
     again = decode(engine, "raster", actions[:, 4:], 1)
     assert torch.equal(torch.cat([first, again], 1), expected)
 
 
 def test_whoever_has_absolute_positions_reads_again():
     class Absolute(Passing):
-        relative_positions = False
+        @property
+        def relative_positions(self) -> bool:
+            return False
 
     case = Case()
     engine = open_stream(case, 4, Absolute(model_of("own")))
     decode(engine, "k=1", None, 8)
-    assert not engine.is_endless
-    assert engine.num_used <= engine.max_slots
+    assert not engine.stream.is_endless
+    assert engine.stream.num_used <= engine.stream.max_slots
 
 
 def view_under(case: Case, window: int | None) -> TeacherView:
@@ -176,8 +178,8 @@ def test_one_forward_under_a_window_gives_the_logits_of_the_stream(case, num_fra
 def test_a_window_that_holds_all_frames_changes_nothing(case):
     window = max(2, case.context_frames + case.num_frames)
     plain, view = view_under(case, None), view_under(case, window)
-    for ours, theirs in zip(view.columns, plain.columns, strict=True):
-        assert torch.equal(ours, theirs)
+    for name in ("positions", "steps", "fed_at", "leaves_at"):
+        assert torch.equal(getattr(view, name), getattr(plain, name))
     assert view.is_causal == plain.is_causal
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from diagd.decoding import graphs
+from diagd.backends import replay
 from tests.gpu.guard import exchange_device
 from tests.gpu.machine import Machine, pretended_gpus
 
@@ -19,6 +19,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
         exchange_device()
     except OSError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(graphs, "_SIDE_STREAMS", {})
+    monkeypatch.setattr(replay, "_SIDE_STREAMS", {})
     with pretended_gpus() as machine:
         yield machine

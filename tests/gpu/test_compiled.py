@@ -17,14 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import diagd
 from diagd.backends.prepare import prepare
-from diagd.decoding.compiling import compile_for_one_shape
-from diagd.decoding.model import RunnerName
+from diagd.backends.replay import Captured, compile_for_one_shape
 from tests.decoding.cases import Case
 from tests.gpu.machine import GpuTensor
 from tests.gpu.test_rules import captured
 from tests.gpu.test_tokens import CASE, SAMPLINGS, by_place, decode, prepare_for, stream, tiny
 
-CAPTURED: RunnerName = "compiled-graph"
+
+def captured_compiled(model, device):
+    """A model whose steps are compiled, then captured."""
+    return Captured(prepare_for(model, device).model, compiled=True)
 
 
 class Compiler:
@@ -77,8 +79,8 @@ def small(kind="llama", **changes):
 
 
 def writes_the_tokens_of_the_cpu(compiler, kind, strategy, sampling, device="cuda"):
-    model = prepare_for(small(kind), device)
-    found = decode(model, CASE, strategy, sampling, CAPTURED, device)
+    model = captured_compiled(small(kind), device)
+    found = decode(model, CASE, strategy, sampling, device)
     expected = decode(small(kind), CASE, strategy, sampling)
     assert torch.equal(found.tokens.cpu(), expected.tokens)
     assert found.stats.num_steps == expected.stats.num_steps
@@ -110,11 +112,11 @@ def test_every_position_and_norm_compiles(kind, compiler):
 def test_a_stream_goes_on_under_its_window(compiler):
     case = Case(num_frames=5, num_action_tokens=2)
     decoded = []
-    runners: dict[str, RunnerName] = {"cpu": "eager", "cuda": CAPTURED}
-    for device, runner in runners.items():
+    for device in ("cpu", "cuda"):
         model = prepare_for(small(max_positions=64), device)
+        model = Captured(model.model, compiled=True) if device == "cuda" else model
         words = ("k=1", "raster", "k=1", "exact,lanes=8", "k=1")
-        found = stream(case, words, model, runner, device)
+        found = stream(case, words, model, device)
         assert found.num_dropped_frames >= 2
         decoded.append(found.tokens)
     assert torch.equal(*decoded)
@@ -122,16 +124,16 @@ def test_a_stream_goes_on_under_its_window(compiler):
 
 
 def test_the_same_steps_captured_as_they_are_have_graphs_of_their_own(compiler):
-    model = prepare_for(small(), "cuda")
-    expected: list[tuple[RunnerName, int, int]] = [
-        ("cuda-graph", 1, 0),
-        (CAPTURED, 1, 1),
-        ("cuda-graph", 0, 1),
-        (CAPTURED, 0, 1),
-    ]
-    for runner, num_captures, num_compiled in expected:
+    plain = prepare_for(small(), "cuda")
+    compiled = Captured(plain.model, compiled=True)
+    for model, num_captures, num_compiled in (
+        (plain, 1, 0),
+        (compiled, 1, 1),
+        (plain, 0, 1),
+        (compiled, 0, 1),
+    ):
         before = compiler.machine.num_captures
-        stats = decode(model, CASE, "k=1", SAMPLINGS["sampled"], runner, "cuda").stats
+        stats = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda").stats
         assert compiler.machine.num_captures - before == num_captures
         assert compiler.num_compiled == num_compiled
         assert (stats.capture_seconds > 0) == num_captures
@@ -142,8 +144,8 @@ def test_a_dropped_model_drops_its_memory_at_once(compiler):
     gc.collect()
     gc.disable()
     try:
-        model = prepare_for(small(), "cuda")
-        decode(model, CASE, "k=1", SAMPLINGS["sampled"], CAPTURED, "cuda")
+        model = captured_compiled(small(), "cuda")
+        decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda")
         del model
         assert compiler.machine.live_bytes == 0
     finally:

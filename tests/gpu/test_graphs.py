@@ -1,4 +1,4 @@
-"""`diagd/decoding/graphs.py` and `workspace.py`: what is captured when, and how long it lives."""
+"""`diagd/backends/replay.py`: what is captured when, and how long it lives."""
 
 import gc
 import weakref
@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import diagd
+from diagd.backends import replay
 from diagd.backends.prepare import prepare
-from diagd.decoding import graphs
-from diagd.decoding.plan import Lanes
+from diagd.backends.replay import Captured
+from diagd.decoding.engine import Lanes
 from diagd.families.checkpoints import load_model
 from tests.decoding.cases import Case
 from tests.golden import FIXTURES
@@ -29,7 +30,7 @@ SAMPLED = SAMPLINGS["sampled"]
 
 
 def generate(model, strategy="k=1", sampling=SAMPLED, case=CASE, **settings):
-    return decode(model, case, strategy, sampling, "cuda-graph", "cuda", **settings)
+    return decode(model, case, strategy, sampling, "cuda", **settings)
 
 
 @pytest.fixture
@@ -49,14 +50,14 @@ def test_a_step_is_captured_once_a_kind_and_shape_and_replayed_on_its_own_lanes(
         runs.append((lanes.shape[1], num_slots))
         written.index_copy_(1, Lanes.of(lanes).outputs, lanes)
 
-    own = graphs.Graphs(written.device, scratch=1023)
+    own = replay.Graphs(written.device, scratch=1023)
     first = torch.arange(16, device="cuda").view(8, 2)
     second, wide = first + 100, torch.arange(32, device="cuda").view(8, 4) + 200
     steps = [("a", first, 1), ("a", second, 512), ("a", wide, 512), ("a", first, 513)]
     for kind, lanes, num_slots in [*steps, ("b", second, 2), ("a", second, 2)]:
         before = lanes.tolist()
         written.zero_()
-        own.run(kind, step, lanes, num_slots)
+        own.run(kind, step, lanes, num_slots, False)
         assert lanes.tolist() == before
         outputs = Lanes.of(lanes).outputs.tolist()
         found = written.cpu()
@@ -73,16 +74,16 @@ def test_all_captures_are_on_one_stream_of_the_device_and_in_one_pool(gpus):
     """A stream more is tens of megabytes more, which cuBLAS keeps."""
     for device in ("cuda", "cuda:1"):
         for max_positions in (320, 640):
-            model, runner, _ = prepare(tiny(max_positions=max_positions).to(device))
+            model, _ = prepare(tiny(max_positions=max_positions).to(device))
             for strategy in ("k=1", "exact,lanes=8"):
-                decode(model, CASE, strategy, SAMPLED, runner, device)
+                decode(model, CASE, strategy, SAMPLED, device)
     assert gpus.num_captures >= 12
     assert len(gpus.used_streams) == 4  # where the host launches, and where steps are captured
     assert len(gpus.pools) == 4  # one for each model
 
 
 def test_old_graphs_leave_where_there_are_too_many(monkeypatch, gpus):
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(replay, "MAX_GRAPHS", 2)
     model = prepare_for(tiny(), "cuda")
     for _ in range(2):
         expected = decode(tiny(), CASE, "exact,lanes=8", SAMPLED).tokens
@@ -117,13 +118,13 @@ def test_the_next_stream_of_a_model_replays_what_the_last_one_captured(gpus):
 
 
 def test_seconds_leave_captures_out(monkeypatch, gpus):
-    capture = graphs.Graphs._capture
+    run = replay.Graphs.run
 
     def slow(self, *arguments):
-        self.seconds += 1000
-        return capture(self, *arguments)
+        seconds = run(self, *arguments)
+        return seconds and seconds + 1000
 
-    monkeypatch.setattr(graphs.Graphs, "_capture", slow)
+    monkeypatch.setattr(replay.Graphs, "run", slow)
     stats = generate(prepare_for(tiny(), "cuda")).stats
     assert 1000 * gpus.num_captures < stats.capture_seconds < 1000 * gpus.num_captures + 100
     assert stats.seconds < -1000 * gpus.num_captures + 100
@@ -154,20 +155,21 @@ def test_another_batch_or_another_text_is_no_matter(gpus):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "runner"),
+    ("strategy", "is_captured"),
     [
-        *((name, "eager") for name in ("k=1", "exact,lanes=8", "sjd")),
-        *((name, "cuda-graph") for name in ("k=1", "exact,lanes=8", "tolerance=2")),
+        *((name, False) for name in ("k=1", "exact,lanes=8", "sjd")),
+        *((name, True) for name in ("k=1", "exact,lanes=8", "tolerance=2")),
     ],
 )
-def test_a_dropped_engine_drops_its_cache_at_once(strategy, runner, no_collection, gpus):
+def test_a_dropped_engine_drops_its_cache_at_once(strategy, is_captured, no_collection, gpus):
     """With graphs, the memory waits for the next stream; no second one is ever made beside it."""
     model = tiny_model().to("cuda")
+    model = Captured(model) if is_captured else model
     before = gpus.live_bytes
     held = []
     for taken in (3, 1, 3):  # to the end, and cut off in the middle of a frame
         engine = diagd.DecodingEngine(
-            model, 3, 5, num_action_tokens=2, batch_size=2, sampling=SAMPLED, runner=runner
+            model, 3, 5, num_action_tokens=2, batch_size=2, sampling=SAMPLED
         )
         engine.prefill(CASE.prompt.to("cuda"))
         actions = CASE.actions()
@@ -175,21 +177,22 @@ def test_a_dropped_engine_drops_its_cache_at_once(strategy, runner, no_collectio
         frames = engine.decode(strategy, actions.to("cuda"))
         for _ in range(taken):
             next(frames)
-        gone, cache = weakref.ref(engine), weakref.ref(engine.cache.keys[0])
+        gone, cache = weakref.ref(engine), weakref.ref(engine.stream.cache.keys[0])
         del engine, frames
         assert gone() is None
-        assert (cache() is None) == (runner == "eager")
+        assert (cache() is None) != is_captured
         held.append(gpus.live_bytes - before)
     assert held[0] == held[1] == held[2]
-    assert (held[0] == 0) == (runner == "eager")
+    assert (held[0] == 0) != is_captured
     del model
     assert gpus.live_bytes == 0
 
 
 def test_broken_numbers_do_not_reach_the_next_stream(gpus):
-    model = tiny_model(max_positions=320).to("cuda")
+    plain = tiny_model(max_positions=320).to("cuda")
+    model = Captured(plain)
     expected = generate(model).tokens
-    weight = model.get_parameter("model.layers.0.mlp.down_proj.weight").requires_grad_(False)
+    weight = plain.get_parameter("model.layers.0.mlp.down_proj.weight").requires_grad_(False)
     whole = weight.clone()
     weight.fill_(torch.nan)
     with pytest.raises(ValueError, match=r"no token can be drawn at frame 0.*from layer 1 on"):
@@ -200,7 +203,7 @@ def test_broken_numbers_do_not_reach_the_next_stream(gpus):
 
 def test_a_session_may_change_its_sampling_and_come_back(gpus):
     engine = diagd.DecodingEngine(
-        prepare_for(tiny(), "cuda"), 3, 5, num_action_tokens=2, batch_size=2, runner="cuda-graph"
+        prepare_for(tiny(), "cuda"), 3, 5, num_action_tokens=2, batch_size=2
     )
     engine.prefill(CASE.prompt.to("cuda"))
     actions = CASE.actions(12)

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding import engine, graphs
+from diagd.backends import replay
+from diagd.decoding import engine
 from diagd.decoding.engine import Stream
-from diagd.decoding.model import CausalModel, RunnerName
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import sample
 from diagd.decoding.visibility import visible_slots
 from diagd.models.attention import StaticKVCache
@@ -170,13 +171,12 @@ def test_times_are_known_after_waiting(gpus):
     assert start.elapsed_time(end) >= 0
 
 
-def equals_the_cpu(
-    device="cuda", strategy="k=1", sampling=SAMPLED, runs=1, runner: RunnerName = "cuda-graph"
-):
+def equals_the_cpu(device="cuda", strategy="k=1", sampling=SAMPLED, runs=1, is_captured=True):
     """Say whether tokens are those of the CPU, or with which error it ends."""
     expected = decode(tiny(), CASE, strategy, sampling).tokens
     model = prepare_for(tiny(), device)
-    found = [decode(model, CASE, strategy, sampling, runner, device) for _ in range(runs)]
+    model = model if is_captured else model.model
+    found = [decode(model, CASE, strategy, sampling, device) for _ in range(runs)]
     return torch.equal(found[-1].tokens.cpu(), expected)
 
 
@@ -240,19 +240,19 @@ def a_rebound_buffer(monkeypatch):
 
 def tokens_that_are_replaced(monkeypatch):
     """The buffer of tokens moves."""
-    take = engine.Step.take
+    run = engine.Step.run
 
     def planted(self, lanes, num_slots):
-        take(self, lanes, num_slots)
-        self.space.tokens = self.space.tokens.clone()
+        run(self, lanes, num_slots)
+        self.buffers.tokens = self.buffers.tokens.clone()
 
-    monkeypatch.setattr(engine.Step, "take", planted)
+    monkeypatch.setattr(engine.Step, "run", planted)
 
 
 @pytest.mark.parametrize("plant", [a_baked_number, a_rebound_buffer])
 def test_what_a_replay_does_not_see_is_caught(plant, monkeypatch, gpus):
     plant(monkeypatch)
-    assert equals_the_cpu(runner="eager")
+    assert equals_the_cpu(is_captured=False)
     with contextlib.suppress(RuntimeError):  # memory is gone, where it is not merely stale
         assert not equals_the_cpu()
 
@@ -264,25 +264,25 @@ def test_a_buffer_that_moves_is_caught(monkeypatch, gpus):
 
 
 def test_ranges_that_nobody_keeps_are_caught(monkeypatch, gpus):
-    run = graphs.Graphs.run
+    run = replay.Graphs.run
 
     def planted(self, kind, *arguments, **settings):
-        run(self, str(kind), *arguments, **settings)
+        return run(self, str(kind), *arguments, **settings)
 
-    monkeypatch.setattr(graphs.Graphs, "run", planted)
+    monkeypatch.setattr(replay.Graphs, "run", planted)
     places = diagd.SamplingOptions(1.0, valid_range=by_place(CASE))
     with pytest.raises(RuntimeError, match="tensors that are gone"):
         equals_the_cpu(sampling=places, runs=2)
 
 
 def test_a_warm_up_on_real_lanes_is_caught(monkeypatch, gpus):
-    capture = graphs.Graphs._capture
+    capture = replay.Graphs._capture
 
     def planted(self, step, lanes, num_slots, compiled):
         step(lanes, num_slots)
         return capture(self, step, lanes, num_slots, compiled)
 
-    monkeypatch.setattr(graphs.Graphs, "_capture", planted)
+    monkeypatch.setattr(replay.Graphs, "_capture", planted)
     assert equals_the_cpu()
     assert not equals_the_cpu(strategy=TOLERANT, sampling=SAMPLINGS["greedy"])
 
@@ -307,9 +307,9 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
     gc.collect()
     gc.disable()
     try:
-        model = prepare_for(tiny(), "cuda")
+        model = prepare_for(tiny(), "cuda").model
         before = gpus.live_bytes
-        decode(model, CASE, "k=1", SAMPLED, "eager", "cuda")
+        decode(model, CASE, "k=1", SAMPLED, "cuda")
         assert gpus.live_bytes == before
         make = Stream._make_run
 
@@ -318,7 +318,7 @@ def test_an_engine_in_a_circle_is_caught(monkeypatch, gpus):
             self.of_itself = self.feed
 
         monkeypatch.setattr(Stream, "_make_run", planted)
-        decode(model, CASE, "k=1", SAMPLED, "eager", "cuda")
+        decode(model, CASE, "k=1", SAMPLED, "cuda")
         assert gpus.live_bytes > before
     finally:
         gc.enable()

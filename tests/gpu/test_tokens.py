@@ -6,14 +6,14 @@ them; nothing waits for the device within a step.
 
 import dataclasses
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import diagd
 from diagd.backends.prepare import prepare
-from diagd.decoding.model import RunnerName
+from diagd.backends.replay import Captured
 from diagd.decoding.strategies.strategy import Conditions
 from diagd.families.checkpoints import load_model
 from diagd.models.huggingface import HuggingFaceModel, llama_of
@@ -45,16 +45,15 @@ def by_place(case: Case) -> torch.Tensor:
     return ranges
 
 
-def runner_for(strategy: str, temperature: float) -> RunnerName:
-    """CUDA graphs, unless the strategy refuses them."""
+def allows_graphs(strategy: str, temperature: float) -> bool:
     try:
         diagd.parse_strategy(strategy).check(Conditions(temperature, replays=True))
     except ValueError:
-        return "eager"
-    return "cuda-graph"
+        return False
+    return True
 
 
-def decode(model, case, strategy, sampling, runner: RunnerName = "eager", device="cpu", text=None):
+def decode(model, case, strategy, sampling, device="cpu", text=None):
     actions = case.actions()
     return diagd.generate_tokens(
         model,
@@ -66,7 +65,6 @@ def decode(model, case, strategy, sampling, runner: RunnerName = "eager", device
         seed=3,
         grid=case.grid,
         context=text if text is None else text.to(device),
-        runner=runner,
     )
 
 
@@ -74,9 +72,9 @@ def on_both(gpus, make, case, strategies, sampling, device="cuda", text=None):
     """Decode on the CPU, eagerly, and on the GPU; return how many graphs were replayed."""
     plain, model = make(), prepare_for(make(), device)
     for strategy in strategies:
-        runner = runner_for(strategy, sampling.temperature)
+        one = model if allows_graphs(strategy, sampling.temperature) else model.model
         expected = decode(plain, case, strategy, sampling, text=text)
-        found = decode(model, case, strategy, sampling, runner, device, text)
+        found = decode(one, case, strategy, sampling, device, text)
         assert found.tokens.device.type == "cuda"
         assert torch.equal(found.tokens.cpu(), expected.tokens), strategy
         if strategy not in MEASURED:
@@ -85,9 +83,9 @@ def on_both(gpus, make, case, strategies, sampling, device="cuda", text=None):
     return gpus.num_replays
 
 
-def prepare_for(model, device):
+def prepare_for(model, device) -> Any:
     if isinstance(model, HuggingFaceModel):
-        return HuggingFaceModel(model.model.to(device))
+        return Captured(HuggingFaceModel(model.model.to(device)))
     return prepare(model.to(device))[0]
 
 
@@ -102,7 +100,7 @@ def test_every_strategy_writes_the_tokens_of_the_cpu(strategy, gpus):
     names = ["greedy", "sampled"] if CASES[strategy].greedy else ["sampled"]
     for name in names:
         on_both(gpus, tiny, case, [strategy], SAMPLINGS[name])
-    assert (gpus.num_replays > 0) == (runner_for(strategy, 1.0) == "cuda-graph")
+    assert (gpus.num_replays > 0) == allows_graphs(strategy, 1.0)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -158,7 +156,7 @@ class Streamed(NamedTuple):
     num_dropped_frames: int
 
 
-def stream(case, words, model, runner: RunnerName, device, **settings) -> Streamed:
+def stream(case, words, model, device, **settings) -> Streamed:
     """Decode a frame with each strategy, one after the other."""
     engine = diagd.DecodingEngine(
         model,
@@ -166,7 +164,6 @@ def stream(case, words, model, runner: RunnerName, device, **settings) -> Stream
         num_action_tokens=case.num_action_tokens,
         batch_size=case.batch_size,
         sampling=SAMPLINGS["sampled"],
-        runner=runner,
         **settings,
     )
     engine.prefill(case.prompt.to(device))
@@ -175,16 +172,16 @@ def stream(case, words, model, runner: RunnerName, device, **settings) -> Stream
     frames = []
     for t, word in enumerate(words):
         frames += list(engine.decode(word, actions[:, t : t + 1].to(device)))
-    return Streamed(torch.stack(frames, 1).cpu(), engine.num_dropped_frames)
+    return Streamed(torch.stack(frames, 1).cpu(), engine.stream.num_dropped_frames)
 
 
 @pytest.mark.parametrize("keep_frames", [None, 1])
 def test_a_stream_goes_on_after_a_full_context(keep_frames, gpus):
     case, decoded = Case(num_frames=6, num_action_tokens=2), []
     for device in ("cpu", "cuda"):
-        model, runner, _ = prepare(tiny_model().to(device), "auto" if device == "cuda" else "eager")
+        model, _ = prepare(tiny_model().to(device), "auto" if device == "cuda" else "eager")
         words = ("k=1", "raster", "exact,lanes=8", "k=2", "k=1", "k=1")
-        found = stream(case, words, model, runner, device, keep_frames=keep_frames)
+        found = stream(case, words, model, device, keep_frames=keep_frames)
         assert found.num_dropped_frames >= 4
         decoded.append(found.tokens)
     assert torch.equal(*decoded)
@@ -192,7 +189,7 @@ def test_a_stream_goes_on_after_a_full_context(keep_frames, gpus):
 
 def test_a_batch_is_its_rows_one_by_one(gpus):
     model = prepare_for(tiny(), "cuda")
-    together = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda-graph", "cuda").tokens
+    together = decode(model, CASE, "k=1", SAMPLINGS["sampled"], "cuda").tokens
     actions = CASE.actions()
     assert actions is not None
     for row in range(CASE.batch_size):
@@ -204,7 +201,6 @@ def test_a_batch_is_its_rows_one_by_one(gpus):
             sampling=SAMPLINGS["sampled"],
             seed=3 + row,
             grid=CASE.grid,
-            runner="cuda-graph",
         ).tokens
         assert torch.equal(together[row : row + 1].cpu(), alone.cpu())
 
@@ -215,8 +211,12 @@ def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
     model = prepare_for(tiny(), "cuda")
     steps = Counter()
 
-    def watched(run):
-        def step(lanes, num_slots):
+    make_step = model.make_step
+
+    def watched(step):
+        run = make_step(step)
+
+        def taken(lanes, num_slots):
             before = gpus.waits.total(), gpus.num_captures, gpus.num_kernels
             run(lanes, num_slots)
             captured = gpus.num_captures > before[1]
@@ -224,11 +224,10 @@ def test_no_step_waits_and_a_frame_waits_a_few_times(strategy, gpus):
             if not captured:
                 assert (gpus.waits.total(), gpus.num_kernels - 1) == (before[0], before[2])
 
-        return step
+        return taken
 
-    engine = diagd.DecodingEngine(
-        model, 3, 5, num_action_tokens=2, batch_size=2, runner="cuda-graph", around_step=watched
-    )
+    model.make_step = watched
+    engine = diagd.DecodingEngine(model, 3, 5, num_action_tokens=2, batch_size=2)
     engine.prefill(CASE.prompt.to("cuda"))
     actions = CASE.actions()
     assert actions is not None
@@ -259,5 +258,5 @@ def test_a_prompt_is_read_in_few_pieces(gpus):
         actions = case.actions()
         assert actions is not None
         assert len(list(engine.decode("k=1", actions.to(device)))) == 4
-        assert engine.num_dropped_frames == 2
+        assert engine.stream.num_dropped_frames == 2
     assert pieces == {"cpu": 2 * 2, "cuda": 1 * 2}  # the prompt, and once more when it is full

@@ -104,7 +104,7 @@ def test_a_full_context_forgets_frames_and_no_prompt():
     engine = diagd.DecodingEngine(model, 3, 5, max_slots=PROMPT_LENGTH + 30, keep_frames=1)
     engine.prefill(prompt)
     first, second = (next(engine.decode(schedule)) for _ in range(2))
-    assert engine.num_dropped_frames == 1
+    assert engine.stream.num_dropped_frames == 1
     again = torch.cat([prompt[:, :PROMPT_LENGTH], first.flatten(1)], dim=1)
     assert torch.equal(second, diagd.generate_tokens(model, again, schedule).tokens[:, 0])
 

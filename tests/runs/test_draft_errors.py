@@ -97,8 +97,8 @@ def test_a_changed_token_turns_the_draws_of_later_ones(world, clips, tmp_path):
         clips, "clip_0", generator.vocabulary, 0, 5, None, generator.frame_size_px
     )
     engine = draft_errors.start(generator, clip, "clip_0", options)
-    model, (low, high) = load_model(world), (engine.ranges.low, engine.ranges.high)
-    seed, sampling = int(engine.seeds), engine.sampling
+    model, (low, high) = load_model(world), (engine.stream.ranges.low, engine.stream.ranges.high)
+    seed, sampling = int(engine.stream.seeds), engine.stream.sampling
 
     def drawn(tokens, place, seed, banned=None):
         logits = model.logits(tokens)[0, -16 + place]  # read one token earlier
@@ -109,7 +109,7 @@ def test_a_changed_token_turns_the_draws_of_later_ones(world, clips, tmp_path):
 
     with torch.inference_mode():
         counts = list(draft_errors.turned(engine, options))
-        true = engine.tokens[:, : engine.num_used]
+        true = engine.stream.tokens[:, : engine.stream.num_used]
         draws = [drawn(true, place, seed) for place in range(15)]
         expected = []
         for place in range(14):

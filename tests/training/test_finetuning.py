@@ -109,8 +109,8 @@ def stream_nll(options, tokens, strategy):
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     truth, costs = frames[:, 2:, 1:].unflatten(2, (2, 3)), {}
 
-    def forced(logits, sampling, ranges, seeds, t, i, j):
-        known = set(costs)
+    def forced(logits, draw):
+        known, (t, i, j) = set(costs), (draw.frames, draw.rows, draw.columns)
         written = truth[:, t, i, j]
         for lane, place in enumerate(zip(t.tolist(), i.tolist(), j.tolist(), strict=True)):
             if place not in known:  # lanes that write nothing claim (t, 0, 0) later on, too
@@ -122,7 +122,11 @@ def stream_nll(options, tokens, strategy):
     engine.prefill(tokens[:, :13], context_frames=2)
     written = list(engine.decode(strategy, frames[:, 2:, :1], 7))
     assert torch.equal(torch.stack(written, 1), truth)
-    assert (engine.window, engine.num_dropped_frames, len(costs)) == (6, 3, truth[0].numel())
+    assert (engine.stream.window, engine.stream.num_dropped_frames, len(costs)) == (
+        6,
+        3,
+        truth[0].numel(),
+    )
     return torch.stack(list(costs.values())).mean().item()
 
 

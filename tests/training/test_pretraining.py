@@ -57,7 +57,7 @@ def test_a_model_trained_under_a_window_holds_the_window(options):
     assert model.config.frames_held == 3
     engine = DecodingEngine(model, HEIGHT, WIDTH, num_action_tokens=1)
     engine.prefill(torch.zeros(1, HEIGHT * WIDTH, dtype=torch.int64))
-    assert (engine.window, engine.is_endless) == (3, True)
+    assert (engine.stream.window, engine.stream.is_endless) == (3, True)
 
 
 @pytest.mark.parametrize("window", [1, 3, 4])

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.model import Buffers
+from diagd.decoding.sampling import Draw, ValidRanges
+from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.visibility import SlotRule
 
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
@@ -138,15 +140,9 @@ def check_step(
         raise ValueError(f"visible must be bool on the cpu, got {_kind_of(visible)}")
 
 
-def check_draw(
-    logits: Tensor,
-    ranges: ValidRanges,
-    seeds: Tensor,
-    frames: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-) -> None:
+def check_draw(logits: Tensor, draw: Draw) -> None:
     """Raise ValueError unless these are logits (B, L, V), seeds (B,) and places (L,) in memory."""
+    seeds, frames, rows, columns = draw.seeds, draw.frames, draw.rows, draw.columns
     batch, lanes = logits.shape[:1], logits.shape[1:2]
     if (
         logits.ndim != 3
@@ -161,13 +157,12 @@ def check_draw(
     _check_int64(seeds=seeds, frames=frames, rows=rows, columns=columns)
     if not logits.is_cpu or not logits.is_floating_point():
         raise ValueError(f"logits must be floats on the cpu, got {_kind_of(logits)}")
-    _check_ids(ranges, logits.shape[2])
+    _check_ids(draw.ranges, logits.shape[2])
 
 
-def check_space(
-    tokens: Tensor, held: Tensor, fed_at: Tensor, seeds: Tensor, ranges: ValidRanges, vocab: int
-) -> None:
+def check_space(buffers: Buffers, ranges: ValidRanges, vocab: int) -> None:
     """Raise ValueError unless these are tokens (B, S), two (S,) and seeds (B,) in memory."""
+    tokens, held, fed_at, seeds = buffers.tokens, buffers.held, buffers.fed_at, buffers.seeds
     slots, given = tokens.shape[-1:], (tokens, held, fed_at, seeds)
     _check_int64(tokens=tokens, held=held, fed_at=fed_at, seeds=seeds)
     if (

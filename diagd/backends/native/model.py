@@ -26,8 +26,8 @@ from diagd.backends.native.boundary import (
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
-from diagd.decoding.model import CausalModel, StepFunction
-from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.model import CausalModel, StepFunction, StepParts
+from diagd.decoding.sampling import Draw
 from diagd.decoding.visibility import SlotRule
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
@@ -226,22 +226,14 @@ class NativeModel(CausalModel):
         check_end(self._decode(ctypes.byref(self._laid_out.record), ctypes.byref(step)), step)
         return logits[..., : self.vocab_size]
 
-    def sample(
-        self,
-        logits: Tensor,
-        options: SamplingOptions,
-        ranges: ValidRanges,
-        seeds: Tensor,
-        frames: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> Tensor:
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`).
 
         Raises:
             ValueError: Arguments of another shape, dtype or device.
         """
-        check_draw(logits, ranges, seeds, frames, rows, columns)
+        check_draw(logits, draw)
+        options, ranges = draw.options, draw.ranges
         batch, lanes = logits.shape[:2]
         rows_of_floats = lanes * logits.stride(1), logits.stride(1), 1
         if logits.dtype != torch.float32 or logits.stride() != rows_of_floats:
@@ -249,11 +241,11 @@ class NativeModel(CausalModel):
         if ranges.by_place is None:
             bounds = torch.tensor([[ranges.low], [ranges.high]]).expand(2, lanes).contiguous()
         else:
-            bounds = ranges.by_place[rows, columns].T.contiguous()
+            bounds = ranges.by_place[draw.rows, draw.columns].T.contiguous()
         drawn = torch.empty(batch, lanes, dtype=torch.int64)
-        places = seeds, frames, rows, columns
+        places = draw.seeds, draw.frames, draw.rows, draw.columns
         seeds, frames, rows, columns = (place.contiguous() for place in places)
-        draw = DrawRecord(
+        record = DrawRecord(
             batch=batch,
             lanes=lanes,
             vocab=logits.shape[2],
@@ -270,63 +262,57 @@ class NativeModel(CausalModel):
             drawn=drawn.data_ptr(),
             seconds=self._timed(),
         )
-        if self._library.draw(ctypes.byref(draw)):
+        if self._library.draw(ctypes.byref(record)):
             raise ValueError(f"valid ids must be in [0, {logits.shape[2]}) and not none at all")
         return drawn
 
-    def fused_step(
-        self,
-        tokens: Tensor,
-        held: Tensor,
-        fed_at: Tensor,
-        seeds: Tensor,
-        cache: NativeCache,
-        options: SamplingOptions,
-        ranges: ValidRanges,
-    ) -> StepFunction:
-        """Take steps in one call each (`csrc/fused_step.cpp`); as in `FusesSteps.fused_step`.
+    def make_step(self, step: StepParts) -> StepFunction:
+        """Fuse the parts of a plain step into one call (`csrc/fused_step.cpp`), to the same bits.
 
         Raises:
-            ValueError: Arguments of another shape, dtype or device, or a cache of another model.
+            ValueError: Buffers of another shape, dtype or device, or a cache of another model.
                 The step itself raises what `forward` raises.
         """
-        check_space(tokens, held, fed_at, seeds, ranges, self.vocab_size)
-        batch, num_slots = tokens.shape
+        if not step.is_plain:
+            return step.run
+        buffers, ranges, options = step.buffers, step.ranges, step.sampling
+        check_space(buffers, ranges, self.vocab_size)
+        batch, num_slots = buffers.tokens.shape
         by_place = None if ranges.by_place is None else ranges.by_place.contiguous()
+        cache: NativeCache = buffers.cache
         self._check_cache(cache, batch)
-        memory = tokens, held, fed_at, seeds, cache, by_place  # stays as long as the step does
-        record = self._laid_out.record
-        step = StepRecord(
+        memory = buffers, by_place  # stays as long as the step does
+        fed = StepRecord(
             batch=batch,
             num_slots=cache.num_slots,
-            held=held.data_ptr(),
-            fed_at=fed_at.data_ptr(),
+            held=buffers.held.data_ptr(),
+            fed_at=buffers.fed_at.data_ptr(),
             keys=ctypes.addressof(cache.key_pointers),
             values=ctypes.addressof(cache.value_pointers),
         )
         draw = DrawRecord(
             batch=batch,
             vocab=self.vocab_size,
-            seeds=seeds.data_ptr(),
+            seeds=buffers.seeds.data_ptr(),
             **rules_of(options, self.vocab_size),
         )
         space = SpaceRecord(
-            slots=num_slots, low=ranges.low, high=ranges.high, tokens=tokens.data_ptr()
+            slots=num_slots, low=ranges.low, high=ranges.high, tokens=buffers.tokens.data_ptr()
         )
         if by_place is not None:
             space.height, space.width = by_place.shape[:2]
             space.by_place = by_place.data_ptr()
-        records = [ctypes.byref(one) for one in (record, step, draw, space)]
+        records = [ctypes.byref(one) for one in (self._laid_out.record, fed, draw, space)]
 
-        def take(lanes: Tensor, most_slots: int) -> None:
-            check_lanes(lanes, len(memory[0]))
-            step.lanes, step.visible_slots = lanes.shape[1], min(most_slots, num_slots)
+        def run(lanes: Tensor, max_slots: int) -> None:
+            check_lanes(lanes, len(memory[0].tokens))
+            fed.lanes, fed.visible_slots = lanes.shape[1], min(max_slots, num_slots)
             space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
-            step.seconds = draw.seconds = self._timed()
-            step.threads = self.num_threads
-            check_end(self._take(*records), step)
+            fed.seconds = draw.seconds = self._timed()
+            fed.threads = self.num_threads
+            check_end(self._take(*records), fed)
 
-        return take
+        return run
 
     def _check_cache(self, cache: NativeCache, batch: int) -> None:
         if getattr(cache, "kind", None) != self._cache_kind or cache.batch_size != batch:

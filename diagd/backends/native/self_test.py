@@ -21,7 +21,7 @@ from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import REFERENCE, StepTimes, time_steps
-from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -82,8 +82,8 @@ def _compare_draws(native: NativeModel) -> None:
     logits[0, 7, 5] = torch.nan
     ranges = ValidRanges(2, 80, None)
     for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
-        arguments = logits, options, ranges, seeds, lanes, lanes, lanes
-        drawn, expected = native.sample(*arguments), sample(*arguments)
+        draw = Draw(options, ranges, seeds, lanes, lanes, lanes)
+        drawn, expected = native.sample(logits, draw), sample(logits, draw)
         differing = int((drawn != expected).sum())
         if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may turn a draw
             raise ValueError(f"{differing} of {drawn.numel()} draws differ under {options}")

@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from diagd.decoding.model import ModelWrapper
-from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, sample
+from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.decoding.visibility import NEVER, SlotRule, visible_slots
 from diagd.models.attention import RuleKernel, attend
 from diagd.models.config import ModelConfig
@@ -33,26 +33,18 @@ class Kernels(NamedTuple):
     attend: Callable[..., Tensor]
     draw: Callable[..., Tensor]
 
-    def sample(
-        self,
-        logits: Tensor,
-        options: SamplingOptions,
-        ranges: ValidRanges,
-        seeds: Tensor,
-        frames: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> Tensor:
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw as `diagd.decoding.sampling.sample` does, in one kernel."""
+        options, ranges = draw.options, draw.ranges
         return self.draw(
             logits,
             ranges.by_place,
             ranges.low,
             ranges.high,
-            seeds,
-            frames,
-            rows,
-            columns,
+            draw.seeds,
+            draw.frames,
+            draw.rows,
+            draw.columns,
             options.temperature,
             options.top_k or 0,
             1.0 if options.top_p is None else options.top_p,
@@ -121,7 +113,8 @@ def _check_attention(
         queries = queries.to(device, dtype).transpose(1, 2)
         positions = torch.randint(0, num_slots - 9, (lanes,), generator=generator)
         steps = torch.randint(0, 9, (lanes,), generator=generator)
-        rule = [part.to(device) for part in (positions, steps, held.clamp(min=-1), fed_at)]
+        held, fed_at = held.clamp(min=-1).to(device), fed_at.to(device)
+        rule = positions.to(device), steps.to(device), held, fed_at
         seen = visible_slots(*rule)
         expected = attend(queries.double(), keys.double(), values.double(), seen)
         error = (kernels.attend(queries, keys, values, *rule) - expected).abs().max().item()
@@ -142,7 +135,7 @@ def _check_draws(
     logits[0, 3, 5] = torch.nan
     ranges, seeds = ValidRanges(2, vocab_size, None), lanes[:2] + 2**40
     for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
-        arguments = logits.to(device, dtype), options, ranges, seeds, lanes, lanes, lanes
+        arguments = logits.to(device, dtype), Draw(options, ranges, seeds, lanes, lanes, lanes)
         drawn, expected = kernels.sample(*arguments), sample(*arguments)
         differing = int((drawn != expected).sum())
         if differing > 1 or drawn[0, 3] != UNDRAWN:  # rounding may turn a draw
@@ -169,6 +162,5 @@ class TritonModel(ModelWrapper[Transformer]):
         """Leave the mask to the kernel."""
         return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at))
 
-    def sample(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one kernel."""
-        return self.kernels.sample(*args, **kwargs)
+    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
+        return self.kernels.sample(logits, draw)

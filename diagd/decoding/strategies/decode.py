@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 from diagd.decoding.engine import Stream
-from diagd.decoding.plan import make_plan
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.exact import (
     Coupling,
@@ -18,7 +17,6 @@ from diagd.decoding.strategies.strategy import (
     AdaptiveZipAR,
     Exact,
     Jacobi,
-    Scheduled,
     SpeculativeJacobi,
     Strategy,
     Tolerant,
@@ -31,33 +29,14 @@ def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterat
     """Write the frames of a layout behind the slots in use; yield as each becomes whole.
 
     The stream holds the actions already and hides what is not written (`Stream.open`). Between two
-    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy of
-    your own is registered: `@decode.register`.
+    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. By default the
+    strategy's schedule is followed; one without a schedule is registered: `@decode.register`.
     """
-    raise TypeError(f"nobody has registered how {strategy} decodes")
-
-
-@decode.register
-def _(strategy: Scheduled, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Feed the lanes of the plan, step by step."""
-    plan = make_plan(
-        strategy.schedule(layout.grid),
-        layout,
-        stream.pad,
-        stream.knows_row_ends,
-    )
-    base, frame, lanes = stream.num_used, 0, stream.place(plan)
-    for step in range(plan.num_steps):
-        fed = lanes[:, plan.starts[step] : plan.starts[step + 1]]
-        stream.feed(fed, plan.num_fed[step], base + plan.ends[step])
-        if step == plan.frame_done(frame):
-            frame += 1
-            yield
+    return stream.follow(strategy.schedule(layout.grid), layout)
 
 
 @decode.register
 def _(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Write frame after frame."""
     for _ in range(layout.grid.num_frames):
         AdaptiveFrame(stream, layout, strategy.window).write()
         yield
@@ -65,7 +44,6 @@ def _(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterat
 
 @decode.register
 def _(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Verify drafts that run ahead along a diagonal."""
     num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
     lag, width = strategy.draft_lag, strategy.draft_width
     drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
@@ -74,13 +52,11 @@ def _(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]
 
 @decode.register
 def _(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Verify the drafts that follow the prefix."""
     return decode(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
 
 
 @decode.register
 def _(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Verify drafts that run ahead, and keep those within the tolerance."""
     drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
     rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
     return verify_frames(stream, layout, drafts, rule)
@@ -88,6 +64,5 @@ def _(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[No
 
 @decode.register
 def _(strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Verify the drafts that follow the prefix, by coupling."""
     drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
     return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))

@@ -1,143 +1,70 @@
-"""How drafts fare on a model, by measurement: what choosing lanes is tuned by, and nothing else.
+"""Exact decoding: raster's tokens in fewer steps, and its kin that keep the distribution only.
 
-Wrong numbers cost speed, never tokens.
+The noise of a draw is bound to its place, so the raster sample is the fixed point of "draft, feed
+all drafts causally, draw again". A step feeds draft tokens behind the verified prefix and drafts
+ahead of it (see `Drafts`); a draw replaces the draft it was to confirm. What stands before the
+first change is final, for it was drawn after final tokens only: at least one token a step (Jacobi
+decoding, arXiv:2305.10427, with noise bound to the place). Keys and values of final tokens stay,
+the others are overwritten.
 """
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, compress, islice, product, takewhile
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DrawRule, Step, Stream, VerifiedStep
-from diagd.decoding.plan import SCRATCH, Lanes, padded_width
-from diagd.decoding.sampling import gumbel_noise, if_any_best, lowest_id_of, truncated_logits
-from diagd.decoding.schedule import SequenceLayout
-
-
-@dataclass(frozen=True)
-class DraftStatistics:
-    """What was measured on one model.
-
-    Attributes:
-        source: which model, and where the measurement is told.
-        tokens_per_step: pairs of most lanes in a step and tokens that become final in it.
-        draft_lag, drafted_lanes: the best lag of drafts, and the lanes above which none pay.
-        neighbours: rows down and columns right of a token whose draws are likely to change when it
-            does; the first is the one to its right.
-        fresh, beside_a_change, stale, changed, confirmed: how often a draw at the verified prefix
-            differs from its draft, by what happened to the draft last: nothing yet; the token to
-            its left changed with it or since; another neighbour did; it changed itself; it was
-            confirmed.
-        least_survival: chance of a lane being reached, below which it is not fed there.
-        draft_share: most of a step's lanes that draft ahead.
-    """
-
-    source: str
-    tokens_per_step: tuple[tuple[int, float], ...]
-    draft_lag: int
-    drafted_lanes: int
-    neighbours: tuple[tuple[int, int], ...]
-    fresh: float
-    beside_a_change: float
-    stale: float
-    changed: float
-    confirmed: float
-    least_survival: float
-    draft_share: float
-
-    @property
-    def num_lanes(self) -> tuple[int, ...]:
-        """The lanes that were tried."""
-        return tuple(lanes for lanes, _ in self.tokens_per_step)
-
-
-BUNDLED = DraftStatistics(
-    source="the bundled model at temperature 1 on ViZDoom clips; docs/log.md, exact decoding",
-    tokens_per_step=(
-        (1, 1.0),
-        (8, 2.9),
-        (12, 3.64),
-        (16, 4.36),
-        (24, 5.44),
-        (32, 6.32),
-        (40, 7.16),
-        (96, 9.11),
-        (192, 10.77),
-    ),
-    draft_lag=2,
-    drafted_lanes=40,
-    neighbours=((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0)),
-    fresh=0.92,
-    beside_a_change=0.45,
-    stale=0.1,
-    changed=0.07,
-    confirmed=0.02,
-    least_survival=0.3,
-    draft_share=0.7,
+from diagd.decoding.engine import DrawRule, Lanes, Step, Stream, VerifiedStep
+from diagd.decoding.sampling import (
+    Draw,
+    gumbel_noise,
+    if_any_best,
+    lowest_id_of,
+    truncated_logits,
 )
+from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 
-
-DryStep = Callable[[int], object]
-Clock = Callable[[DryStep, int], float]
-REPEATS = 5
-_MEASURED: WeakKeyDictionary[object, dict[Hashable, dict[int, float]]] = WeakKeyDictionary()
-
-
-def median_seconds(dry_step: DryStep, num_lanes: int) -> float:
-    """Return the median seconds of a step, the first two left out (they compile and capture)."""
-    seconds: list[float] = []
-    for _ in range(REPEATS + 2):
-        started = time.perf_counter()
-        dry_step(num_lanes)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])
-
-
-def measure_costs(
-    model: object, kind: Hashable, dry_step: DryStep, clock: Clock = median_seconds
-) -> dict[int, float]:
-    """Time steps of 1 lane and more, until no more lanes can pay: {lanes: seconds}.
-
-    Args:
-        model: measured once in a process for each `kind` of step.
-        dry_step: does all that a step of so many lanes does, waits for it, and leaves no trace.
-    """
-    measured = _MEASURED.setdefault(model, {})
-    if kind not in measured:
-        costs: dict[int, float] = {}
-        tokens = dict(BUNDLED.tokens_per_step)
-        for num_lanes in BUNDLED.num_lanes:
-            costs[num_lanes] = clock(dry_step, num_lanes)
-            least = min(seconds / tokens[lanes] for lanes, seconds in costs.items())
-            if costs[num_lanes] > least * max(tokens.values()):
-                break
-        measured[kind] = costs
-    return measured[kind]
-
-
-def best_num_lanes(costs: dict[int, float]) -> int:
-    """Return the lanes with the most final tokens a second, if drafts fare as `BUNDLED` says.
-
-    Args:
-        costs: {lanes: seconds of a step}.
-    """
-    tokens = dict(BUNDLED.tokens_per_step)
-    return max(costs, key=lambda num_lanes: tokens[num_lanes] / costs[num_lanes])
+# How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
+# chosen by it. Wrong numbers cost speed, never tokens.
+TOKENS_PER_STEP = {  # that become final, by the most lanes of a step
+    1: 1.0, 8: 2.9, 12: 3.64, 16: 4.36, 24: 5.44, 32: 6.32, 40: 7.16, 96: 9.11, 192: 10.77,
+}  # fmt: skip
+DRAFT_LAG, DRAFTED_LANES = 2, 40  # the best lag of drafts, and the lanes above which none pay
+# rows down and columns right of a token whose draws are likely to change when it does
+NEIGHBOURS = ((0, 1), (0, 2), (1, -1), (1, 0), (1, 1), (2, 0))
+# how often a draw at the verified prefix differs from its draft, by what happened to that last:
+# nothing yet; the token to its left changed with it or since; another neighbour did; it changed
+# itself; it was confirmed
+FRESH, BESIDE_A_CHANGE, STALE, CHANGED, CONFIRMED = 0.92, 0.45, 0.1, 0.07, 0.02
+MIN_SURVIVAL = 0.3  # chance of a lane being reached, below which it is not fed there
+DRAFT_SHARE = 0.7  # of a step's lanes, that draft ahead at most
+REPEATS = 5  # of a step that is timed
+_NOISE_STRIDE = 4096  # the noise of a coupling at step n is that of frame n * stride + frame
+_costs: WeakKeyDictionary[object, dict[int, dict[int, float]]] = WeakKeyDictionary()
 
 
 class Drafts:
-    """What is known of every lane of a generation: fed or not, stale or not, verified or not.
+    """Which lanes a step of exact decoding feeds, and how far its draws are final.
+
+    A draw depends on all tokens before it, so it is final once they are: the verified prefix grows
+    up to the first draw that differs from its draft, that draw included. A step feeds the lanes
+    behind the prefix, as far as they are likely to be confirmed. With what is left of its lanes it
+    drafts ahead: lanes that a diagonal opens, and stale ones, whose neighbours have changed since
+    they were fed. The others would most likely draw what they drew; they wait.
+
+    Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
+    They are few a step, so lists and loops take half the time that arrays do.
 
     Args:
         layout: of the generation.
         batch_size: rows; they share lanes, so the slowest one sets the pace.
-        num_lanes: most lanes of a step.
+        num_lanes: of a step, at most.
         lag: columns that a row's drafts keep behind those of the row above; 0 drafts nothing ahead
             and fills the step with the lanes behind the prefix (plain Jacobi decoding). None is
             the best by the statistics.
@@ -160,7 +87,7 @@ class Drafts:
         width: int = 3,
     ) -> None:
         if lag is None:
-            lag = BUNDLED.draft_lag if num_lanes <= BUNDLED.drafted_lanes else 0
+            lag = DRAFT_LAG if num_lanes <= DRAFTED_LANES else 0
         self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
         self.size, self.height = layout.num_slots, layout.grid.height
         self.num_verified = 0 if layout.has_prompt else 1
@@ -172,7 +99,7 @@ class Drafts:
         self.is_action = [within < layout.num_action_tokens for within in inside]
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
         # chances that a draw will change its draft
-        self.doubts = [0.0 if is_action else BUNDLED.fresh for is_action in self.is_action]
+        self.doubts = [0.0 if is_action else FRESH for is_action in self.is_action]
 
     @property
     def is_done(self) -> bool:
@@ -188,20 +115,20 @@ class Drafts:
     def choose(self) -> list[int]:
         """Return the lanes of the next step, ascending, at least one and at most num_lanes."""
         first = self.num_verified
-        most = min(first + self.num_lanes, self.size)
+        end_of_room = min(first + self.num_lanes, self.size)
         if not self.lag:
-            return list(range(first, most))
+            return list(range(first, end_of_room))
         end, survival = first + 1, 1.0
-        while end < most:
+        while end < end_of_room:
             survival *= 1 - self.doubts[end - 1]
-            if survival <= BUNDLED.least_survival:
+            if survival <= MIN_SURVIVAL:
                 break
             end += 1
-        room = min(self.num_lanes - (end - first), int(self.num_lanes * BUNDLED.draft_share))
+        room = min(self.num_lanes - (end - first), int(self.num_lanes * DRAFT_SHARE))
         return [*range(first, end), *self._ahead(end)[:room]]
 
     def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
-        """Take in a step: let the prefix grow, and mark who has become stale.
+        """Account for a step: let the prefix grow, and mark who has become stale.
 
         Args:
             lanes: what `choose` returned.
@@ -231,7 +158,7 @@ class Drafts:
                 frame, row, column = self.places[lane]
                 row += frame * self.height
                 self.fed_columns[row] = max(self.fed_columns[row], column + 1)
-                self.doubts[lane] = BUNDLED.changed if lane in turned else BUNDLED.confirmed
+                self.doubts[lane] = CHANGED if lane in turned else CONFIRMED
         if self.lag:
             self._spread(turned)
         return self.num_verified - before
@@ -253,20 +180,19 @@ class Drafts:
     def _spread(self, lanes: set[int]) -> None:
         """Let the fed neighbours of tokens that changed be stale, and doubted."""
         width = self.layout.grid.width
-        for lane, (number, (down, right)) in product(lanes, enumerate(BUNDLED.neighbours)):
+        for lane, (number, (down, right)) in product(lanes, enumerate(NEIGHBOURS)):
             frame, row, column = self.places[lane]
             row, column, near = row + down, column + right, lane + down * width + right
             if row >= self.height or not 0 <= column < width:
                 continue
             if not number:
-                self.doubts[near] = max(self.doubts[near], BUNDLED.beside_a_change)
+                self.doubts[near] = max(self.doubts[near], BESIDE_A_CHANGE)
             if near > self.num_verified:
-                self.doubts[near] = max(self.doubts[near], BUNDLED.stale)
+                self.doubts[near] = max(self.doubts[near], STALE)
                 if column < self.fed_columns[frame * self.height + row]:
                     self.stale.add(near)
 
     def _first_of(self, row: int) -> int:
-        """Return the lane of a row's first token."""
         frame, i = divmod(row, self.height)
         before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
         return before + i * self.layout.grid.width
@@ -276,91 +202,6 @@ class Drafts:
         frame, within = divmod(lane, self.layout.slots_per_frame)
         row, column = divmod(max(0, within - self.layout.num_action_tokens), self.layout.grid.width)
         return frame, row, column
-
-
-_FRAMES = 4096  # the noise of step n is that of frame n * _FRAMES + frame
-
-
-def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
-    """Return the best ids, or the drafts where their score is within log(tolerance) of the best.
-
-    Args:
-        scores: (B, L, V) float32, log p + noise. drafts: (B, L) int64; out of [0, V) never stays.
-
-    Returns:
-        (B, L) int64.
-    """
-    best = scores.amax(-1)
-    known = (drafts >= 0) & (drafts < scores.shape[-1])
-    score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
-    stays = known & (score >= best - math.log(tolerance))
-    return torch.where(stays, drafts, lowest_id_of(best, scores))
-
-
-def couple(
-    target: Tensor, source: Tensor, drafts: Tensor, seeds: Tensor, lane: Lanes, afresh: bool
-) -> Tensor:
-    """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
-
-    Args:
-        target, source: (B, L, V) float32 probabilities; a source of zeros stands for a draft that
-            was not drawn.
-        drafts: (B, L) int64; out of [0, V) never stays.
-        seeds: (B,) int64.
-        afresh: draw what follows the first change without regard to its draft.
-
-    Returns:
-        (B, L) int64.
-    """
-    size = target.shape[-1]
-    known = (drafts >= 0) & (drafts < size)
-    ids = torch.where(known, drafts, 0)[..., None]
-    certain = torch.zeros_like(source).scatter_(-1, ids, 1.0)
-    source = torch.where(source.sum(-1, keepdim=True) > 0, source, certain)
-    frames = lane.frames + (lane.steps + 1) * _FRAMES
-    noise = gumbel_noise(seeds, frames, lane.rows, lane.columns, 0, size + 1)
-    uniform = torch.exp(-torch.exp(-noise[..., size]))
-    keep = known & (uniform * source.gather(-1, ids)[..., 0] < target.gather(-1, ids)[..., 0])
-    after = (~keep).cumsum(-1) - (~keep).long() > 0 if afresh else torch.zeros_like(keep)
-    residual = (target - source).clamp(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)  # uniform was 1
-    weights = torch.where(after[..., None], target, residual)
-    drawn = (weights.log() + noise[..., :size]).argmax(-1)
-    return torch.where(keep & ~after, drafts, drawn)
-
-
-@dataclass(frozen=True)
-class KeepWithin:
-    """The rule of `Tolerant`: `keep_within`."""
-
-    tolerance: float
-
-    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
-        low, high = step.ranges.low, step.ranges.high
-        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
-        if step.sampling.temperature > 0:
-            places = lane.frames, lane.rows, lane.columns
-            scores = scores + gumbel_noise(step.space.seeds, *places, low, high)
-        drafts = step.space.tokens[:, lane.outputs] - low
-        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))
-
-
-class Coupling:
-    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from."""
-
-    def __init__(self, stream: Stream, afresh: bool) -> None:
-        self.afresh = afresh
-        shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
-        self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
-
-    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
-        low, space = step.ranges.low, step.space
-        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
-        drafts = space.tokens[:, lane.outputs] - low
-        target, source = scores.softmax(-1), self.sources[:, lane.outputs]
-        self.sources.index_copy_(1, lane.outputs, target)
-        drawn = couple(target, source, drafts, space.seeds, lane, self.afresh) + low
-        return if_any_best(drawn, scores.amax(-1))
 
 
 def verify_frames(
@@ -385,23 +226,6 @@ def verify_frames(
             frame += 1
             _draft_next(stream, layout, drafts, frame)
             yield
-
-
-def step_costs(stream: Stream) -> dict[int, float]:
-    """Return the seconds of a step by its lanes (see `costs`); between frames."""
-    zero = torch.zeros(1, dtype=torch.int64)
-    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
-    lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
-    table, verified = torch.stack(lane), [0] * stream.batch_size
-
-    def dry_step(num_lanes: int) -> None:
-        _feed(stream, table, [0] * num_lanes, verified, None)
-
-    before = stream.num_steps, stream.num_fed, stream.fed_at.clone()
-    costs = measure_costs(stream.model, (stream.batch_size, stream.runner), dry_step)
-    stream.num_steps, stream.num_fed, fed_at = before
-    stream.fed_at.copy_(fed_at)
-    return costs
 
 
 @torch.inference_mode()
@@ -447,7 +271,7 @@ def _feed(
     lane = Lanes.of(lanes)
     lane.steps.fill_(stream.num_steps)
     end = int(lane.positions[-1]) + 1
-    if stream.pad:
+    if stream.model.replays:
         padding = lanes[:, :1].repeat(1, padded_width(count) - count)
         of_padding = Lanes.of(padding)
         of_padding.slots.fill_(stream.scratch)
@@ -485,3 +309,135 @@ def _table(stream: Stream, layout: SequenceLayout) -> Tensor:
         columns=cells % layout.grid.width,
     )
     return torch.stack(fields)
+
+
+def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
+    """Return the best ids, or the drafts where their score is within log(tolerance) of the best.
+
+    Args:
+        scores: (B, L, V) float32, log p + noise. drafts: (B, L) int64; out of [0, V) never stays.
+
+    Returns:
+        (B, L) int64.
+    """
+    best = scores.amax(-1)
+    known = (drafts >= 0) & (drafts < scores.shape[-1])
+    score = scores.gather(-1, torch.where(known, drafts, 0)[..., None])[..., 0]
+    stays = known & (score >= best - math.log(tolerance))
+    return torch.where(stays, drafts, lowest_id_of(best, scores))
+
+
+def couple(
+    target: Tensor, source: Tensor, drafts: Tensor, draw: Draw, steps: Tensor, afresh: bool
+) -> Tensor:
+    """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
+
+    A draft x is kept with probability min(1, target(x) / source(x)), else replaced by a draw from
+    max(0, target - source). The video has the model's distribution, not raster's tokens. Noise is
+    bound to the step as well.
+
+    Args:
+        target, source: (B, L, V) float32 probabilities; a source of zeros stands for a draft that
+            was not drawn.
+        drafts: (B, L) int64; out of [0, V) never stays.
+        steps: (L,) int64, at which the lanes are fed.
+        afresh: draw what follows the first change without regard to its draft.
+
+    Returns:
+        (B, L) int64.
+    """
+    size = target.shape[-1]
+    known = (drafts >= 0) & (drafts < size)
+    ids = torch.where(known, drafts, 0)[..., None]
+    certain = torch.zeros_like(source).scatter_(-1, ids, 1.0)
+    source = torch.where(source.sum(-1, keepdim=True) > 0, source, certain)
+    frames = draw.frames + (steps + 1) * _NOISE_STRIDE
+    noise = gumbel_noise(replace(draw, frames=frames), 0, size + 1)
+    uniform = torch.exp(-torch.exp(-noise[..., size]))
+    keep = known & (uniform * source.gather(-1, ids)[..., 0] < target.gather(-1, ids)[..., 0])
+    after = (~keep).cumsum(-1) - (~keep).long() > 0 if afresh else torch.zeros_like(keep)
+    residual = (target - source).clamp(min=0)
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target)  # uniform was 1
+    weights = torch.where(after[..., None], target, residual)
+    drawn = (weights.log() + noise[..., :size]).argmax(-1)
+    return torch.where(keep & ~after, drafts, drawn)
+
+
+@dataclass(frozen=True)
+class KeepWithin:
+    """The rule of `Tolerant`: a draft stays that f times its probability would have drawn.
+
+    Every draw of a place uses that place's noise g, so that is where p(draft) * exp(g(draft)) is at
+    least p(draw) * exp(g(draw)) / f (greedy: without g).
+    """
+
+    tolerance: float
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, draw = step.ranges.low, step.draw_of(lane)
+        scores = truncated_logits(logits, draw)
+        if step.sampling.temperature > 0:
+            scores = scores + gumbel_noise(draw, low, step.ranges.high)
+        drafts = step.buffers.tokens[:, lane.outputs] - low
+        return if_any_best(keep_within(scores, drafts, self.tolerance) + low, scores.amax(-1))
+
+
+class Coupling:
+    """The rule of `SpeculativeJacobi`: `couple`; it remembers what drafts were drawn from."""
+
+    def __init__(self, stream: Stream, afresh: bool) -> None:
+        self.afresh = afresh
+        shape = *stream.tokens.shape, stream.ranges.high - stream.ranges.low
+        self.sources = torch.zeros(shape, device=stream.tokens.device)  # (B, slots, V)
+
+    def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
+        low, draw = step.ranges.low, step.draw_of(lane)
+        scores = truncated_logits(logits, draw)
+        drafts = step.buffers.tokens[:, lane.outputs] - low
+        target, source = scores.softmax(-1), self.sources[:, lane.outputs]
+        self.sources.index_copy_(1, lane.outputs, target)
+        drawn = couple(target, source, drafts, draw, lane.steps, self.afresh) + low
+        return if_any_best(drawn, scores.amax(-1))
+
+
+def step_costs(stream: Stream) -> dict[int, float]:
+    """Return seconds by the lanes of a step, of 1 and more until no more can pay; between frames.
+
+    Measured once in a process for a model and a batch size.
+    """
+    measured = _costs.setdefault(stream.model, {})
+    if stream.batch_size not in measured:
+        measured[stream.batch_size] = time_steps(partial(_dry_step, stream))
+    return measured[stream.batch_size]
+
+
+def time_steps(seconds_of: Callable[[int], float]) -> dict[int, float]:
+    """Return the seconds of steps by their lanes, up to those of which no more can pay."""
+    costs: dict[int, float] = {}
+    for num_lanes in TOKENS_PER_STEP:
+        costs[num_lanes] = seconds_of(num_lanes)
+        best = min(seconds / TOKENS_PER_STEP[lanes] for lanes, seconds in costs.items())
+        if costs[num_lanes] > best * max(TOKENS_PER_STEP.values()):
+            break
+    return costs
+
+
+def best_num_lanes(costs: dict[int, float]) -> int:
+    """Return the lanes with the most final tokens a second."""
+    return max(costs, key=lambda num_lanes: TOKENS_PER_STEP[num_lanes] / costs[num_lanes])
+
+
+def _dry_step(stream: Stream, num_lanes: int) -> float:
+    """Return the median seconds of steps that leave no trace; the first two compile and capture."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    here, scratch = zero + max(stream.num_used, 1) - 1, zero + stream.scratch
+    lane = Lanes(here, scratch, stream.slots_at(here), scratch, zero, zero, zero, zero)
+    table, verified = torch.stack(lane), [0] * stream.batch_size
+    before, seconds = (stream.num_steps, stream.num_fed, stream.fed_at.clone()), list[float]()
+    for _ in range(REPEATS + 2):
+        started = time.perf_counter()
+        _feed(stream, table, [0] * num_lanes, verified, None)
+        seconds.append(time.perf_counter() - started)
+    stream.num_steps, stream.num_fed, fed_at = before
+    stream.fed_at.copy_(fed_at)
+    return statistics.median(seconds[2:])

@@ -1,17 +1,17 @@
 """How to decode is a value: a strategy, with one spelling and a promise.
 
-A strategy is a frozen dataclass. Fields that are `Spelled` make its name, such as
-`k=2,d=28/predecessor`:
+    raster                            next-token prediction
+    k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
+    zipar=4  zipar-adaptive=4         ZipAR with that window, or with it at least
+    exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
+    jacobi  jacobi,lanes=96           the same without drafts ahead
+    tolerance=1.5                     a draft stays that 1.5 times its probability would draw
+    sjd  mc-sjd,lanes=96              speculative Jacobi decoding, and with maximal coupling
 
-    @dataclass(frozen=True)
-    class Diagonal(Strategy):
-        word = "k"
-        row_lag: Annotated[int, Spelled("=")]
-        frame_lag: Annotated[int | None, Spelled(",d=")] = None
-        row_start: Annotated[RowStart, Spelled("/")] = "temporal"
-
-`STRATEGIES` lists all of them, `parse_strategy` reads names; `decode` beside has them write frames.
-What is said here is known before PyTorch is imported, so commands refuse mistakes at once.
+Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
+it. A strategy is a frozen dataclass; fields that are `Spelled` make its name. A new one is a class
+here and a line in `STRATEGIES`; one without a schedule also says how it decodes (`decode.py`).
+Nothing here knows PyTorch, so commands refuse mistakes at once.
 """
 
 import re
@@ -39,7 +39,7 @@ class Conditions(NamedTuple):
         temperature: 0 is greedy.
         grid: of the frames; None where it is not known yet.
         batch_size: videos decoded side by side.
-        replays: whether the runner compiles or captures steps.
+        replays: whether steps are compiled or captured.
     """
 
     temperature: float
@@ -61,8 +61,8 @@ class Strategy(ABC):
     Attributes:
         word: what its name begins with.
         has_schedule: whether all lanes are known before the first step (see `schedule`).
-        remembers: whether what it draws follows from what earlier steps left outside of the stream,
-            which a compiled or captured step would not see.
+        remembers: whether draws depend on what earlier steps left outside of the stream, which a
+            compiled or captured step would not see.
     """
 
     word: ClassVar[str]
@@ -87,7 +87,6 @@ class Strategy(ABC):
         return text
 
     def __str__(self) -> str:
-        """Return the name."""
         return self.name
 
     @classmethod
@@ -124,9 +123,9 @@ class Strategy(ABC):
             )
 
 
-def check_least(strategy: Any, **least: int) -> None:
-    """Raise ValueError where a number of a strategy is given and below the least it may be."""
-    for name, bound in least.items():
+def check_at_least(strategy: Strategy, **bounds: int) -> None:
+    """Raise ValueError where a number of a strategy is given and below its bound."""
+    for name, bound in bounds.items():
         value = getattr(strategy, name)
         if value is not None and value < bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
@@ -151,7 +150,7 @@ class Scheduled(Strategy):
         """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
         if conditions.grid is not None:
             self.schedule(conditions.grid)
-        check_least(self, **dict.fromkeys(self.lags, 1))
+        check_at_least(self, **dict.fromkeys(self.lags, 1))
 
 
 @dataclass(frozen=True)
@@ -164,10 +163,8 @@ class Diagonal(Scheduled):
         row_lag: the paper's k, in [1, width]: columns that a row runs ahead of the next one.
         frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps that a frame starts
             after the one before. None: frames do not overlap.
-        row_start: which token stands in for a predecessor that is not known yet: `temporal` (the
-            same place a frame earlier), `predecessor` (the predecessor a frame earlier) or
-            `spatial` (the newest token of the row above), or `action` (the last action token of the
-            frame, which a model can be trained to take for "a row starts").
+        row_start: which token stands in for a predecessor that is not known yet: `temporal`,
+            `predecessor`, `spatial` or `action` (see `DiagonalSchedule`).
 
     Raises:
         ValueError: an unknown row_start; lags are checked when the frames are known.
@@ -183,7 +180,6 @@ class Diagonal(Scheduled):
         check_row_start(self.row_start)
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        """Return the schedule of a grid (see `Scheduled`)."""
         return DiagonalSchedule(grid, self.row_lag, self.frame_lag, self.row_start)
 
 
@@ -195,11 +191,9 @@ class Raster(Scheduled):
 
     @property
     def promise(self) -> Promise:
-        """It is what the others are compared with."""
         return "tokens"
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        """Return the schedule of a grid (see `Scheduled`)."""
         return DiagonalSchedule.raster(grid)
 
 
@@ -212,7 +206,6 @@ class ZipAR(Scheduled):
     window: Annotated[int, Spelled("=")]
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        """Return the schedule of a grid (see `Scheduled`)."""
         return DiagonalSchedule(grid, self.window, row_start="spatial")
 
 
@@ -240,11 +233,10 @@ class Exact(Strategy):
     draft_width: Annotated[int, Spelled(",draft-width=")] = 3
 
     def __post_init__(self) -> None:
-        check_least(self, num_lanes=1, draft_lag=0, draft_width=1)
+        check_at_least(self, num_lanes=1, draft_lag=0, draft_width=1)
 
     @property
     def promise(self) -> Promise:
-        """Raster's tokens."""
         return "tokens"
 
 
@@ -256,11 +248,10 @@ class Jacobi(Strategy):
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
 
     def __post_init__(self) -> None:
-        check_least(self, num_lanes=1)
+        check_at_least(self, num_lanes=1)
 
     @property
     def promise(self) -> Promise:
-        """Raster's tokens."""
         return "tokens"
 
 
@@ -278,13 +269,12 @@ class Tolerant(Strategy):
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
     def __post_init__(self) -> None:
-        check_least(self, num_lanes=1)
+        check_at_least(self, num_lanes=1)
         if not 1 <= self.tolerance < float("inf"):
             raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
 
     @property
     def promise(self) -> Promise:
-        """Raster's tokens at a tolerance of 1."""
         return "tokens" if self.tolerance == 1 else "no"
 
 
@@ -302,15 +292,13 @@ class SpeculativeJacobi(Strategy):
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
     def __post_init__(self) -> None:
-        check_least(self, num_lanes=1)
+        check_at_least(self, num_lanes=1)
 
     @property
     def promise(self) -> Promise:
-        """Raster's distribution: the draws are others."""
         return "distribution"
 
     def check(self, conditions: Conditions) -> None:
-        """Raise ValueError for greedy decoding as well."""
         if conditions.temperature == 0:
             raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
         super().check(conditions)
@@ -337,10 +325,9 @@ class AdaptiveZipAR(Strategy):
     window: Annotated[int, Spelled("=")]
 
     def check(self, conditions: Conditions) -> None:
-        """Raise ValueError for a window out of its range and several batch rows as well."""
         if conditions.grid is not None:
             DiagonalSchedule(conditions.grid, self.window)
-        check_least(self, window=1)
+        check_at_least(self, window=1)
         if conditions.batch_size > 1:
             raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
         super().check(conditions)

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Step, Stream
-from diagd.decoding.plan import SCRATCH, Lanes
-from diagd.decoding.sampling import UNDRAWN, truncated_logits
-from diagd.decoding.schedule import SequenceLayout
+from diagd.decoding.engine import Lanes, Step, Stream
+from diagd.decoding.sampling import UNDRAWN, Draw, truncated_logits
+from diagd.decoding.schedule import SCRATCH, SequenceLayout
 from diagd.decoding.strategies.exact import couple
 from diagd.decoding.visibility import NEVER
 
@@ -112,7 +111,9 @@ class AdaptiveFrame:
         if source is None:
             return False  # drawn for the first time in this step
         token = before - stream.ranges.low
-        new = couple(target, source[None, None], token, stream.seeds, lane, afresh=False)
+        places = lane.frames, lane.rows, lane.columns
+        draw = Draw(stream.sampling, stream.ranges, stream.seeds, *places)
+        new = couple(target, source[None, None], token, draw, lane.steps, afresh=False)
         drawn = stream.tokens[:, lane.outputs]
         stream.tokens[:, lane.outputs] = torch.where(
             drawn == UNDRAWN, UNDRAWN, new + stream.ranges.low
@@ -131,7 +132,7 @@ class _Remembering:
 
     def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
         drawn, low = step.draw(logits, lane), step.ranges.low
-        scores = truncated_logits(logits, step.sampling, step.ranges, lane.rows, lane.columns)
+        scores = truncated_logits(logits, step.draw_of(lane))
         if step.sampling.temperature == 0:
             ids = (drawn - low).clamp(min=0)[..., None]
             self.probabilities = torch.zeros_like(scores).scatter_(-1, ids, 1.0)

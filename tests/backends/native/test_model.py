@@ -10,8 +10,9 @@ import torch
 
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.plan import Lanes
-from diagd.decoding.sampling import SamplingOptions, ValidRanges
+from diagd.decoding.engine import Lanes, Step
+from diagd.decoding.model import Buffers
+from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.decoding.visibility import SlotRule
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
@@ -125,17 +126,17 @@ def test_arguments_that_do_not_fit_are_refused_before_memory_is_touched(changes,
         native.forward(**{**step, **changes}, cache=native.make_cache(1, 5))
 
 
-def memory_of(native: NativeModel) -> dict[str, Any]:
-    """A stream's, of two rows and five slots, with what a fused step wants besides."""
-    return {
+def step_of(native: NativeModel, ranges: ValidRanges | None = None, **changes: Any) -> Step:
+    """A step over two rows and five slots."""
+    memory = {
         "tokens": torch.zeros(2, 5, dtype=torch.int64),
         "held": torch.arange(5),
         "fed_at": torch.arange(5),
         "seeds": torch.arange(2),
         "cache": native.make_cache(2, 5),
-        "options": SamplingOptions(),
-        "ranges": ValidRanges(3, 50, torch.tensor([3, 50]).repeat(2, 3, 1)),
     }
+    ranges = ranges or ValidRanges(3, 50, torch.tensor([3, 50]).repeat(2, 3, 1))
+    return Step(native, Buffers(**{**memory, **changes}), SamplingOptions(), ranges)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def memory_of(native: NativeModel) -> dict[str, Any]:
 def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
     native = NativeModel(tiny_model())
     with pytest.raises(ValueError, match=message):
-        native.fused_step(**{**memory_of(native), **changes})
+        native.make_step(step_of(native, **changes))
 
 
 @pytest.mark.parametrize(
@@ -161,15 +162,15 @@ def test_memory_that_does_not_fit_a_fused_step_is_refused(changes, message):
 )
 def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
     native = NativeModel(tiny_model())
-    memory = memory_of(native)
-    take, lanes = native.fused_step(**memory), torch.zeros(8, 2, dtype=torch.int64)
-    take(lanes, 5)
-    assert memory["tokens"].count_nonzero() == 2  # one a row
-    memory["tokens"].zero_()
+    step = step_of(native)
+    run, lanes, tokens = native.make_step(step), torch.zeros(8, 2).long(), step.buffers.tokens
+    run(lanes, 5)
+    assert tokens.count_nonzero() == 2  # one a row
+    tokens.zero_()
     getattr(Lanes.of(lanes), field)[1] = wrong
     with pytest.raises(ValueError, match="out of range"):
-        take(lanes, 5)
-    assert not memory["tokens"].any()
+        run(lanes, 5)
+    assert not tokens.any()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_fused_step_out_of_range_writes_no_token(field, wrong):
 def test_lanes_that_do_not_fit_are_refused(lanes):
     native = NativeModel(tiny_model())
     with pytest.raises(ValueError, match="lanes must be"):
-        native.fused_step(**memory_of(native))(lanes, 5)
+        native.make_step(step_of(native))(lanes, 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
@@ -244,15 +245,16 @@ def test_a_cache_of_another_model_is_refused():
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_draws_that_do_not_fit_are_refused_before_memory_is_touched(changes, message, temperature):
-    draw = {
+    given = {
         "logits": torch.zeros(2, 4, 50),
         "options": SamplingOptions(temperature),
         "ranges": ValidRanges(3, 50, None),
         "seeds": torch.arange(2),
         **dict.fromkeys(("frames", "rows", "columns"), torch.arange(4)),
     }
+    logits = (given := {**given, **changes}).pop("logits")
     with pytest.raises(ValueError, match=message):
-        NativeModel(tiny_model()).sample(**{**draw, **changes})
+        NativeModel(tiny_model()).sample(logits, Draw(**given))
 
 
 def test_a_top_k_beyond_32_bits_keeps_all():
@@ -260,7 +262,7 @@ def test_a_top_k_beyond_32_bits_keeps_all():
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(0))
     given = ValidRanges(0, 50, None), torch.arange(3), lane, lane, lane
     whole, beyond = (
-        native.sample(logits, SamplingOptions(2.0, top_k=top_k), *given)
+        native.sample(logits, Draw(SamplingOptions(2.0, top_k=top_k), *given))
         for top_k in (None, 2**32 + 1)
     )
     assert torch.equal(whole, beyond)

@@ -31,11 +31,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 
 from diagd.backends.linears import merge_linears
+from diagd.backends.replay import compile_for_one_shape
 from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
-from diagd.decoding.compiling import compile_for_one_shape
 from diagd.decoding.engine import Step, Workspace
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
@@ -123,9 +123,9 @@ class Inductor:
         lowering.compile_to_module = stop
 
     def launches(self, step: Step, lanes: Tensor, num_slots: int) -> dict[str, int]:
-        """Compile a step as the runner `compiled-graph`; return launches by who wrote them."""
+        """Compile a step as backend `compiled-graph` does; return launches by who wrote them."""
         with contextlib.suppress(Stopped):
-            compile_for_one_shape(Step.take)(step, lanes, num_slots)
+            compile_for_one_shape(Step.run)(step, lanes, num_slots)
         body = self.code[self.code.index("def call(") :]
         own = re.findall(r"= torch\.ops\.diagd\.(\w+)\.default\(", body)
         return {

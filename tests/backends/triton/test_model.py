@@ -11,9 +11,7 @@ from tests.models.tiny import tiny_model
 
 from diagd.backends.triton import attention  # isort: skip
 
-BACKEND = UnderTest(
-    lambda model: (TritonModel(model), "eager"), ("llama", "wham"), device=DEVICE.type
-)
+BACKEND = UnderTest(TritonModel, ("llama", "wham"), device=DEVICE.type)
 ELSEWHERE = (  # thousands of draws, which `test_sampling.py` has a few of
     conformance.it_draws_what_the_sampler_draws,
     conformance.where_logits_are_broken_nothing_is_drawn,

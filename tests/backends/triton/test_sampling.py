@@ -1,7 +1,6 @@
 """`diagd/backends/triton/sampling.py` draws what `diagd.decoding.sampling.sample` draws."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -9,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diagd.decoding.sampling import UNDRAWN, SamplingOptions, ValidRanges, gumbel_noise, sample
+from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from tests.backends.triton.interpreter import DEVICE
+from tests.decoding.cases import noise_of
 
 from diagd.backends.triton import sampling  # isort: skip
 from diagd.backends.triton.model import Kernels  # isort: skip
@@ -34,14 +34,15 @@ def _several_blocks(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_IDS", 32)
 
 
-def arguments(options: SamplingOptions, logits: Tensor, seed: int = 0) -> tuple[Any, ...]:
+def arguments(options: SamplingOptions, logits: Tensor, seed: int = 0) -> tuple[Tensor, Draw]:
     """Lanes at places in no order, of streams with seeds of 64 bits."""
     generator = torch.Generator().manual_seed(seed)
     batch, lanes, vocab_size = logits.shape
     ranges = ValidRanges.resolve(options.valid_range, HEIGHT, WIDTH, vocab_size, DEVICE)
     seeds = torch.randint(-(2**62), 2**62, (batch,), generator=generator)
     places = (torch.randint(high, (lanes,), generator=generator) for high in (9**9, HEIGHT, WIDTH))
-    return (logits.to(DEVICE), options, ranges, *(t.to(DEVICE) for t in (seeds, *places)))
+    rest = (t.to(DEVICE) for t in (seeds, *places))
+    return logits.to(DEVICE), Draw(options, ranges, *rest)
 
 
 def by_place(vocab_size: int) -> Tensor:
@@ -116,7 +117,7 @@ def test_large_noise_keeps_its_digits(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_IDS", 1024)
     ids = 3000
     seeds, lanes = torch.arange(1, device=DEVICE), torch.arange(1, device=DEVICE)
-    noise = gumbel_noise(seeds, lanes, lanes, lanes, 0, ids)[0, 0].double().cpu()
+    noise = noise_of(seeds, lanes, lanes, lanes, 0, ids)[0, 0].double().cpu()
     best = noise.argsort(descending=True)[:6]
     logits = torch.full((1, 1, ids), -30.0)
     for first, second in itertools.pairwise(best):

@@ -165,7 +165,7 @@ def test_a_stream_is_the_whole(name):
         whole = decode(name, case, sampling)
         engine = open_stream(case, sampling)
         parts = [frame for t in range(3) for frame in engine.decode(name, actions[:, t : t + 1])]
-        assert engine.num_generated == 3
+        assert engine.stream.num_generated == 3
         if CASES[name].streams:
             assert torch.equal(torch.stack(parts, 1), whole)
 
@@ -211,8 +211,8 @@ def test_it_ends_where_the_context_is_full_and_goes_on(name):
         )
         engine.prefill(case.prompt, case.context_frames)
         frames = list(engine.decode(name, case.actions()))
-        assert (len(frames), engine.num_generated) == (6, 6)
-        assert engine.num_dropped_frames > 0
+        assert (len(frames), engine.stream.num_generated) == (6, 6)
+        assert engine.stream.num_dropped_frames > 0
 
 
 @every_strategy
@@ -227,7 +227,7 @@ def test_refusals_come_before_any_work(name):
             strategy.check(Conditions(1.0, Case().grid, replays=True))
     with pytest.raises(ValueError, match=r"actions must|decodes one batch row"):
         engine.decode(strategy, None, 1)
-    assert engine.num_steps == 0
+    assert engine.stream.num_steps == 0
 
 
 @every_strategy

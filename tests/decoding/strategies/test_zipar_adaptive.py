@@ -41,8 +41,8 @@ def test_a_window_of_a_whole_row_is_raster(sampling, num_action_tokens):
     )
     tokens, engine = decode(case, case.width, sampling)
     assert torch.equal(tokens, raster.tokens)
-    assert engine.num_steps == raster.stats.num_steps
-    assert engine.num_fed == raster.stats.num_fed
+    assert engine.stream.num_steps == raster.stats.num_steps
+    assert engine.stream.num_fed == raster.stats.num_fed
 
 
 def test_a_row_waits_at_least_one_token_and_at_most_for_the_row_above():
@@ -50,11 +50,13 @@ def test_a_row_waits_at_least_one_token_and_at_most_for_the_row_above():
         _, engine = decode(CASE, window, SAMPLED, seed)
         frame_least = (CASE.height - 1) * min(window + 1, CASE.width) + CASE.width
         most = CASE.height * CASE.width
-        assert CASE.num_frames * frame_least <= engine.num_steps <= CASE.num_frames * most
+        assert CASE.num_frames * frame_least <= engine.stream.num_steps <= CASE.num_frames * most
 
 
 def test_a_wider_window_takes_more_steps():
-    steps = [sum(decode(CASE, w, SAMPLED, s)[1].num_steps for s in range(6)) for w in (1, 3, 5)]
+    steps = [
+        sum(decode(CASE, w, SAMPLED, s)[1].stream.num_steps for s in range(6)) for w in (1, 3, 5)
+    ]
     assert steps == sorted(steps)
     assert steps[0] < steps[-1]
 

@@ -76,7 +76,7 @@ def test_wham_dreams_in_its_sliding_context_are_its_own(name):
     schedule = DiagonalSchedule.raster(TokenGrid(3, config.grid_height, config.grid_width))
     dreamt = torch.stack([tokens.flatten(1) for tokens in engine.decode(schedule, actions)], dim=1)
     assert torch.equal(dreamt, data["dream_image_tokens"])
-    assert engine.num_dropped_frames == 2
+    assert engine.stream.num_dropped_frames == 2
 
 
 @pytest.mark.parametrize("name", WHAM)

@@ -4,25 +4,30 @@ import torch
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.strategies.exact import BUNDLED, best_num_lanes, measure_costs, step_costs
+from diagd.decoding.strategies.exact import (
+    TOKENS_PER_STEP,
+    best_num_lanes,
+    step_costs,
+    time_steps,
+)
 from tests.models.tiny import random_tokens, tiny_model
 
-LANES = BUNDLED.num_lanes
+LANES = list(TOKENS_PER_STEP)
 
 
 def test_costs_are_measured_once_and_leave_no_trace():
     model = NativeModel(tiny_model(num_action_tokens=0))
     engine = diagd.DecodingEngine(model, 3, 5)
     engine.prefill(random_tokens(1, 15, vocab_size=44))
-    before = [engine.tokens[:, :-1], engine.fed_at]
+    before = [engine.stream.tokens[:, :-1], engine.stream.fed_at]
     before = [tensor.clone() for tensor in before]
-    costs = step_costs(engine)
-    assert list(costs) == list(LANES[: len(costs)])
+    costs = step_costs(engine.stream)
+    assert list(costs) == LANES[: len(costs)]
     assert all(seconds > 0 for seconds in costs.values())
-    after = [engine.tokens[:, :-1], engine.fed_at]
+    after = [engine.stream.tokens[:, :-1], engine.stream.fed_at]
     assert all(map(torch.equal, before, after))
-    assert step_costs(engine) is costs
-    assert (engine.num_steps, engine.num_fed) == (0, 0)
+    assert step_costs(engine.stream) is costs
+    assert (engine.stream.num_steps, engine.stream.num_fed) == (0, 0)
 
 
 def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
@@ -35,11 +40,11 @@ def test_lanes_that_cost_nothing_are_taken_and_dear_ones_left():
 def test_measuring_ends_where_more_lanes_cannot_pay():
     timed = []
 
-    def clock(dry_step, num_lanes):
+    def clock(num_lanes):
         timed.append(num_lanes)
         return float(num_lanes)
 
-    costs = measure_costs(tiny_model(), "kind", lambda num_lanes: None, clock)
-    most = max(dict(BUNDLED.tokens_per_step).values())
+    costs = time_steps(clock)
+    most = max(TOKENS_PER_STEP.values())
     assert list(costs) == timed == [n for n in LANES if n <= most] + timed[-1:]
     assert timed[-1] > most

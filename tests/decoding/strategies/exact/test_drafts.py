@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.exact import BUNDLED, Drafts
+from diagd.decoding.strategies.exact import DRAFT_SHARE, Drafts
 
 
 def drafts(num_lanes: int = 8, lag: int | None = 2, batch_size: int = 1, **layout) -> Drafts:
@@ -82,7 +82,7 @@ def test_drafts_ahead_never_take_a_whole_step():
     assert len(made.stale) > 10
     lanes = made.choose()
     run = sum(lane == made.num_verified + i for i, lane in enumerate(lanes))
-    assert len(lanes) <= run + int(10 * BUNDLED.draft_share)
+    assert len(lanes) <= run + int(10 * DRAFT_SHARE)
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -85,11 +85,8 @@ def test_fewer_steps_than_tokens_where_the_model_is_sure():
 
 def test_lanes_are_chosen_by_what_steps_cost_unless_given():
     case = Case()
-    for exact in (
-        generate(model_of("native"), case, "exact"),
-        diagd.generate_tokens(model_of("native"), case.prompt, case.schedule, exact=True),
-    ):
-        assert torch.equal(exact.tokens, generate(model_of("native"), case).tokens)
+    exact = generate(model_of("native"), case, "exact")
+    assert torch.equal(exact.tokens, generate(model_of("native"), case).tokens)
 
 
 def start(case: Case, **keywords) -> diagd.DecodingEngine:
@@ -118,8 +115,8 @@ def test_a_stream_goes_on_past_a_full_context_and_an_early_stop(draft_lag):
         for turn in range(3):
             decoding = engine.decode(strategy, case.actions(4, seed=turn))
             frames += [next(decoding) for _ in range(2 + turn)]
-        assert engine.num_generated == 9
-        assert engine.num_dropped_frames > 0
+        assert engine.stream.num_generated == 9
+        assert engine.stream.num_dropped_frames > 0
         streams.append(torch.stack(frames))
     assert torch.equal(*streams)
 
@@ -128,16 +125,16 @@ def test_steps_say_what_they_fed_and_what_became_final():
     case = Case(num_action_tokens=1, batch_size=1)
     engine = start(case)
     list(engine.decode("exact,lanes=6", case.actions()))
-    steps = engine.verified
-    assert len(steps) == engine.num_steps
-    assert sum(one.num_lanes for one in steps) == engine.num_fed
+    steps = engine.stream.verified
+    assert len(steps) == engine.stream.num_steps
+    assert sum(one.num_lanes for one in steps) == engine.stream.num_fed
     assert sum(one.num_accepted for one in steps) == 3 * (15 + 1)
     assert all(1 <= one.num_accepted <= one.num_lanes <= 6 for one in steps)
     places = [(one.frame, one.row, one.column) for one in steps]
     assert places == sorted(places)
     assert places[0] == (0, 0, 0)
     engine.prefill(case.prompt)
-    assert engine.verified == []
+    assert engine.stream.verified == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.plan import Lanes
+from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.strategies.exact import couple, keep_within
 from tests.decoding.cases import Case, Passing, model_of
 from tests.models.tiny import tiny_model
@@ -16,9 +16,10 @@ from tests.models.tiny import tiny_model
 SAMPLES = 20000
 
 
-def lanes_of(count: int, step: int = 0) -> Lanes:
-    zero = torch.zeros(count, dtype=torch.int64)
-    return Lanes(zero, zero, zero, zero, zero + step, zero, zero, torch.arange(count))
+def draw_of(seeds: torch.Tensor) -> tuple[Draw, torch.Tensor]:
+    """A draw of one lane, and its step."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Draw(diagd.SamplingOptions(1.0), ValidRanges(0, 4, None), seeds, zero, zero, zero), zero
 
 
 def test_a_draft_stays_within_the_tolerance_only():
@@ -48,7 +49,7 @@ def test_a_tolerance_of_one_writes_raster_s_tokens_where_ids_tie():
 def test_a_coupled_draw_never_has_an_id_of_no_probability():
     certain = torch.tensor([[[0.0, 0.0, 0.0, 1.0]]])
     seed = torch.tensor([14616057])  # its uniform rounds to 1
-    assert couple(certain, certain, torch.tensor([[3]]), seed, lanes_of(1), True).item() == 3
+    assert couple(certain, certain, torch.tensor([[3]]), *draw_of(seed), True).item() == 3
 
 
 @pytest.mark.parametrize("afresh", [True, False])
@@ -61,7 +62,7 @@ def test_a_coupled_draw_has_the_target_distribution(drawn, afresh):
     drafts = torch.multinomial(q, SAMPLES, True, generator=generator)[:, None]
     source = q.expand(SAMPLES, 1, 4) if drawn else torch.zeros(SAMPLES, 1, 4)
     seeds = torch.arange(SAMPLES)
-    new = couple(p.expand(SAMPLES, 1, 4), source, drafts, seeds, lanes_of(1), afresh)
+    new = couple(p.expand(SAMPLES, 1, 4), source, drafts, *draw_of(seeds), afresh)
     frequencies = torch.bincount(new[:, 0], minlength=4) / SAMPLES
     if drawn:
         assert torch.allclose(frequencies, p, atol=0.015)  # four standard deviations

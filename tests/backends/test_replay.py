@@ -1,4 +1,4 @@
-"""`diagd/decoding/compiling.py`, with Inductor, which writes C++ on a CPU.
+"""`diagd/backends/replay.py`, with Inductor, which writes C++ on a CPU.
 
 Compiled steps that are captured: `tests/gpu/test_compiled.py`.
 """
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 import diagd
-from diagd.decoding.compiling import compile_for_one_shape
+from diagd.backends.replay import Captured, Compiled, compile_for_one_shape
 from diagd.decoding.engine import Step
+from diagd.decoding.model import ModelWrapper
+from diagd.models.transformer import Transformer
 from tests.decoding.cases import Case
 from tests.models.tiny import tiny_model
 
@@ -78,10 +80,20 @@ def test_what_cannot_be_compiled_is_one_line(traced):
 
 @pytest.mark.slow
 def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
-    decoded = []
-    for is_compiled in (False, True):
+
+    class ByShape(Compiled[Transformer]):
+        def make_step(self, step):
+            def run(lanes, num_slots):
+                if lanes.shape[1] not in compiled:
+                    compiled[lanes.shape[1]] = compile_for_one_shape(Step.run)
+                compiled[lanes.shape[1]](step, lanes, 64)
+
+            return run
+
+    decoded, compiled = [], {}
+    for make in (lambda model: model, ByShape):
         engine = diagd.DecodingEngine(
-            tiny_model(num_layers=1),
+            make(tiny_model(num_layers=1)),
             CASE.height,
             CASE.width,
             num_action_tokens=CASE.num_action_tokens,
@@ -89,20 +101,37 @@ def test_steps_compiled_for_their_shapes_write_the_tokens_of_eager_ones():
             sampling=diagd.SamplingOptions(1.0, top_p=0.8, valid_range=(0, 18)),
             seed=3,
         )
-        engine.pad = True
-        step = Step(engine.model, engine.space, engine.sampling, engine.ranges)
-        compiled = {}
-
-        def run(lanes, num_slots, step=step, compiled=compiled):
-            if lanes.shape[1] not in compiled:
-                compiled[lanes.shape[1]] = compile_for_one_shape(Step.take)
-            compiled[lanes.shape[1]](step, lanes, 64)
-
-        if is_compiled:
-            engine.run = torch.inference_mode()(run)
         engine.prefill(CASE.prompt, CASE.context_frames)
         actions = CASE.actions()
         assert actions is not None
         decoded.append(torch.stack(list(engine.decode("k=1", actions))))
-        assert bool(compiled) == is_compiled
+        assert bool(compiled) == (make is ByShape)
     assert torch.equal(*decoded)
+
+
+def test_cuda_graphs_need_cuda():
+    with pytest.raises(ValueError, match=r"^CUDA graphs need a CUDA device, got cpu$"):
+        Captured(tiny_model())
+
+
+def test_padded_steps_write_what_bare_steps_write():
+    class Padded(ModelWrapper[Transformer]):
+        @property
+        def replays(self) -> bool:
+            return True
+
+    for case in (Case(num_frames=4), Case(row_lag=1, frame_lag=3, num_action_tokens=2)):
+        written, fed = [], []
+        for model in (tiny_model(), Padded(tiny_model())):
+            engine = diagd.DecodingEngine(
+                model,
+                case.height,
+                case.width,
+                num_action_tokens=case.num_action_tokens,
+                batch_size=len(case.prompt),
+            )
+            engine.prefill(case.prompt, case.context_frames)
+            written.append(torch.stack(list(engine.decode(case.schedule, case.actions()))))
+            fed.append(engine.stream.num_fed)
+        assert torch.equal(*written)
+        assert fed[0] == fed[1]  # padding is not counted

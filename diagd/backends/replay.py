@@ -1,0 +1,233 @@
+"""Steps that are compiled by `torch.compile`, or captured as CUDA graphs and replayed.
+
+Both are models: `Compiled(model)` and `Captured(model)` decode as the model does, token for token.
+Their `forward` and `sample` may not wait for the device or branch on data.
+
+A graph works in the memory that it was captured over, so graphs stay with those buffers, which
+outlive their stream: the model's next stream that fits takes them over, and replays from its first
+step on. One set of buffers waits, never more. All graphs of a device are captured on one stream,
+since cuBLAS keeps tens of megabytes for each that it has seen, and share one pool for what lies
+between kernels.
+"""
+
+import dataclasses
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.decoding.engine import Lanes
+from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
+from diagd.decoding.visibility import NEVER
+
+COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
+MAX_GRAPHS = 256  # kept over one memory; then those captured first leave
+_SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+class Compiled(ModelWrapper[Behind]):
+    """A model whose steps are compiled once, for any number of lanes and slots."""
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+    def make_step(self, step: StepParts) -> StepFunction:
+        run = torch.compile(step.run, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+        return lambda lanes, num_slots: run(lanes, _whole_blocks(num_slots, COMPILED_BLOCK))
+
+
+class Captured(ModelWrapper[Behind]):
+    """A model on CUDA whose steps are captured and replayed: one launch for all kernels of a step.
+
+    Args:
+        compiled: let `torch.compile` fuse a step before it is captured.
+    """
+
+    def __init__(self, model: Behind, compiled: bool = False) -> None:
+        if model.device.type != "cuda":
+            raise ValueError(f"CUDA graphs need a CUDA device, got {model.device}")
+        super().__init__(model)
+        self.compiled = compiled
+        self._capture_seconds = 0.0
+        self._graphs = weakref.WeakKeyDictionary[Buffers, Graphs]()
+        self._waiting: tuple[Buffers, Graphs] | None = None
+
+    @property
+    def replays(self) -> bool:
+        return True
+
+    @property
+    def capture_seconds(self) -> float:
+        return self._capture_seconds
+
+    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
+        """Take over the buffers that wait, where they fit, or allocate."""
+        kept, self._waiting = self._waiting, None
+        if kept is None or not self._renew(kept[0], batch_size, num_slots, context):
+            kept = None  # gone before others are allocated: the memory may not hold two
+            buffers = super().make_buffers(
+                batch_size, _whole_blocks(num_slots, CAPTURED_BLOCK), context
+            )
+            kept = buffers, Graphs(self.model.device, len(buffers.held) - 1)
+        lent = dataclasses.replace(kept[0])  # when the stream lets go of it, the memory waits
+        self._graphs[lent] = kept[1]
+        weakref.finalize(lent, _wait, weakref.ref(self), kept).atexit = False
+        return lent
+
+    def _renew(
+        self, buffers: Buffers, batch_size: int, num_slots: int, context: Tensor | None
+    ) -> bool:
+        if len(buffers.tokens) != batch_size or len(buffers.held) < num_slots:
+            return False
+        buffers.tokens.zero_()
+        buffers.held.fill_(-1)
+        buffers.fed_at.fill_(NEVER)
+        return self.model.renew_cache(buffers.cache, context)
+
+    def make_step(self, step: StepParts) -> StepFunction:
+        graphs, kind = self._graphs[step.buffers], step.kind
+
+        def run(lanes: Tensor, num_slots: int) -> None:
+            self._capture_seconds += graphs.run(kind, step.run, lanes, num_slots, self.compiled)
+
+        return run
+
+
+def _wait(model: "weakref.ref[Captured[Any]]", kept: "tuple[Buffers, Graphs]") -> None:
+    alive = model()
+    if alive is not None:
+        alive._waiting = kept
+
+
+class Graph(NamedTuple):
+    """A graph, the lanes that it reads, and the compiled code whose kernels it launches."""
+
+    graph: torch.cuda.CUDAGraph
+    lanes: Tensor
+    code: Any
+
+
+class Graphs:
+    """The graphs captured over one memory.
+
+    Args:
+        device: where it is.
+        scratch: the slot that nobody sees.
+    """
+
+    def __init__(self, device: torch.device, scratch: int) -> None:
+        self.device, self.scratch = device, scratch
+        self._captured: dict[Hashable, Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def run(
+        self,
+        kind: Hashable,
+        step: StepFunction,
+        lanes: Tensor,
+        num_slots: int,
+        compiled: bool,
+    ) -> float:
+        """Replay a step, captured when a step of its kind and shape is run for the first time.
+
+        Args:
+            kind: all that the step depends on but the memory, the lanes and the slots.
+            step: everything it touches besides the lanes stays where it is as long as this lives.
+            lanes: (8, L) int64 (see `Lanes`).
+            num_slots: cache slots to read; rounded up to whole blocks.
+            compiled: let `torch.compile` fuse the step, a method, before it is captured.
+
+        Returns:
+            Seconds that went into capturing, compiling and warming up included.
+
+        Raises:
+            ValueError: the step cannot be compiled.
+        """
+        num_slots, started = _whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
+        key, seconds = (kind, lanes.shape[1], num_slots), 0.0
+        if key not in self._captured:
+            while len(self._captured) >= MAX_GRAPHS:
+                del self._captured[next(iter(self._captured))]
+            with torch.cuda.device(self.device):
+                torch.cuda.synchronize()
+                self._captured[key] = self._capture(step, lanes, num_slots, compiled)
+                seconds = time.perf_counter() - started
+        captured = self._captured[key]
+        captured.lanes.copy_(lanes)
+        captured.graph.replay()
+        return seconds
+
+    def _capture(self, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool) -> Graph:
+        """Warm up, with lanes that write to scratch only, and capture, which runs nothing.
+
+        Warming up compiles. Only the code is kept, not the method: that holds what holds this.
+        """
+        code = None
+        if compiled:
+            assert isinstance(step, MethodType)
+            code = compile_for_one_shape(step.__func__)
+            step = MethodType(code, step.__self__)
+        static_lanes, warming = lanes.clone(), lanes.clone()
+        Lanes.of(warming).slots.fill_(self.scratch)
+        Lanes.of(warming).outputs.fill_(self.scratch)
+        if self.device not in _SIDE_STREAMS:
+            _SIDE_STREAMS[self.device] = torch.cuda.Stream()
+        side = _SIDE_STREAMS[self.device]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step(warming, num_slots)
+        torch.cuda.current_stream().wait_stream(side)
+        # a pool is no more when the last graph in it is gone
+        pool = next((captured.graph.pool() for captured in self._captured.values()), None)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool, side, capture_error_mode="thread_local"):
+            step(static_lanes, num_slots)
+        return Graph(graph, static_lanes, code)
+
+
+def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
+    """Return a function that does the same, compiled when it is called for the first time.
+
+    It is to be called with one shape only: compiled code stays with the code of a function, for
+    ever, and the ninth shape of a function is an error. So every shape has a function of its own,
+    whose code goes with it. Nothing of a call's arguments is kept.
+
+    Returns:
+        What raises ValueError, in one line, where it cannot be compiled.
+    """
+    own = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    compiled: Callable[..., None] = torch.compile(  # pyright: ignore[reportUnknownMemberType]
+        own, fullgraph=True, dynamic=False, options={"triton.cudagraphs": False}
+    )
+
+    def run(*arguments: Any) -> None:
+        from torch._dynamo.exc import TorchDynamoException  # here, for it takes a second
+
+        try:
+            compiled(*arguments)
+        except TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", error)  # of whatever compiles
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            raise ValueError(
+                f"torch.compile cannot compile a step here ({reason}): "
+                "choose a backend that does not compile, such as cuda-graph"
+            ) from None
+
+    return run
+
+
+def _whole_blocks(num_slots: int, block: int) -> int:
+    return -(-num_slots // block) * block
