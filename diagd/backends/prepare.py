@@ -159,12 +159,10 @@ def _best(model: Transformer, int8: bool) -> Backend:
 
 
 def _is_native(config: ModelConfig) -> bool:
-    """Tell whether our kernels have all that such a model has."""
     return not (config.context_size or config.position_table)
 
 
 def _has_cpu_kernels(model: Transformer) -> bool:
-    """Tell whether our kernels are written for such numbers."""
     return model.device.type == "cpu" and model.dtype in (torch.float32, torch.bfloat16)
 
 
@@ -183,7 +181,6 @@ def _eager(model: Transformer, int8: bool) -> CausalModel:
 
 
 def _merged(model: Transformer, int8: bool) -> Transformer:
-    """Leave weights as PyTorch takes them; torch.compile packs by itself."""
     merge_linears(model, pack=False)
     return round_linears(model, int8_companion(model.device)) if int8 else model
 

@@ -58,21 +58,14 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of decoding.
-
-    Attributes:
-        model, buffers: what runs, and over what.
-        sampling, ranges: how tokens are drawn, and among which.
-        rule: who may see whom.
-        draw_rule: what turns logits into tokens; None is `draw`.
-    """
+    """One step of decoding: what runs, over what, and how."""
 
     model: CausalModel
     buffers: Buffers
-    sampling: SamplingOptions
-    ranges: ValidRanges
-    rule: Rule = raster_rule
-    draw_rule: DrawRule | None = None
+    sampling: SamplingOptions  # how tokens are drawn
+    ranges: ValidRanges  # among which
+    rule: Rule = raster_rule  # who may see whom
+    draw_rule: DrawRule | None = None  # what turns logits into tokens; None is `draw`
 
     @property
     def is_plain(self) -> bool:
@@ -122,18 +115,8 @@ class VerifiedStep(NamedTuple):
 class Stream:
     """Tokens of a raster-order model, written by whoever feeds lanes.
 
-    Arguments are those of `diagd.decoding.generate_tokens.DecodingEngine`.
-
-    Attributes:
-        tokens, held, fed_at, seeds, cache: as in `Buffers`.
-        scratch: the slot that nobody sees.
-        num_used: tokens of the sequence so far, those that left included.
-        num_prefix: of them, slots before the first context frame.
-        num_held: frames that may be seen.
-        window: frames that the context holds, the one under way included.
-        num_generated: frames since the stream began.
-        num_dropped_frames: frames that left a full context.
-        num_steps, num_fed: steps since the prefill, and their lanes, padding not counted.
+    Arguments are those of `diagd.decoding.generate_tokens.DecodingEngine`; tokens, held, fed_at,
+    seeds and cache are those of `Buffers`.
     """
 
     def __init__(
@@ -165,8 +148,12 @@ class Stream:
         self.scratch = len(self.held) - 1
         self.draw_rule: DrawRule | None = None  # of the newest step
         self.set_sampling(sampling or SamplingOptions())
-        self.num_used = self.num_prefix = self.num_held = self.window = 0
-        self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
+        self.num_used = 0  # tokens of the sequence so far, those that left included
+        self.num_prefix = 0  # of them, slots before the first context frame
+        self.num_held = 0  # frames that may be seen
+        self.window = 0  # frames that the context holds, the one under way included
+        self.num_generated = self.num_dropped_frames = 0  # frames since the stream began
+        self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
         self.verified: list[VerifiedStep] = []  # since the newest call of `decode`
 
     @property
@@ -205,6 +192,7 @@ class Stream:
         self.num_held = context_frames
         self.window = context_frames + self.room(prompt.shape[1])
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
+        self.verified = []
         self._prefill(prompt.to(self.tokens.device))
 
     @torch.inference_mode()

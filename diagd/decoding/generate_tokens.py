@@ -190,40 +190,22 @@ def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """What a generation took.
+    """Steps, tokens, time and memory of a generation."""
 
-    Attributes:
-        num_steps: forward passes of decoding (prefills not counted).
-        num_fed: tokens fed in them, for each batch row.
-        seconds: wall-clock of decoding, prefills after a full context included.
-        capture_seconds: wall-clock of capturing CUDA graphs, and of compiling what they hold,
-            which `seconds` leaves out.
-        prefill_seconds: wall-clock of the prompt's prefill.
-        tokens_per_second: visual tokens of all batch rows by `seconds`.
-        frames_per_second: frames of all batch rows by `seconds`.
-        peak_memory_bytes: most memory allocated on a CUDA device; on the CPU the process's peak.
-        num_dropped_frames: frames that left a full context.
-    """
-
-    num_steps: int
-    num_fed: int
-    seconds: float
-    capture_seconds: float
-    prefill_seconds: float
-    tokens_per_second: float
-    frames_per_second: float
-    peak_memory_bytes: int
-    num_dropped_frames: int
+    num_steps: int  # forward passes of decoding (prefills not counted)
+    num_fed: int  # tokens fed in them, for each batch row
+    seconds: float  # wall-clock of decoding, prefills after a full context included
+    capture_seconds: float  # of capturing and compiling CUDA graphs, which `seconds` leaves out
+    prefill_seconds: float  # of the prompt
+    tokens_per_second: float  # visual tokens of all batch rows by `seconds`
+    frames_per_second: float  # frames of all batch rows by `seconds`
+    peak_memory_bytes: int  # allocated on a CUDA device; on the CPU the process's peak
+    num_dropped_frames: int  # that left a full context
 
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """What `generate_tokens` returns.
-
-    Attributes:
-        tokens: (B, T, height, width) int64, the generated frames only.
-        stats: what they took (see `GenerationStats`).
-    """
+    """Generated frames: `tokens`, (B, T, height, width) int64, and `stats` of the generation."""
 
     tokens: Tensor
     stats: GenerationStats

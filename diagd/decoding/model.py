@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,21 +19,13 @@ StepFunction = Callable[[Tensor, int], None]  # (lanes (8, L) int64, cache slots
 
 @dataclass(eq=False)
 class Buffers:
-    """The memory of a stream: it is allocated once, and nothing in it moves.
+    """The memory of a stream: it is allocated once, and nothing in it moves."""
 
-    Attributes:
-        tokens: (B, slots) int64; the last slot is scratch, which nobody sees.
-        held: (slots) int64, the position in raster order that each slot holds, or -1.
-        fed_at: (slots) int64, the step at which each slot's true token is fed.
-        seeds: (B,) int64.
-        cache: what the model keeps.
-    """
-
-    tokens: Tensor
-    held: Tensor
-    fed_at: Tensor
-    seeds: Tensor
-    cache: Any
+    tokens: Tensor  # (B, slots) int64; the last slot is scratch, which nobody sees
+    held: Tensor  # (slots) int64, the position in raster order that each slot holds, or -1
+    fed_at: Tensor  # (slots) int64, the step at which each slot's true token is fed
+    seeds: Tensor  # (B,) int64
+    cache: Any  # what the model keeps
 
     @classmethod
     def allocate(
@@ -45,6 +37,24 @@ class Buffers:
         return cls(
             tokens, held, torch.full_like(held, NEVER), torch.zeros_like(tokens[:, 0]), cache
         )
+
+
+class SlotRule(NamedTuple):
+    """What the mask of a step follows from under `raster_rule`, for kernels that make none.
+
+    Attributes:
+        steps: (L,) int64, the step at which each lane is fed.
+        held, fed_at: (M,) int64, as in `visible_slots`.
+    """
+
+    steps: Tensor
+    held: Tensor
+    fed_at: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the mask: lanes and slots."""
+        return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
 
 
 class StepParts(Protocol):

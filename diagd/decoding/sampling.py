@@ -21,18 +21,12 @@ _MASK = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class ValidRanges:
-    """`valid_range` as the step needs it: one slice of the vocabulary, and a mask.
+    """`valid_range` as the step needs it: one slice of the vocabulary, and a mask."""
 
-    Attributes:
-        low: first id of any range. high: one past the last id of any range.
-        by_place: (height, width, 2) int64 where the ranges differ from place to place, else None.
-        places: its numbers, by which ranges are compared.
-    """
-
-    low: int
-    high: int
-    by_place: Tensor | None = field(compare=False)
-    places: bytes = b""
+    low: int  # first id of any range
+    high: int  # one past the last id of any range
+    by_place: Tensor | None = field(compare=False)  # (height, width, 2) int64 where they differ
+    places: bytes = b""  # its numbers, by which ranges are compared
 
     @property
     def row_ends(self) -> Tensor | None:
@@ -77,20 +71,14 @@ class ValidRanges:
 
 @dataclass(frozen=True)
 class Draw:
-    """All that a draw depends on beside the logits.
-
-    Attributes:
-        seeds: (B,) int64, one for each batch row.
-        frames, rows, columns: (L,) int64, the place of the token that each lane writes; frames
-            count from the start of the stream.
-    """
+    """All that a draw depends on beside the logits."""
 
     options: SamplingOptions
     ranges: ValidRanges
-    seeds: Tensor
-    frames: Tensor
-    rows: Tensor
-    columns: Tensor
+    seeds: Tensor  # (B,) int64, one for each batch row
+    frames: Tensor  # (L,) int64, of the token that each lane writes, from the start of the stream
+    rows: Tensor  # (L,) int64
+    columns: Tensor  # (L,) int64
 
 
 def sample(logits: Tensor, draw: Draw) -> Tensor:
@@ -144,7 +132,6 @@ def gumbel_noise(draw: Draw, low: int, high: int) -> Tensor:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """Scramble 32-bit numbers held in int64: a bijection, every input bit moves all bits."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D & _MASK
     bits = (bits ^ (bits >> 15)) * 0x846CA68B & _MASK
     return bits ^ (bits >> 16)

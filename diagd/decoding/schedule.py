@@ -178,18 +178,12 @@ class SequenceLayout:
     The prompt's last token stands at slot -1. Behind it come, for every generated frame, its
     conditioning tokens (actions) and its visual tokens. With the start of the generation added,
     slots are the positions that the model is told.
-
-    Attributes:
-        num_action_tokens: conditioning tokens before each generated frame.
-        context_frames: whole frames that the prompt ends with, each but the first after its own
-            conditioning tokens.
-        has_prompt: whether anything stands before the first generated frame.
     """
 
     grid: TokenGrid
-    num_action_tokens: int = 0
-    context_frames: int = 0
-    has_prompt: bool = True
+    num_action_tokens: int = 0  # before each generated frame
+    context_frames: int = 0  # that the prompt ends with, all but the first after their actions
+    has_prompt: bool = True  # whether anything stands before the first generated frame
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames"):
@@ -220,43 +214,30 @@ class SequenceLayout:
 
 
 class Feed(NamedTuple):
-    """One lane: a token fed in a step, and what is read from it.
-
-    Attributes:
-        position: the slot at which it stands: what it may see, and what RoPE sees.
-        source: the slot whose token id is fed: `position`, or what stands in for it.
-        target: the place that it writes; None where it writes none.
-    """
+    """One lane: a token fed in a step, and what is read from it."""
 
     step: int
-    position: int
-    source: int
-    target: Place | None
+    position: int  # the slot at which it stands: what it may see, and what RoPE sees
+    source: int  # the slot whose token id is fed: `position`, or what stands in for it
+    target: Place | None  # the place that it writes
 
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:
     """All steps of an order over a layout; slots are relative to the start of the generation.
 
-    Attributes:
-        lanes: what a step needs of each lane is eight integers (`diagd.decoding.engine.Lanes`);
-            those of all steps one after the other, so a step is a slice and holds no decision. A
-            step may be padded (see `padded_width`) by repeats of its first lane that write to
-            scratch.
-        starts: (num_steps + 1) where each step begins in `lanes`.
-        num_fed: (num_steps) lanes of each step that are no padding.
-        ends: (num_steps) one past the last slot that a step's lanes stand at.
-        fed_at: (num_slots) the step at which each generated slot's true token is fed.
-        frame_ends: (num_frames) the step after which each frame is whole.
+    What a step needs of each lane is eight integers (`diagd.decoding.engine.Lanes`), so a step is a
+    slice and holds no decision. It may be padded by repeats of its first lane that write to
+    scratch.
     """
 
     order: Order
-    lanes: list[tuple[int, ...]]
-    starts: list[int]
-    num_fed: list[int]
-    ends: list[int]
-    fed_at: list[int]
-    frame_ends: list[int]
+    lanes: list[tuple[int, ...]]  # of all steps, one after the other
+    starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
+    num_fed: list[int]  # (num_steps) lanes of each step that are no padding
+    ends: list[int]  # (num_steps) one past the last slot that a step's lanes stand at
+    fed_at: list[int]  # (num_slots) the step at which each generated slot's true token is fed
+    frame_ends: list[int]  # (num_frames) the step after which each frame is whole
 
 
 @lru_cache(maxsize=64)

@@ -36,22 +36,14 @@ class TeacherView:
 
     Slots count from the start of the sequence here. Each tensor is (N,) int64, N being the tokens
     fed (all but the last one) and the stand-ins; a stand-in is beside the token it stands in for.
-
-    Attributes:
-        sources: the slot whose token id the lane feeds.
-        positions: the slot at which it stands; what rotary or learned positions see.
-        steps: the step at which it is fed. The prompt is fed token by token before step 0, but for
-            its last token, which is fed at step 0.
-        targets: the slot of the token that is read from the lane, or -1.
-        leaves_at: the first step whose lanes do not see the lane any more, since its frame has left
-            a full context, or NEVER.
+    The prompt is fed token by token before step 0, but for its last token, which is fed at step 0.
     """
 
-    sources: Tensor
-    positions: Tensor
-    steps: Tensor
-    targets: Tensor
-    leaves_at: Tensor
+    sources: Tensor  # the slot whose token id the lane feeds
+    positions: Tensor  # the slot at which it stands; what rotary or learned positions see
+    steps: Tensor  # the step at which it is fed
+    targets: Tensor  # the slot of the token that is read from the lane, or -1
+    leaves_at: Tensor  # the first step whose lanes see it no more, its frame having left; or NEVER
 
     @cached_property
     def stand_in(self) -> Tensor:
@@ -180,7 +172,6 @@ def teacher_view(
 
 
 def _stretches(layout: SequenceLayout, window: int | None) -> list[int]:
-    """Return of how many frames a stream lays out each plan: what fits, then one by one."""
     num_frames, given = layout.grid.num_frames, layout.context_frames
     if window is None:
         return [num_frames]

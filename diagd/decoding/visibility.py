@@ -8,7 +8,6 @@ after the one that writes it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -58,21 +57,3 @@ def visible_slots(
     """
     column = positions[:, None]
     return visible(column, steps[:, None], held, fed_at, held == column, rule)
-
-
-class SlotRule(NamedTuple):
-    """What the mask of a step follows from under `raster_rule`, for kernels that make none.
-
-    Attributes:
-        steps: (L,) int64, the step at which each lane is fed.
-        held, fed_at: (M,) int64, as in `visible_slots`.
-    """
-
-    steps: Tensor
-    held: Tensor
-    fed_at: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the mask: lanes and slots."""
-        return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond

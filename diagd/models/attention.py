@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from diagd.decoding.visibility import SlotRule
+from diagd.decoding.model import SlotRule
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.system import check_memory

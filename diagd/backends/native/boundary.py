@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers
+from diagd.decoding.model import Buffers, SlotRule
 from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.visibility import SlotRule
 
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
 
@@ -120,41 +119,33 @@ def check_step(
     """Raise ValueError unless these are tokens (B, L), indices (L,) and a mask (L, M) in memory."""
     lanes = tokens.shape[-1:]
     if isinstance(visible, SlotRule):
-        _check_int64(steps=visible.steps, held=visible.held, fed_at=visible.fed_at)
-        if {one.ndim for one in visible} != {1} or visible.held.shape != visible.fed_at.shape:
-            shapes = (str(tuple(one.shape)) for one in visible)
-            raise ValueError(f"steps must be (L,), held and fed_at (M,), got {', '.join(shapes)}")
-    if (
-        tokens.ndim != 2
-        or len(visible.shape) != 2
-        or not positions.shape == slots.shape == visible.shape[:1] == lanes
-        or not 0 < tokens.numel() <= MAX_ROWS
-    ):
-        shapes = (str(tuple(one.shape)) for one in (tokens, positions, slots, visible))
-        raise ValueError(
-            "tokens must be (B, L), positions and slots (L,), visible (L, M), with B * L from 1 to "
-            f"{MAX_ROWS}, got {', '.join(shapes)}"
-        )
-    _check_int64(tokens=tokens, positions=positions, slots=slots)
-    if isinstance(visible, Tensor) and (visible.dtype != torch.bool or not visible.is_cpu):
+        _check_int64(**visible._asdict())
+        flat = {one.ndim for one in visible} == {1} and visible.held.shape == visible.fed_at.shape
+        _check_shapes(flat, "steps must be (L,), held and fed_at (M,)", *visible)
+    elif visible.dtype != torch.bool or not visible.is_cpu:
         raise ValueError(f"visible must be bool on the cpu, got {_kind_of(visible)}")
+    _check_shapes(
+        tokens.ndim == len(visible.shape) == 2
+        and positions.shape == slots.shape == visible.shape[:1] == lanes
+        and 0 < tokens.numel() <= MAX_ROWS,
+        "tokens must be (B, L), positions and slots (L,), visible (L, M), with B * L from 1 to "
+        f"{MAX_ROWS}",
+        *(tokens, positions, slots, visible),
+    )
+    _check_int64(tokens=tokens, positions=positions, slots=slots)
 
 
 def check_draw(logits: Tensor, draw: Draw) -> None:
     """Raise ValueError unless these are logits (B, L, V), seeds (B,) and places (L,) in memory."""
-    seeds, frames, rows, columns = draw.seeds, draw.frames, draw.rows, draw.columns
-    batch, lanes = logits.shape[:1], logits.shape[1:2]
-    if (
-        logits.ndim != 3
-        or seeds.shape != batch
-        or not frames.shape == rows.shape == columns.shape == lanes
-    ):
-        shapes = (str(tuple(one.shape)) for one in (logits, seeds, frames, rows, columns))
-        raise ValueError(
-            "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,), "
-            f"got {', '.join(shapes)}"
-        )
-    _check_int64(seeds=seeds, frames=frames, rows=rows, columns=columns)
+    places = draw.frames, draw.rows, draw.columns
+    _check_shapes(
+        logits.ndim == 3
+        and draw.seeds.shape == logits.shape[:1]
+        and {place.shape for place in places} == {logits.shape[1:2]},
+        "logits must be (B, L, V), seeds (B,), frames, rows and columns (L,)",
+        *(logits, draw.seeds, *places),
+    )
+    _check_int64(seeds=draw.seeds, frames=draw.frames, rows=draw.rows, columns=draw.columns)
     if not logits.is_cpu or not logits.is_floating_point():
         raise ValueError(f"logits must be floats on the cpu, got {_kind_of(logits)}")
     _check_ids(draw.ranges, logits.shape[2])
@@ -163,19 +154,16 @@ def check_draw(logits: Tensor, draw: Draw) -> None:
 def check_space(buffers: Buffers, ranges: ValidRanges, vocab: int) -> None:
     """Raise ValueError unless these are tokens (B, S), two (S,) and seeds (B,) in memory."""
     tokens, held, fed_at, seeds = buffers.tokens, buffers.held, buffers.fed_at, buffers.seeds
-    slots, given = tokens.shape[-1:], (tokens, held, fed_at, seeds)
+    given = tokens, held, fed_at, seeds
     _check_int64(tokens=tokens, held=held, fed_at=fed_at, seeds=seeds)
-    if (
-        tokens.ndim != 2
-        or not held.shape == fed_at.shape == slots
-        or seeds.shape != tokens.shape[:1]
-        or not all(one.is_contiguous() for one in given)
-    ):
-        shapes = (str(tuple(one.shape)) for one in given)
-        raise ValueError(
-            "tokens must be (B, S), held and fed_at (S,), seeds (B,), all contiguous, "
-            f"got {', '.join(shapes)}"
-        )
+    _check_shapes(
+        tokens.ndim == 2
+        and held.shape == fed_at.shape == tokens.shape[-1:]
+        and seeds.shape == tokens.shape[:1]
+        and all(one.is_contiguous() for one in given),
+        "tokens must be (B, S), held and fed_at (S,), seeds (B,), all contiguous",
+        *given,
+    )
     if ranges.by_place is not None:
         _check_int64(by_place=ranges.by_place)
     _check_ids(ranges, vocab)
@@ -185,11 +173,11 @@ def check_lanes(lanes: Tensor, batch: int) -> None:
     """Raise ValueError unless these are lanes (8, L) in memory, each field in one piece."""
     _check_int64(lanes=lanes)
     fits = lanes.ndim == 2 and lanes.shape[0] == 8 and lanes.stride(1) == 1
-    if not (fits and 0 < batch * lanes.shape[1] <= MAX_ROWS):
-        raise ValueError(
-            f"lanes must be (8, L), fields in one piece, with B * L from 1 to {MAX_ROWS}, "
-            f"got {tuple(lanes.shape)}"
-        )
+    _check_shapes(
+        fits and 0 < batch * lanes.shape[1] <= MAX_ROWS,
+        f"lanes must be (8, L), fields in one piece, with B * L from 1 to {MAX_ROWS}",
+        lanes,
+    )
 
 
 def rules_of(options: SamplingOptions, vocab: int) -> dict[str, Any]:
@@ -208,6 +196,11 @@ def check_end(failure: int, step: StepRecord) -> None:
         raise ValueError("a token, position or slot is out of range")
     if failure:
         raise MemoryError(f"no memory for {step.lanes} lanes over {step.visible_slots} slots")
+
+
+def _check_shapes(is_right: bool, expected: str, *given: Tensor | SlotRule) -> None:
+    if not is_right:
+        raise ValueError(f"{expected}, got {', '.join(str(tuple(one.shape)) for one in given)}")
 
 
 def _check_ids(ranges: ValidRanges, vocab: int) -> None:

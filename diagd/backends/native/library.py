@@ -209,7 +209,6 @@ def _prebuilt() -> dict[str, Path]:
 
 
 def _choice() -> str:
-    """Name what there is to choose from."""
     prebuilt = [path.read_bytes() for path in _prebuilt().values()]
     return _digest(b"\0".join([*prebuilt, *describe_build()]))
 

@@ -26,9 +26,8 @@ from diagd.backends.native.boundary import (
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
-from diagd.decoding.model import CausalModel, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, SlotRule, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
-from diagd.decoding.visibility import SlotRule
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -107,12 +106,10 @@ class NativeModel(CausalModel):
 
     @property
     def device(self) -> torch.device:
-        """The CPU."""
         return torch.device("cpu")
 
     @property
     def vocab_size(self) -> int:
-        """Columns of the logits."""
         return self.config.vocab_size
 
     @property

@@ -45,7 +45,6 @@ class HugePages:
 
 
 def _chunk(size: int) -> Tensor:
-    """Return bytes that begin with a page, and are to lie in huge ones."""
     size = -(-size // PAGE) * PAGE
     memory = torch.empty(size + PAGE, dtype=torch.uint8)
     memory = memory[-memory.data_ptr() % PAGE :][:size]
@@ -177,7 +176,6 @@ class NativeWeights:
         return self._keep(blocks), scale
 
     def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
-        """Keep a float32 copy (padded to whole blocks); returns its address."""
         if values is None:
             return None
         values = values.detach().float()
@@ -188,7 +186,6 @@ class NativeWeights:
         return tensor.data_ptr()
 
     def _pad(self, tensor: Tensor, dim: int, whole: int | None = None) -> Tensor:
-        """Append zeros up to a whole number of blocks."""
         shape = list(tensor.shape)
         shape[dim] = -shape[dim] % (whole or self.block)
         return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)

@@ -24,7 +24,6 @@ UNDRAWN: tl.constexpr = tl.constexpr(sampling.UNDRAWN)
 
 @triton.jit
 def _mix(bits):
-    """Scramble uint32; `diagd.decoding.sampling._mix`."""
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
     return bits ^ (bits >> 16)
@@ -32,7 +31,6 @@ def _mix(bits):
 
 @triton.jit
 def _key(seed, frame, row, column):
-    """Hash all but the id, int64 scalars, to uint32."""
     high = (seed >> 32).to(tl.uint32)
     key = _mix(seed.to(tl.uint32) ^ _mix(high ^ 0x9E3779B9))
     key = _mix(key ^ _mix(frame.to(tl.uint32) + 0x85EBCA6B))
@@ -42,7 +40,6 @@ def _key(seed, frame, row, column):
 
 @triton.jit
 def _noise(key, ids):
-    """Return Gumbel noise; `diagd.decoding.sampling.gumbel_noise`."""
     bits = _mix(key ^ _mix(ids.to(tl.uint32) + 0x9E3779B9))
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     # log1p(-uniform), where `left` has lost digits by as much as its logarithm
@@ -54,7 +51,6 @@ def _noise(key, ids):
 
 @triton.jit
 def _scores(logits, ids, low, high, temperature, SAMPLED: tl.constexpr):
-    """Load logits by temperature, -inf for ids that are not valid."""
     valid = (ids >= low) & (ids < high)
     scores = tl.load(logits + ids, mask=valid, other=float("-inf")).to(tl.float32)
     if SAMPLED:
@@ -64,14 +60,12 @@ def _scores(logits, ids, low, high, temperature, SAMPLED: tl.constexpr):
 
 @triton.jit
 def _ordered(scores):
-    """Return uint32 in the order of the scores."""
     bits = scores.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -0x80000000)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _is_before(masses, ids, mass, id):
-    """Say which ids are ranked before one: those of more mass, or of the same and lower."""
     return (masses > mass) | ((masses == mass) & (ids < id))
 
 

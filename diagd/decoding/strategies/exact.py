@@ -103,7 +103,6 @@ class Drafts:
 
     @property
     def is_done(self) -> bool:
-        """Whether all tokens are final."""
         return self.num_verified >= self.size
 
     def unfed(self, frame: int) -> list[int]:
@@ -198,7 +197,6 @@ class Drafts:
         return before + i * self.layout.grid.width
 
     def _place(self, lane: int) -> tuple[int, int, int]:
-        """Return frame, row and column of what a lane writes: row 0 and column 0 of actions."""
         frame, within = divmod(lane, self.layout.slots_per_frame)
         row, column = divmod(max(0, within - self.layout.num_action_tokens), self.layout.grid.width)
         return frame, row, column
@@ -230,7 +228,6 @@ def verify_frames(
 
 @torch.inference_mode()
 def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
-    """Let the newest frame be the first draft of all frames."""
     base, num_actions, grid = stream.num_used, layout.num_action_tokens, layout.grid
     slots = stream.slots_between(base, base + layout.num_slots)
     visual = slots.view(-1, layout.slots_per_frame)[:, num_actions:]
@@ -243,7 +240,6 @@ def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
 
 @torch.inference_mode()
 def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: int) -> None:
-    """Let drafts of a frame that no draw has replaced be the frame before, which is now final."""
     fresh = drafts.unfed(frame)
     if fresh:
         base = stream.num_used - (frame - 1) * layout.slots_per_frame

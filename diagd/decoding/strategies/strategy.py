@@ -132,7 +132,6 @@ def check_at_least(strategy: Strategy, **bounds: int) -> None:
 
 
 def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
-    """Yield the fields of the name, what stands before each, and its type."""
     for one in fields(kind):
         inner, *notes = get_args(one.type) if get_origin(one.type) is not None else (one.type,)
         for note in notes:
