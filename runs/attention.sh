@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Regenerates docs/results/attention.png and attention.json, and the control in work/: where the maze world looks when it
-# writes the second of two frames. The clips are the held-out ones of runs/maze.sh.
+# Regenerates docs/results/attention.png and attention.json: where the maze world looks when it
+# writes the second of two frames. The control, before training, goes to
+# work/. The clips are the held-out ones of runs/maze.sh.
 # usage: runs/attention.sh [FOLDER OF CLIPS]
 set -euo pipefail
 cd "$(dirname "$0")/.."
