@@ -11,5 +11,5 @@ diagd evaluate --protocol mc-ar --models maze --clips "$clips" \
   --num-clips "${ABLATION_CLIPS:-32}" --out "$work" \
   --strategy "k=1 k=1,d=14 k=1,d=7 k=1,d=3 k=2 k=2,d=28 k=2,d=14 k=2,d=7 k=4 k=4,d=56" \
   "k=1/predecessor k=1/spatial k=2/predecessor k=2/spatial"
-diagd report --results "$work" --out docs/results/ablation --examples 0 \
-  --title "k, d and row starts by generation"
+diagd report --results "$work" --out "$work/report" --examples 0 --title "k, d and row starts by generation"
+python runs/keep_report.py "$work/report" docs/results/ablation frontier

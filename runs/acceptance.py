@@ -10,9 +10,12 @@ the same after a turn away and back. A model that lacks an action takes the near
 knows. Raster dreams are decoded exactly, the same tokens in fewer steps, and end after eight
 frames. Each call measures what is missing, or was measured with other weights or options, and ends
 with the table of all that was measured under its options, the newest row of each model and
-scenario; `acceptance.jsonl` holds it by clip.
+scenario, and with the pictures of a model's scenarios below each other, in the order of their
+names. `acceptance.jsonl` holds the numbers by clip. docs/results/world keeps the table and the
+stacked pictures.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,6 +25,7 @@ import numpy as np
 import torch
 import tyro
 from numpy.typing import NDArray
+from PIL import Image
 from rich.progress import track
 from torch import Tensor
 
@@ -36,7 +40,7 @@ from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.results import ResultsWriter
 from diagd.evaluation.revisit import walk
 from diagd.families.checkpoints import model_path
-from diagd.files import read_json_lines, write_text
+from diagd.files import read_json_lines, replacing, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
 from diagd.pipeline.generator import VideoGenerator
@@ -56,7 +60,7 @@ class Options:
     data: Path  # folder with heldout_SCENARIO, as runs/doom_data.sh records it
     models: tuple[str, ...] = ("doom=doom",)  # LABEL=FOLDER
     scenarios: tuple[str, ...] = ()  # none: all that are there
-    out: Path = Path("docs/results/world")  # for acceptance.jsonl, acceptance.md and pictures
+    out: Path = Path("work/acceptance")  # for acceptance.jsonl, acceptance.md and pictures
     num_clips: int = 64
     context_frames: int = 4
     frames: int = 64  # of a clip, the given ones included
@@ -152,7 +156,20 @@ def main(options: Options) -> None:
     newest = {(row["scenario"], row["model"]): row for row in rows}
     text = table([newest[key] for key in sorted(newest)])
     write_text(options.out / "acceptance.md", text)
+    for label in {row["model"] for row in rows}:
+        stack(options.out.glob(f"*-{label}.png"), options.out / f"{label}.webp")
+    stack(options.out.glob("*-turns.png"), options.out / "turns.webp")
     print(text)
+
+
+def stack(pictures: Iterable[Path], path: Path) -> None:
+    """Write pictures of one width below each other, in the order of their names."""
+    parts = []
+    for one in sorted(pictures):
+        with Image.open(one) as picture:
+            parts.append(np.asarray(picture))
+    with replacing(path) as temporary:
+        Image.fromarray(np.concatenate(parts)).save(temporary, "WEBP", quality=80)
 
 
 def paths_of(options: Options, scenario: str) -> list[Path]:

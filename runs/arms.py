@@ -1,7 +1,7 @@
 """What does a schedule cost, and what helps? Train the same model in several ways, and compare.
 
 python runs/arms.py --study scratch --minutes 50      # again, until nothing is left
-python runs/arms_report.py --study scratch
+python runs/arms_report.py --studies scratch
 
 A study is some arms: runs of `diagd train` or `finetune` that differ in a flag or two and share all
 else, the batches of a seed too. The arm `raster` is the control that all are compared with. Each
@@ -124,7 +124,7 @@ class Options:
     study: str = "scratch"
     tokens: Path = Path("work/maze/tokens")  # folder with train and heldout
     work: Path = Path("work/arms")  # folder for the runs: STUDY/ARM-SEED
-    out: Path = Path("docs/results/arms")  # folder for the results: STUDY/ARM-SEED.jsonl
+    out: Path = Path("work/arms")  # folder for the results: STUDY/ARM-SEED.jsonl
     arms: tuple[str, ...] = ()  # in the order of training; none: all of the study
     seeds: tuple[int, ...] = (0,)
     minutes: float = 50.0  # of this call; an arm that is not done goes on in the next

@@ -1,6 +1,8 @@
-"""The arms of a study of runs/arms.py side by side: learning curves, and what each strategy costs.
+"""The arms of each study of runs/arms.py side by side: what each strategy costs, learning curves.
 
-python runs/arms_report.py --study scratch
+python runs/arms_report.py
+
+docs/results/arms keeps arms.md and the columns of the study `scratch`.
 """
 
 import math
@@ -24,10 +26,10 @@ SMOOTH = 10  # lines of a log that are drawn as one
 
 @dataclass(frozen=True)
 class Options:
-    """Read RESULTS/STUDY/*.jsonl; write arms.md, curves.png and columns.png there."""
+    """Read RESULTS/STUDY/*.jsonl; write arms.md, and STUDY-curves.png and STUDY-columns.png."""
 
-    study: str = "scratch"
-    results: Path = Path("docs/results/arms")
+    studies: tuple[str, ...] = ("scratch", "recipe", "row-starts")
+    results: Path = Path("work/arms")
 
 
 class Found:
@@ -65,9 +67,16 @@ class Found:
 
 def table(found: Found) -> str:
     """Return the prices as Markdown, with standard errors over clips."""
+    base = [
+        row["nll"]
+        for (arm, _, strategy), row in found.rows.items()
+        if (arm, strategy) == (found.base, CONTROL)
+    ]
+    raster = sum(base) / len(base)
     lines = [
-        f"Nats a token above the arm `{found.base}` in raster order, on the same held-out clips,",
-        "paired; with the standard error over clips. Seeds are averaged. Then some columns alone.",
+        f"Nats a token above the arm `{found.base}` in raster order ({raster:.4f}), on the same",
+        "held-out clips, paired; with the standard error over clips. Seeds are averaged. Then some",
+        "columns alone.",
         "",
         f"| arm | seeds | strategy | all | {' | '.join(PARTS)} |",
         "|---|---|---|---|" + "---|" * len(PARTS),
@@ -130,13 +139,16 @@ def draw_columns(found: Found, path: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Write the table and the plots."""
-    folder = options.results / options.study
-    found = Found(folder)
-    write_text(folder / "arms.md", table(found))
-    draw_curves(found, folder / "curves.png")
-    draw_columns(found, folder / "columns.png")
-    print(table(found))
+    """Write the tables and the plots."""
+    sections = ["# What each strategy costs a model trained under another\n"]
+    for study in options.studies:
+        found = Found(options.results / study)
+        sections.append(f"## {study}\n\n{table(found)}")
+        draw_curves(found, options.results / f"{study}-curves.png")
+        draw_columns(found, options.results / f"{study}-columns.png")
+    text = "\n".join(sections)
+    write_text(options.results / "arms.md", text)
+    print(text)
 
 
 if __name__ == "__main__":

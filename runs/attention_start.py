@@ -1,10 +1,10 @@
 """Control for runs/attention.sh: the same numbers before training, with and without aimed heads.
 
-The maze world's first layers are started looking at neighbours (models/attention_init.py), so
-part of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
+The maze world's first layers are initialised to attend to neighbours (training/setup.py), so part
+of what `diagd attention` shows was put there. Sequences are of random tokens: an untrained
 model knows no others.
 
-python runs/attention_start.py --out docs/results/attention_start.json
+python runs/attention_start.py --out work/attention_start.json
 """
 
 from dataclasses import dataclass

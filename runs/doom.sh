@@ -33,3 +33,4 @@ python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/
   --top-p 0.98 --walk "attack*3,left*3,forward*5,attack+left*2,attack*3"
 python -m runs.acceptance --data "$work"
 python -m runs.acceptance --data "$work" --models maze=maze --scenarios maze
+cp work/acceptance/acceptance.md work/acceptance/*.webp docs/results/world/

@@ -10,7 +10,8 @@
       control=work/errors/control uniform=work/errors/uniform samples=work/errors/samples
 
 Needs `pip install -e '.[metrics]'`. Each call goes on with the next clip, killed or not, until the
-time is up, and ends with a table of the clips that all models have been through.
+time is up, and ends with a table of the clips that all models have been through. docs/results keeps
+the table, draft_errors.md.
 """
 
 import math
@@ -49,7 +50,7 @@ class Options:
 
     clips: Path  # folder of videos with actions, as diagd record writes them
     models: tuple[str, ...]  # NAME=FOLDER; the others are compared with the first
-    out: Path = Path("docs/results/draft_errors")  # folder for the results
+    out: Path = Path("work/draft_errors")  # folder for draft_errors.jsonl and draft_errors.md
     num_clips: int = 32
     frames: int = 64  # of a clip, the context included
     context_frames: int = 4

@@ -5,7 +5,7 @@ accepted) and exact_runs.png (runs by row and by entropy). It is written after e
 run goes on with the next. Quality is `diagd evaluate`'s. Needs matplotlib (`pip install -e
 '.[metrics]'`) and a machine that does nothing else.
 
-    python runs/exact.py --clips work/maze/heldout --out docs/results
+    python runs/exact.py --clips work/maze/heldout --out work/exact
 """
 
 import json

@@ -5,15 +5,20 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clips=${1:?folder of held-out clips, as runs/maze.sh records them}
+work=${EXACT_WORK:-work/exact}
 results=docs/results/exact
 lanes="exact exact,lanes=8 exact,lanes=16 exact,lanes=24 exact,lanes=32 exact,lanes=40 exact,lanes=96"
 for dtype in float32 bfloat16; do
-  python runs/exact.py --clips "$clips" --out "$results" --num-clips 4 --frames 8 --dtype "$dtype" \
+  python runs/exact.py --clips "$clips" --out "$work" --num-clips 4 --frames 8 --dtype "$dtype" \
     --strategy "k=1 k=2 $lanes"
 done
-python runs/exact.py --clips "$clips" --out "$results/clips64" --interactive --strategy exact,lanes=32
-python runs/exact.py --clips "$clips" --out "$results/rivals" --num-clips 4 --frames 4
-diagd evaluate --models maze --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out work/exact --strategy \
+python runs/exact.py --clips "$clips" --out "$work/64_clips" --interactive --strategy exact,lanes=32
+python runs/exact.py --clips "$clips" --out "$work/rivals" --num-clips 4 --frames 4
+diagd evaluate --models maze --clips "$clips" --num-clips 24 --context-frames 4 --frames 12 --out "$work/quality" --strategy \
   "k=1 k=2 exact exact,lanes=32 jacobi,lanes=96 tolerance=3 sjd,lanes=96 mc-sjd,lanes=96 zipar=4"
-diagd report --results work/exact --out "$results/quality" --examples 0 \
+diagd report --results "$work/quality" --out "$work/report" --examples 0 \
   --title "Exact decoding and its rivals: speed and quality"
+python runs/keep_report.py "$work/report" "$results" frontier
+cp "$work/exact.json" "$work/exact_bfloat16.json" "$results/"
+cp "$work/64_clips/exact.json" "$results/exact_64_clips.json"
+cp "$work/rivals/exact.json" "$results/exact_rivals.json"

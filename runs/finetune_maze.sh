@@ -6,7 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-work/maze}
-results=docs/results/finetune
+results=$work/finetune
+out=docs/results/finetune
 train=${2:-$work/tokens/train}
 tune() {
   diagd tune --tokens "$work/tokens/heldout" --baseline maze --clips 24 -k 1 2 4 \
@@ -18,9 +19,10 @@ for lag in 1 2; do
     --out "$work/maze-k$lag" --strategies "k=$lag" --frames 8 --batch-size 1 \
     --steps 1000 --optimizer adamw --learning-rate 1e-4 --warmup-steps 20
   tune --model "$work/maze-k$lag" --out "$results/maze-k$lag"
-  cp "$work/maze-k$lag/log.jsonl" "$work/maze-k$lag/loss.png" "$results/maze-k$lag/"
 done
 python runs/finetune_report.py --results "$results"
 python runs/gap_study.py --tokens "$work/tokens/heldout" --out "$results" --clips 8 --frames 6
 tune --model maze --clips 8 --frames 6 -k 1 2 --overlap --row-start temporal predecessor spatial \
   --out "$results/overlap"
+mkdir -p "$out"
+cp "$results/finetune.md" "$results/gap_study.md" "$results/maze/tune_column.png" "$out/"

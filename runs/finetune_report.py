@@ -1,6 +1,6 @@
 """Say what finetuning closed of the gap: `diagd tune` before and after, side by side.
 
-python runs/finetune_report.py --results docs/results/finetune
+python runs/finetune_report.py --results work/maze/finetune
 """
 
 import json
@@ -32,8 +32,11 @@ def main(options: Options) -> None:
         found[path.parent.name] = {row["name"]: row for row in rows}
     before = found[options.before]
     found = {model: rows for model, rows in found.items() if before.keys() <= rows.keys()}
+    first = next(iter(before.values()))
+    raster = first["nll"] - first["gap"]
     lines = [
-        f"Nats a token above {options.before} in raster order, and the share of the gap closed.",
+        f"Nats a token above {options.before} in raster order ({raster:.4f}), and the share of the",
+        "gap closed.",
         "",
         "| strategy | steps | " + " | ".join(found) + " |",
         "|---|---|" + "---|" * len(found),

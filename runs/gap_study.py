@@ -1,6 +1,6 @@
 """Ask what the rules of visibility are worth: the teacher-forced gap when they are broken.
 
-python runs/gap_study.py --tokens work/maze/tokens/heldout --out docs/results
+python runs/gap_study.py --tokens work/maze/tokens/heldout --out work/maze/finetune
 
 Hygiene of the cache is the design's claim: stand-ins are seen by nobody else, and true row ends
 always reach the cache. Each claim is broken here, and here only; the product has no such switch.

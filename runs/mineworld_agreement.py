@@ -1,6 +1,6 @@
 """How far our diagonals are from MineWorld's own, on its tiny fixture, and where they part.
 
-python runs/mineworld_agreement.py --out docs/results
+python runs/mineworld_agreement.py --out work
 """
 
 from dataclasses import dataclass

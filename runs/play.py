@@ -7,8 +7,8 @@ for a client that draws nothing. Machines change their pace, so all of it is don
 are medians of rounds, of ratios, too. Every strategy plays on its own; nothing else should run on
 the machine. Needs `pip install -e '.[test]'` and Chromium.
 
-    python runs/play.py --out docs/results                      # play.json, play.md
-    python runs/play.py --out docs/results --film docs/play.webp
+    python runs/play.py --out work/play                      # play.json, play.md
+    python runs/play.py --out work/play --film docs/play.webp
 """
 
 import io

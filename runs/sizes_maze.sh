@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 work=${1:-work/maze}
 tokens=${2:-$work/tokens}
 results=docs/results/sizes
+mkdir -p "$results"
 train() {
   diagd train --model mc-ar-doom-small --tokens "$tokens" "$@"
 }
@@ -15,9 +16,10 @@ train --out "$work/small" --init "$work/small1" --frames 8 --batch-size 2 --step
   --learning-rate 1.5e-3 --hold 0.1
 for model in maze "$work/small"; do
   diagd tune --tokens "$tokens" --model "$model" --clips 24 -k 1 2 4 \
-    --row-start temporal --by column --out "$results/$(basename "$model")"
+    --row-start temporal --by column --out "$work/sizes/tune-$(basename "$model")"
 done
-cp "$work/small/log.jsonl" "$results/small/"
+cp "$work/sizes/tune-small/tune.json" "$results/"
 diagd evaluate --protocol mc-ar --clips "$work/heldout" --num-clips 64 --out "$work/sizes" \
   --models small="$work/small" --strategy "k=4 k=2 k=1"
-diagd report --results "$work/sizes" --out "$results" --title "A model of a quarter of the size"
+diagd report --results "$work/sizes" --out "$work/sizes/report" --title "A model of a quarter of the size"
+python runs/keep_report.py "$work/sizes/report" "$results"

@@ -9,6 +9,6 @@ shift
 work=${STUDY_WORK:-work/study}
 diagd evaluate --protocol mc-ar --clips "$clips" --num-clips 64 --out "$work" --save-videos \
   --models maze "$@" --strategy "raster k=4 k=2 k=1"
-diagd report --results "$work" --out docs/results/study \
+diagd report --results "$work" --out "$work/report" \
   --title "MC-AR on ViZDoom: raster and diagonal decoding"
-cp "$work/results.jsonl" docs/results/study/results.jsonl
+python runs/keep_report.py "$work/report" docs/results/study frontier

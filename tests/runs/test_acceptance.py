@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from diagd.data.actions import ActionVocabulary
 from diagd.files import read_json_lines
@@ -31,6 +32,22 @@ def test_an_action_that_is_not_known_becomes_the_nearest(name, nearest):
     assert acceptance.nearest(name, ACTIONS) == nearest
 
 
+def size_of(path):
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def test_pictures_are_stacked_in_the_order_of_their_names(tmp_path):
+    for name, colour, height in (("b", "black", 2), ("a", "white", 3)):
+        Image.new("RGB", (8, height), colour).save(tmp_path / f"{name}.png")
+    acceptance.stack(tmp_path.glob("*.png"), tmp_path / "both.webp")
+    with Image.open(tmp_path / "both.webp") as picture:
+        both = np.asarray(picture)
+    assert both.shape == (5, 8, 3)
+    assert both[0].min() > 200
+    assert both[-1].max() < 50
+
+
 def test_all_is_measured_once(world, tmp_path, monkeypatch):
     clips = write_clips(tmp_path / "heldout_maze", count=3, num_frames=15)
     ActionVocabulary(NAMES).save(clips / "actions.json")
@@ -53,6 +70,9 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     assert all(len(costs) == 3 for costs in row["nats_after"].values())
     text = (tmp_path / "out" / "acceptance.md").read_text()
     assert text.startswith("| | maze, new |")
+    for picture in ("new", "turns"):  # of one scenario, so nothing stands below it
+        (part,) = (tmp_path / "out").glob(f"*-{picture}.png")
+        assert size_of(tmp_path / "out" / f"{picture}.webp") == size_of(part)
     assert "nan" not in text
     asked = []
     monkeypatch.setattr(acceptance, "measure", lambda *given: asked.append(given) or {})
