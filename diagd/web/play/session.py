@@ -1,27 +1,31 @@
-"""One player's video: an engine, the choices made frame by frame, and nothing of the web.
+"""One player's video: an engine and the choices made frame by frame, without the web.
 
-A session is a function of its start (frames, actions, seed) and of one (action, controls) a frame,
-so that list replays it exactly; the checksum of each frame's tokens proves it.
+A session is a function of its start (frames, actions, seed) and one (action, controls) per frame.
+Its log of them replays it exactly, and the checksum of each frame's tokens proves it.
 """
 
 import base64
 import binascii
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from diagd.data.actions import ActionCodec
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 
 MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**32  # JavaScript holds it exactly
+MAX_ACTION_LENGTH = 200
+DEFAULT_STRATEGY = Diagonal(1)
 
 
 @dataclass(frozen=True)
@@ -29,26 +33,34 @@ class Controls:
     """What a player may change between two frames.
 
     Attributes:
-        strategy: how the frame is decoded, by name.
         temperature: 0 is greedy. top_p: 1 keeps all tokens.
     """
 
-    strategy: str = "k=1"
+    strategy: Strategy = DEFAULT_STRATEGY
     temperature: float = GenerationDefaults.temperature
     top_p: float = GenerationDefaults.top_p or 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.strategy, str):
-            raise ValueError(f"strategy must be a name, got {self.strategy!r}")
-        parse_strategy(self.strategy)
         for name, low, high in (("temperature", 0, MAX_TEMPERATURE), ("top_p", 0.01, 1)):
             value = getattr(self, name)
             if type(value) not in (int, float) or not low <= value <= high:
                 raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
 
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "Controls":
+        """Return the controls of a page or a saved file; one that is left out has its default."""
+        strategy = given.get("strategy", cls.strategy.name)
+        if not isinstance(strategy, str):
+            raise ValueError(f"strategy must be a name, got {strategy!r}")
+        return cls(**{**given, "strategy": parse_strategy(strategy)})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {**vars(self), "strategy": self.strategy.name}
+
     def check(self, world: VideoGenerator) -> None:
         """Raise ValueError where a world cannot decode so."""
-        world.check(parse_strategy(self.strategy), self.sampling(world))
+        world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
@@ -84,67 +96,54 @@ class FrameRecord(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PendingStart:
-    """A session yet to begin; the frames of a saved one are generated again first."""
+class SessionLog:
+    """All that a session depends on: it can be saved, and replayed."""
 
     start: SessionStart
-    replay: tuple[FrameRecord, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class PastSession:
-    """What of a session outlives its memory: enough to save it."""
-
-    start: SessionStart
-    history: list[FrameRecord]
+    frames: Sequence[FrameRecord] = ()
 
 
 class Session:
-    """A video that goes on frame by frame.
+    """A video that goes on frame by frame from the start frames, which it reads.
 
     Attributes:
-        history: a record of each frame so far; with `start` they are the whole session.
+        history: a record of each frame so far.
         num_steps: forward passes of the newest frame.
         written_at: the step that wrote each of its tokens, in raster order; of exact decoding, the
             one that made it final.
+
+    Raises:
+        ValueError: more start frames than the model can read.
     """
 
     def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
-        """Read the start frames.
-
-        Raises:
-            ValueError: frames or actions that do not fit the model.
-        """
         self.world, self.start = world, start
         self.sampling = Controls().sampling(world)
         self.engine = world.start(
-            start.frames,
-            context_actions=start.actions,
-            sampling=self.sampling,
-            seed=start.seed,
+            start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
         )
         self.history: list[FrameRecord] = []
         self.num_steps = 0
         self.written_at: tuple[int, ...] = ()
 
-    def advance(self, action: str, controls: Controls) -> Tensor:
-        """Generate the frame that an action leads to; (1, height, width) int64 tokens.
+    @property
+    def log(self) -> SessionLog:
+        """The session so far."""
+        return SessionLog(self.start, tuple(self.history))
 
-        Raises:
-            ValueError: an unknown action, or a strategy that does not fit.
-        """
-        ids = self.world.action_ids([action], 1, "frame")
+    def advance(self, action: str, controls: Controls) -> Tensor:
+        """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
+        engine, strategy = self.engine, controls.strategy
         sampling = controls.sampling(self.world)
         if sampling != self.sampling:
-            self.engine.set_sampling(sampling)
+            engine.set_sampling(sampling)
             self.sampling = sampling
-        engine, strategy = self.engine, parse_strategy(controls.strategy)
         before = engine.num_steps
-        (tokens,) = engine.decode(strategy, ids, 1)
+        (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
         self.num_steps = engine.num_steps - before
         if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
-            self.written_at = steps_of_frame(strategy.schedule(grid))
+            self.written_at = _steps_of_frame(strategy, grid)
         else:
             final = [s for s, one in enumerate(engine.verified) for _ in range(one.num_accepted)]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
@@ -153,20 +152,9 @@ class Session:
 
 
 @lru_cache(maxsize=16)
-def steps_of_frame(schedule: DiagonalSchedule) -> tuple[int, ...]:
-    """Return the step that writes each token of the first frame, in raster order."""
-    grid = schedule.grid
+def _steps_of_frame(strategy: Strategy, grid: TokenGrid) -> tuple[int, ...]:
+    schedule = strategy.schedule(grid)
     return tuple(schedule.step_of(0, i, j) for i in range(grid.height) for j in range(grid.width))
-
-
-def check_action(action: Any, world: VideoGenerator) -> str:
-    """Return an action that the model knows, or raise ValueError."""
-    if not isinstance(action, str) or len(action) > 200:
-        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
-    if world.vocabulary is None:
-        raise ValueError("this model takes no actions")
-    world.vocabulary.tokens_of(action)
-    return action
 
 
 def checksum_of(tokens: Tensor) -> int:
@@ -174,29 +162,41 @@ def checksum_of(tokens: Tensor) -> int:
     return zlib.crc32(tokens.cpu().numpy().astype("<i4").tobytes())
 
 
-FORMAT = "diagd-session-1"
+def check_action(action: Any, codec: ActionCodec) -> str:
+    """Return an action that the model knows, or raise ValueError."""
+    if not isinstance(action, str) or len(action) > MAX_ACTION_LENGTH:
+        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
+    codec.tokens_of(action)
+    return action
+
+
+FORMAT = "diagd-session-2"
 MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
 MAX_START_FRAMES = 64
+CONTROLS = frozenset(field.name for field in fields(Controls))
 
 
-def save(session: Session | PastSession, model: str) -> dict[str, Any]:
-    """Write a session down."""
-    frames, records = session.start.frames, list(session.history)
+def save(log: SessionLog, model: str) -> dict[str, Any]:
+    """Return a JSON document of a session."""
+    start = log.start
     return {
         "format": FORMAT,
         "model": model,
-        "seed": session.start.seed,
+        "seed": start.seed,
         "start": {
-            "shape": list(frames.shape),
-            "pixels": base64.b64encode(zlib.compress(frames.numpy().tobytes())).decode(),
-            "actions": list(session.start.actions),
+            "shape": list(start.frames.shape),
+            "pixels": base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode(),
+            "actions": list(start.actions),
         },
-        "frames": [[r.action, *vars(r.controls).values(), r.checksum] for r in records],
+        "frames": [
+            {"action": one.action, **one.controls.to_json(), "checksum": one.checksum}
+            for one in log.frames
+        ],
     }
 
 
-def load(document: Any, world: VideoGenerator) -> PendingStart:
-    """Read what `save` wrote.
+def load(document: Any, world: VideoGenerator) -> SessionLog:
+    """Return the session of a document that `save` made; anybody may have written it.
 
     Raises:
         ValueError: no such document, or one of a model with other frames or actions.
@@ -211,44 +211,45 @@ def load(document: Any, world: VideoGenerator) -> PendingStart:
     shape, actions = start.get("shape"), start.get("actions")
     if not (isinstance(shape, list) and len(shape) == 4 and all(type(n) is int for n in shape)):
         raise ValueError("the saved dream's start has no shape")
-    height_px, width_px = world.frame_size_px
-    if not 1 <= shape[0] <= MAX_START_FRAMES:
+    count, size_px = shape[0], world.frame_size_px
+    if not 1 <= count <= MAX_START_FRAMES:
+        raise ValueError(f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {count}")
+    if shape[1:] != [*size_px, 3]:
         raise ValueError(
-            f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {shape[0]}"
+            f"the saved dream has frames of {shape[1]}x{shape[2]} pixels, "
+            f"this model {size_px[0]}x{size_px[1]}"
         )
-    if shape[1:] != [height_px, width_px, 3]:
-        given = "x".join(map(str, shape[1:3]))
-        raise ValueError(
-            f"the saved dream has frames of {given} pixels, this model {height_px}x{width_px}"
-        )
-    if not isinstance(actions, list) or len(actions) != shape[0] - 1:
-        raise ValueError(f"the saved dream's start needs {shape[0] - 1} actions")
-    pixels = _inflate(start.get("pixels"), shape[0] * height_px * width_px * 3)
-    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    for action in actions:
-        check_action(action, world)
-    replay = tuple(_frame_record(row, world) for row in rows)
-    return PendingStart(SessionStart(frames, tuple(actions), document.get("seed", -1)), replay)
+    if not isinstance(actions, list) or len(actions) != count - 1:
+        raise ValueError(f"the saved dream's start needs {count - 1} actions")
+    assert world.vocabulary is not None
+    frames = _inflate(start.get("pixels"), shape)
+    between = tuple(check_action(action, world.vocabulary) for action in actions)
+    records = tuple(_frame_record(row, world, world.vocabulary) for row in rows)
+    return SessionLog(SessionStart(frames, between, document.get("seed", -1)), records)
 
 
-def _frame_record(row: Any, world: VideoGenerator) -> FrameRecord:
-    if not isinstance(row, list) or len(row) != 5 or type(row[4]) is not int:
-        raise ValueError(f"a frame of a saved dream must have five entries, got {str(row)[:60]}")
-    action, strategy, temperature, top_p, checksum = row
-    if type(strategy) is int:  # a row_lag, as it was written before strategies had names
-        strategy = f"k={strategy}"
-    controls = Controls(strategy, temperature, top_p)
+def _frame_record(row: Any, world: VideoGenerator, codec: ActionCodec) -> FrameRecord:
+    named = {"action", "checksum"}
+    if not isinstance(row, dict) or not named <= row.keys() <= named | CONTROLS:
+        raise ValueError(
+            "a frame of a saved dream must have an action, controls and a checksum, "
+            f"got {str(row)[:60]}"
+        )
+    if type(row["checksum"]) is not int:
+        raise ValueError(f"a checksum must be a whole number, got {str(row['checksum'])[:40]}")
+    controls = Controls.from_json({name: row[name] for name in row.keys() - named})
     controls.check(world)
-    return FrameRecord(check_action(action, world), controls, checksum)
+    return FrameRecord(check_action(row["action"], codec), controls, row["checksum"])
 
 
-def _inflate(text: Any, size: int) -> bytes:
-    """Undo base64 and deflate; never makes more than `size` bytes."""
+def _inflate(text: Any, shape: list[int]) -> Tensor:
+    """Undo base64 and deflate; never makes more bytes than the shape has."""
+    height_px, width_px = shape[1:3]
+    size = shape[0] * height_px * width_px * 3
     try:
-        inflater = zlib.decompressobj()
-        pixels = inflater.decompress(base64.b64decode(text, validate=True), size)
+        pixels = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size)
     except (zlib.error, binascii.Error, TypeError, ValueError):
-        raise ValueError("the saved dream's start frames are damaged") from None
+        pixels = b""
     if len(pixels) != size:
         raise ValueError("the saved dream's start frames are damaged")
-    return pixels
+    return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)

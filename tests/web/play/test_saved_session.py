@@ -5,6 +5,7 @@ import zlib
 import pytest
 import torch
 
+from diagd.decoding.strategies.strategy import Diagonal, Raster
 from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionStart, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
@@ -12,25 +13,34 @@ from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 @pytest.fixture(scope="module")
 def session(generator):
     session = Session(generator, SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3))
-    for strategy in ("k=1", "raster", "k=2"):
+    for strategy in (Diagonal(1), Raster(), Diagonal(2)):
         session.advance("right", Controls(strategy, 1.5, 0.8))
     return session
 
 
 @pytest.fixture
 def document(session):
-    return json.loads(json.dumps(save(session, "doom")))
+    return json.loads(json.dumps(save(session.log, "doom")))
 
 
 def test_what_was_saved_is_loaded_and_dreamt_again(session, document, generator):
     saved = load(document, generator)
     assert torch.equal(saved.start.frames, session.start.frames)
     assert (saved.start.actions, saved.start.seed) == (("left",), 3)
-    assert saved.replay == tuple(session.history)
+    assert saved.frames == tuple(session.history)
     again = Session(generator, saved.start)
-    for record in saved.replay:
+    for record in saved.frames:
         again.advance(record.action, record.controls)
     assert again.history == session.history
+
+
+def test_controls_are_saved_by_name_and_one_that_is_left_out_has_its_default(document, generator):
+    """So a file stays right when a control is added."""
+    controls = {"strategy": "k=1", "temperature": 1.5, "top_p": 0.8}
+    assert document["frames"][0].items() >= controls.items()
+    del document["frames"][0]["temperature"]
+    (first, *_) = load(document, generator).frames
+    assert first.controls == Controls(Diagonal(1), Controls.temperature, 0.8)
 
 
 def change(path, value):
@@ -57,13 +67,14 @@ DAMAGE = {
     "start frames are damaged": change(["start", "pixels"], "AAAA"),
     "start frames are damaged$": change(["start", "pixels"], None),
     "seed must be a whole number": change(["seed"], "1"),
-    "must have five entries": change(["frames", 0], ["left", 1]),
-    "must have five entries, got": change(["frames", 0], ["left", 1, 1, 1, "x"]),
-    "unknown action 'jump'": change(["frames", 0, 0], "jump"),
-    "row_lag must be in": change(["frames", 0, 1], 6),
-    "strategy must be a name": change(["frames", 0, 1], [1]),
-    "temperature must be in": change(["frames", 0, 2], "hot"),
-    "top_p must be in": change(["frames", 0, 3], 0),
+    "must have an action, controls and a checksum": change(["frames", 0], ["left", 1]),
+    "controls and a checksum, got": change(["frames", 0, "more"], 1),
+    "checksum must be a whole number": change(["frames", 0, "checksum"], "x"),
+    "unknown action 'jump'": change(["frames", 0, "action"], "jump"),
+    "row_lag must be in": change(["frames", 0, "strategy"], "k=6"),
+    "strategy must be a name": change(["frames", 0, "strategy"], [1]),
+    "temperature must be in": change(["frames", 0, "temperature"], "hot"),
+    "top_p must be in": change(["frames", 0, "top_p"], 0),
 }
 
 
