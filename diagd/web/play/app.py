@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import mimetypes
 import os
 import sys
@@ -101,7 +100,7 @@ def create_app(
         player = _player(scheduler, name)
         with _only_upload(player):
             data = await _body(request, MAX_SESSION_BYTES)
-            saved = await asyncio.to_thread(_parse_session, data, scheduler.world)
+            saved = await asyncio.to_thread(load, data, scheduler.world)
             scheduler.begin(player, saved)
         return {"frames": len(saved.frames)}
 
@@ -111,9 +110,8 @@ def create_app(
         log = player.session.log if player.session else player.past
         if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        document = await asyncio.to_thread(save, log, model)
-        text = json.dumps(document, separators=(",", ":"))
-        return _download(text.encode(), "application/json", "dream.json")
+        data = await asyncio.to_thread(save, log, model)
+        return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
     async def video(name: str) -> Response:
@@ -326,14 +324,6 @@ async def _body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "the upload was broken off", close) from None
     return bytes(data)
-
-
-def _parse_session(data: bytes, world: VideoGenerator) -> SessionLog:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("this is no saved dream (expected a JSON file)") from None
-    return load(document, world)
 
 
 def _download(data: bytes, media_type: str, name: str) -> Response:

@@ -1,71 +1,71 @@
 """What a page may say, checked once, here; and how a frame is sent to it."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from diagd.data.actions import ActionCodec
-from diagd.web.play.session import Controls, check_action
+from diagd.web.play.session import STRICT, Action, Controls, complaint_of
 
 MAX_MESSAGE_BYTES = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Act:
     """A key went down or up: what is pressed now. `id` counts up and is echoed by the frame."""
 
-    action: str
+    action: Action
     id: int
+    type: Literal["act"] = "act"
 
 
-@dataclass(frozen=True)
-class Adjust:
+@dataclass(frozen=True, config=STRICT)
+class Adjust(Controls):
     """Controls for the frames to come; `paced` holds the world to its own frame rate."""
 
-    controls: Controls
+    _: KW_ONLY
     paced: bool
+    type: Literal["adjust"] = "adjust"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Begin:
     """Start anew: from a scene, or (None) from where this session began."""
 
     scene: int | None
     seed: int
+    type: Literal["begin"] = "begin"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Pause:
     """Stop, or go on."""
 
     paused: bool
+    type: Literal["pause"] = "pause"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Record:
     """Keep the frames from now on, or stop keeping them."""
 
     on: bool
+    type: Literal["record"] = "record"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=STRICT)
 class Seen:
     """The page has drawn this frame."""
 
     frame: int
+    type: Literal["seen"] = "seen"
 
 
-NUMBER = (int, float)
 Message = Act | Adjust | Begin | Pause | Record | Seen
-FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "act": {"action": (str,), "id": (int,)},
-    "adjust": {"strategy": (str,), "temperature": NUMBER, "top_p": NUMBER, "paced": (bool,)},
-    "begin": {"scene": (int, type(None)), "seed": (int,)},
-    "pause": {"paused": (bool,)},
-    "record": {"on": (bool,)},
-    "seen": {"frame": (int,)},
-}
-CLASSES = {"act": Act, "begin": Begin, "pause": Pause, "record": Record, "seen": Seen}
+_MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="type")])
 
 
 def parse(text: str, codec: ActionCodec) -> Message:
@@ -78,29 +78,12 @@ def parse(text: str, codec: ActionCodec) -> Message:
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
     try:
-        document = json.loads(text, parse_constant=_refuse)
-    except (json.JSONDecodeError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise ValueError("a message must be a JSON object")
-    kind = document.pop("type", None)
-    if not isinstance(kind, str) or kind not in FIELDS:
-        raise ValueError(f"unknown message, expected one of: {', '.join(FIELDS)}")
-    if document.keys() != FIELDS[kind].keys():
-        raise ValueError(f"{kind} must have the fields {', '.join(FIELDS[kind])}")
-    for name, expected in FIELDS[kind].items():
-        if type(document[name]) not in expected:
-            raise ValueError(f"{kind}: {name} must not be {type(document[name]).__name__}")
-    if kind == "adjust":
-        paced = document.pop("paced")
-        return Adjust(Controls.from_json(document), paced)
-    if kind == "act":
-        check_action(document["action"], codec)
-    return CLASSES[kind](**document)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+        message = _MESSAGES.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"this is no message: {complaint_of(error)}") from None
+    if isinstance(message, Act):
+        codec.tokens_of(message.action)
+    return message
 
 
 def pack(header: dict[str, Any], picture: bytes) -> bytes:

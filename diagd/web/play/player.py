@@ -153,7 +153,7 @@ class Player:
     @property
     def settings(self) -> dict[str, Any]:
         """The controls and the pace, as the page knows them."""
-        return {**self.controls.to_json(), "paced": self.paced}
+        return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
 
     def handle(self, message: Message) -> None:
         """Follow a message (`Begin` is the scheduler's: it knows the scenes).
@@ -166,8 +166,8 @@ class Player:
         match message:
             case Act():
                 self.keys.press(message)
-            case Adjust(controls, paced):
-                self._adjust(controls, paced)
+            case Adjust(strategy, temperature, top_p, paced=paced):
+                self._adjust(Controls(strategy, temperature, top_p), paced)
             case Pause(paused):
                 self.paused = paused
             case Record(on):
@@ -223,8 +223,9 @@ class Player:
                 f"this dream has lasted {self.max_frames} frames, which is the longest"
             )
         if self.replaying:
-            action, controls, checksum = self.replaying.popleft()
-            act = Act(action, self.keys.pressed.id)
+            record = self.replaying.popleft()
+            act = Act(record.action, self.keys.pressed.id)
+            controls, checksum = record.controls, record.checksum
         else:
             act, controls, checksum = self.keys.next(), self.controls, None
         tokens = session.advance(act.action, controls)

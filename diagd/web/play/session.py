@@ -6,57 +6,60 @@ Its log of them replays it exactly, and the checksum of each frame's tokens prov
 
 import base64
 import binascii
+import dataclasses
+import math
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 
-MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**32  # JavaScript holds it exactly
-MAX_ACTION_LENGTH = 200
+MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
+MAX_START_FRAMES = 64
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 DEFAULT_STRATEGY = Diagonal(1)
 
 
-@dataclass(frozen=True)
+def _strategy(given: Any) -> Strategy:
+    if isinstance(given, Strategy):
+        return given
+    if not isinstance(given, str):
+        raise ValueError(f"a strategy must be a name, got {str(given)[:40]}")
+    return parse_strategy(given)
+
+
+Action = Annotated[str, Field(max_length=200)]
+StrategyByName = Annotated[Strategy, PlainValidator(_strategy), PlainSerializer(str)]  # in JSON
+
+
+@dataclass(frozen=True, config=STRICT)
 class Controls:
-    """What a player may change between two frames.
+    """What a player may change between two frames; one left out in JSON has its default.
 
     Attributes:
         temperature: 0 is greedy. top_p: 1 keeps all tokens.
     """
 
-    strategy: Strategy = DEFAULT_STRATEGY
-    temperature: float = GenerationDefaults.temperature
-    top_p: float = GenerationDefaults.top_p or 1.0
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("temperature", 0, MAX_TEMPERATURE), ("top_p", 0.01, 1)):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not low <= value <= high:
-                raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
-
-    @classmethod
-    def from_json(cls, given: dict[str, Any]) -> "Controls":
-        """Return the controls of a page or a saved file; one that is left out has its default."""
-        strategy = given.get("strategy", cls.strategy.name)
-        if not isinstance(strategy, str):
-            raise ValueError(f"strategy must be a name, got {strategy!r}")
-        return cls(**{**given, "strategy": parse_strategy(strategy)})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return them by name."""
-        return {**vars(self), "strategy": self.strategy.name}
+    strategy: StrategyByName = DEFAULT_STRATEGY
+    temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
+    top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
     def check(self, world: VideoGenerator) -> None:
         """Raise ValueError where a world cannot decode so."""
@@ -69,7 +72,7 @@ class Controls:
         return world.sampling(SamplingOptions(self.temperature, top_p=self.top_p))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SessionStart:
     """Where a session begins.
 
@@ -87,20 +90,21 @@ class SessionStart:
             raise ValueError(f"seed must be a whole number in [0, {MAX_SEED}), got {self.seed!r}")
 
 
-class FrameRecord(NamedTuple):
+@dataclass(frozen=True, config=STRICT)
+class FrameRecord:
     """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
 
-    action: str
+    action: Action
     controls: Controls
     checksum: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SessionLog:
     """All that a session depends on: it can be saved, and replayed."""
 
     start: SessionStart
-    frames: Sequence[FrameRecord] = ()
+    frames: tuple[FrameRecord, ...] = ()
 
 
 class Session:
@@ -162,94 +166,83 @@ def checksum_of(tokens: Tensor) -> int:
     return zlib.crc32(tokens.cpu().numpy().astype("<i4").tobytes())
 
 
-def check_action(action: Any, codec: ActionCodec) -> str:
-    """Return an action that the model knows, or raise ValueError."""
-    if not isinstance(action, str) or len(action) > MAX_ACTION_LENGTH:
-        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
-    codec.tokens_of(action)
-    return action
+@dataclass(frozen=True, config=STRICT)
+class SavedStart:
+    """The start frames: their shape, and base64 of their deflated bytes."""
+
+    shape: tuple[int, int, int, int]
+    pixels: str
+    actions: list[Action]
 
 
-FORMAT = "diagd-session-2"
-MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
-MAX_START_FRAMES = 64
-CONTROLS = frozenset(field.name for field in fields(Controls))
+@dataclass(frozen=True, config=STRICT)
+class SavedSession:
+    """The JSON document of a session."""
+
+    model: str
+    seed: int
+    start: SavedStart
+    frames: Annotated[tuple[FrameRecord, ...], Field(max_length=MAX_FRAMES)]
+    format: Literal["diagd-session-2"] = "diagd-session-2"
 
 
-def save(log: SessionLog, model: str) -> dict[str, Any]:
-    """Return a JSON document of a session."""
+_SAVED = TypeAdapter(SavedSession)
+
+
+def save(log: SessionLog, model: str) -> bytes:
+    """Return a session as JSON."""
     start = log.start
-    return {
-        "format": FORMAT,
-        "model": model,
-        "seed": start.seed,
-        "start": {
-            "shape": list(start.frames.shape),
-            "pixels": base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode(),
-            "actions": list(start.actions),
-        },
-        "frames": [
-            {"action": one.action, **one.controls.to_json(), "checksum": one.checksum}
-            for one in log.frames
-        ],
-    }
+    pixels = base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode()
+    count, height_px, width_px, channels = start.frames.shape
+    saved = SavedStart((count, height_px, width_px, channels), pixels, list(start.actions))
+    return _SAVED.dump_json(SavedSession(model, start.seed, saved, log.frames))
 
 
-def load(document: Any, world: VideoGenerator) -> SessionLog:
-    """Return the session of a document that `save` made; anybody may have written it.
+def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
+    """Return the session that `save` wrote; anybody may have written it.
 
     Raises:
         ValueError: no such document, or one of a model with other frames or actions.
     """
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"this is no saved dream (expected a JSON file with format {FORMAT})")
-    start, rows = document.get("start"), document.get("frames")
-    if not isinstance(start, dict) or not isinstance(rows, list):
-        raise ValueError("the saved dream has no start or no frames")
-    if len(rows) > MAX_FRAMES:
-        raise ValueError(f"a dream has at most {MAX_FRAMES} frames, this one has {len(rows)}")
-    shape, actions = start.get("shape"), start.get("actions")
-    if not (isinstance(shape, list) and len(shape) == 4 and all(type(n) is int for n in shape)):
-        raise ValueError("the saved dream's start has no shape")
-    count, size_px = shape[0], world.frame_size_px
+    try:
+        saved = _SAVED.validate_json(data)
+    except ValidationError as error:
+        raise ValueError(f"this is no saved dream: {complaint_of(error)}") from None
+    start, size_px = saved.start, world.frame_size_px
+    count, *shown_px, channels = start.shape
     if not 1 <= count <= MAX_START_FRAMES:
         raise ValueError(f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {count}")
-    if shape[1:] != [*size_px, 3]:
+    if [*shown_px, channels] != [*size_px, 3]:
         raise ValueError(
-            f"the saved dream has frames of {shape[1]}x{shape[2]} pixels, "
+            f"the saved dream has frames of {shown_px[0]}x{shown_px[1]} pixels, "
             f"this model {size_px[0]}x{size_px[1]}"
         )
-    if not isinstance(actions, list) or len(actions) != count - 1:
+    if len(start.actions) != count - 1:
         raise ValueError(f"the saved dream's start needs {count - 1} actions")
     assert world.vocabulary is not None
-    frames = _inflate(start.get("pixels"), shape)
-    between = tuple(check_action(action, world.vocabulary) for action in actions)
-    records = tuple(_frame_record(row, world, world.vocabulary) for row in rows)
-    return SessionLog(SessionStart(frames, between, document.get("seed", -1)), records)
+    for action in {*start.actions, *(record.action for record in saved.frames)}:
+        world.vocabulary.tokens_of(action)
+    for controls in {record.controls for record in saved.frames}:
+        controls.check(world)
+    frames = _inflate(start.pixels, start.shape)
+    return SessionLog(SessionStart(frames, tuple(start.actions), saved.seed), saved.frames)
 
 
-def _frame_record(row: Any, world: VideoGenerator, codec: ActionCodec) -> FrameRecord:
-    named = {"action", "checksum"}
-    if not isinstance(row, dict) or not named <= row.keys() <= named | CONTROLS:
-        raise ValueError(
-            "a frame of a saved dream must have an action, controls and a checksum, "
-            f"got {str(row)[:60]}"
-        )
-    if type(row["checksum"]) is not int:
-        raise ValueError(f"a checksum must be a whole number, got {str(row['checksum'])[:40]}")
-    controls = Controls.from_json({name: row[name] for name in row.keys() - named})
-    controls.check(world)
-    return FrameRecord(check_action(row["action"], codec), controls, row["checksum"])
-
-
-def _inflate(text: Any, shape: list[int]) -> Tensor:
+def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
     """Undo base64 and deflate; never makes more bytes than the shape has."""
-    height_px, width_px = shape[1:3]
-    size = shape[0] * height_px * width_px * 3
+    size = math.prod(shape)
     try:
         pixels = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size)
-    except (zlib.error, binascii.Error, TypeError, ValueError):
+    except (zlib.error, binascii.Error, ValueError):
         pixels = b""
     if len(pixels) != size:
         raise ValueError("the saved dream's start frames are damaged")
     return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
+
+
+def complaint_of(error: ValidationError) -> str:
+    """Return what is wrong first, and where, in a line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    text = first["msg"].removeprefix("Value error, ")
+    return (f"{where}: {text}" if where else text)[:300]

@@ -155,8 +155,8 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     wait_until(lambda: player.paused and shared.scheduler.served is not player)
     text(page, "#context", rf"^frame {len(player.session.history)} of")
     shown = np.array(Image.open(io.BytesIO(b64decode(picture(page).partition(",")[2]))))[..., :3]
-    document = page.request.get(f"{shared.url}/sessions/{player.id}/session.json").json()
-    actions = [row["action"] for row in document["frames"]]
+    document = page.request.get(f"{shared.url}/sessions/{player.id}/session.json").text()
+    actions = [row["action"] for row in json.loads(document)["frames"]]
     assert set(actions) == {"none", "forward"}
 
     def last_picture(replace):

@@ -14,7 +14,7 @@ from diagd.pipeline.generator import StartScene, VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note, Welcome
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
-from diagd.web.play.session import Controls, SessionLog, SessionStart
+from diagd.web.play.session import SessionLog, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
@@ -199,7 +199,7 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
     scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
     idle, busy = enter(scheduler), enter(scheduler)
     clock.now = 59.0
-    scheduler.handle(busy, Adjust(Controls(), False))
+    scheduler.handle(busy, Adjust(paced=False))
     scheduler.handle(idle, Seen(0))  # drawing is not playing
     scheduler.end_idle()
     assert len(scheduler.players) == 2
