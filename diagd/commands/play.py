@@ -35,11 +35,7 @@ def main(options: PlayOptions) -> dict[str, Any]:
 
 
 def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
-    """Load the model and its scenes, warm it up, and return the server, not yet running.
-
-    Raises:
-        FileNotFoundError, ValueError: something is missing, or the model cannot be played.
-    """
+    """Load the model and its scenes, warm it up, and return the server, not yet running."""
     device = device_of(options.device)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
     world.remembers = options.remember

@@ -19,12 +19,9 @@ HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASC
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes a free one.
+    """Return a socket that listens on an address, or raise ValueError; port 0 is any free one.
 
     Who calls before the server runs waits until it does.
-
-    Raises:
-        ValueError: no such port, or the address is not ours, or taken.
     """
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
@@ -55,13 +52,9 @@ def url_of(host: str, port: int) -> str:
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request.
+    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request."""
 
-    Attributes:
-        silent_since: when the connection was opened, or last answered, by the event loop's clock.
-    """
-
-    silent_since = 0.0
+    _silent_since = 0.0  # when the connection was opened, or last answered, by the loop's clock
     _deadline: asyncio.TimerHandle | None = None
     _unread = 0  # bytes of answers that the client has yet to read
 
@@ -75,7 +68,7 @@ class PatientProtocol(H11Protocol):
             one for one in self.connections if isinstance(one, PatientProtocol) and one._is_silent
         ]  # this one at least
         held = Counter(one._address for one in silent)
-        gone = min(silent, key=lambda one: (-held[one._address], one.silent_since))
+        gone = min(silent, key=lambda one: (-held[one._address], one._silent_since))
         gone.transport.abort()
         self.connections.discard(gone)  # as it will itself when it hears of that
 
@@ -107,7 +100,7 @@ class PatientProtocol(H11Protocol):
 
     def _wait(self) -> None:
         self._stop()
-        self.silent_since = self.loop.time()
+        self._silent_since = self.loop.time()
         self._unread = self.transport.get_write_buffer_size()
         self._deadline = self.loop.call_later(SECONDS_TO_ASK, self._give_up)
 
@@ -125,11 +118,7 @@ class PatientProtocol(H11Protocol):
 
 
 def page_rules(images: str, media: str) -> dict[str, str]:
-    """Return the headers that let a page load its own scripts and styles, and no more.
-
-    Args:
-        images, media: sources of pictures and of videos.
-    """
+    """Return headers that let a page load its own scripts and styles, and such images and media."""
     return {
         "content-security-policy": (
             "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -150,8 +139,7 @@ _RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
 class Guard:
     """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers.
 
-    Args:
-        allowed_hosts: names by which the app may be called, besides localhost and IP addresses.
+    The app may be called by localhost, IP addresses, and the allowed names.
     """
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:

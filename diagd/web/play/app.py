@@ -68,11 +68,8 @@ def create_app(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/")
-    async def page() -> Response:
-        return Response(files["index.html"], media_type="text/html")
-
     @app.get("/static/{name}")
-    async def static(name: str) -> Response:
+    async def static(name: str = "index.html") -> Response:
         if name not in files:
             raise HTTPException(404, "there is no such file")
         return Response(files[name], media_type=mimetypes.guess_type(name)[0])
@@ -128,8 +125,8 @@ def create_app(
         await socket.accept()
         player = scheduler.join()
         if player is None:
-            text = "Even the line is full. This page tries again by itself."
-            await socket.send_json({"type": "refused", "message": text})
+            message = "Even the line is full. This page tries again by itself."
+            await socket.send_json({"type": "refused", "message": message})
             await socket.close(TRY_LATER)
             return
         try:
@@ -223,29 +220,24 @@ def _strategies(world: VideoGenerator, chosen: Strategy) -> list[tuple[str, int 
 
 # Known words have the keys that games have given them for thirty years, the others number keys,
 # then letters that nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
-KNOWN: dict[str, tuple[str, ...]] = {
-    "forward": ("KeyW", "ArrowUp"),
-    "up": ("KeyW", "ArrowUp"),
-    "left": ("KeyA", "ArrowLeft"),
-    "back": ("KeyS", "ArrowDown"),
-    "backward": ("KeyS", "ArrowDown"),
-    "down": ("KeyS", "ArrowDown"),
-    "right": ("KeyD", "ArrowRight"),
-    "turn_left": ("KeyA", "ArrowLeft"),
-    "turn_right": ("KeyD", "ArrowRight"),
-    "strafe_left": ("KeyQ",),
-    "strafe_right": ("KeyE",),
-    "look_left": ("KeyJ",),
-    "look_right": ("KeyL",),
-    "look_up": ("KeyI",),
-    "look_down": ("KeyK",),
-    "jump": ("Space",),
-    "attack": ("KeyF", "Space"),
-    "use": ("KeyE",),
-    "sneak": ("KeyC",),
-    "sprint": ("KeyX",),
-    "drop": ("KeyG",),
+KEYS = {
+    ("KeyW", "ArrowUp"): "forward up",
+    ("KeyA", "ArrowLeft"): "left turn_left",
+    ("KeyS", "ArrowDown"): "back backward down",
+    ("KeyD", "ArrowRight"): "right turn_right",
+    ("KeyF", "Space"): "attack",
+    ("Space",): "jump",
+    ("KeyQ",): "strafe_left",
+    ("KeyE",): "strafe_right use",
+    ("KeyJ",): "look_left",
+    ("KeyL",): "look_right",
+    ("KeyI",): "look_up",
+    ("KeyK",): "look_down",
+    ("KeyC",): "sneak",
+    ("KeyX",): "sprint",
+    ("KeyG",): "drop",
 }
+KNOWN = {word: keys for keys, words in KEYS.items() for word in words.split()}
 SPARE = (
     *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
     *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
@@ -339,10 +331,7 @@ async def decode_upload(
     max_seconds: float = MAX_SECONDS_OF_DECODING,
     decoder: Path = DECODER,
 ) -> Tensor:
-    """Decode an image, or the last `keep` frames of a clip, in a child process; fit them to a size.
-
-    Args:
-        decoder: the script that the child runs.
+    """Decode an image, or the last `keep` frames of a clip, in a child process that `decoder` runs.
 
     Returns:
         (T, height_px, width_px, 3) uint8.

@@ -69,12 +69,7 @@ _MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimin
 
 
 def parse(text: str, codec: ActionCodec) -> Message:
-    """Read one message.
-
-    Raises:
-        ValueError: no JSON object, an unknown type, a missing, foreign or ill-typed field, an
-            action that the model does not have, or controls out of their ranges.
-    """
+    """Return the message of a text, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
     try:

@@ -33,7 +33,7 @@ JPEG_QUALITY = 92
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A picture for the page: its header (see `messages.pack`), and the JPEG."""
+    """A JPEG for the page, with its header."""
 
     header: dict[str, Any]
     picture: bytes
@@ -48,7 +48,7 @@ class Note:
 
 
 class Welcome:
-    """There is a place for the player: the page is to hear what can be played."""
+    """There is a place: the page is to hear what can be played."""
 
 
 class Keys:
@@ -85,25 +85,7 @@ class Keys:
 
 
 class Player:
-    """A page and its session.
-
-    Args:
-        fps: frames a second of the world's own pace.
-        clock: seconds; the monotonic clock but for tests.
-        max_recorded, max_frames: where a recording and a session end.
-        controls: until the page says otherwise.
-
-    Attributes:
-        id: random; whoever knows it may fetch the recording and the saved session.
-        outbox: what the page is to be sent; at most `WINDOW` frames are in it.
-        before: how many wait for a place before this player, while it waits.
-        pending: the session to begin at the next turn.
-        past: the session of a player who left.
-        busy: the model's seconds given to this player, for fairness.
-        last_active: when the page last asked for something, or held a key, by the clock.
-        send_ms: what sending the last frame took.
-        uploading: whether an upload is under way; a player has one at a time.
-    """
+    """A page and its session, at the world's own pace of `fps` where the page wants that."""
 
     def __init__(
         self,
@@ -117,21 +99,22 @@ class Player:
         assert world.vocabulary is not None
         self.world, self.fps, self.clock = world, fps, clock
         self.max_recorded, self.max_frames = max_recorded, max_frames
-        self.id = secrets.token_urlsafe(16)
+        self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note | Welcome] = asyncio.Queue()
-        self.before: int | None = None
+        self.before: int | None = None  # players in line before this one, while it waits
         self.controls, self.paced, self.paused = controls or Controls(), False, False
         self.keys = Keys(idle_action(world.vocabulary))
         self.session: Session | None = None
-        self.pending: SessionLog | None = None
-        self.past: SessionLog | None = None
+        self.pending: SessionLog | None = None  # begins at the next turn
+        self.past: SessionLog | None = None  # of a player who left
         self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
-        self.uploading = False
-        self.sent = self.seen = self.num_begun = 0
-        self.due = self.busy = self.send_ms = 0.0
-        self.last_active = clock()
+        self.uploading = False  # a player has one upload at a time
+        self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
+        self.due = self.send_ms = 0.0
+        self.busy = 0.0  # the model's seconds given to this player
+        self.last_active = clock()  # when the page last asked for something, or held a key
 
     def wait(self, before: int, num_places: int) -> None:
         """Tell the page how many wait before it, if it does not know yet."""

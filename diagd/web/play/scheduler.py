@@ -37,14 +37,7 @@ class Scheduler:
         scenes: one at least; the first is where players begin.
         max_sessions: players at once.
         idle_seconds: after so long without a message or a key held a player is sent off.
-        clock: seconds; the monotonic clock but for tests.
         controls: with which every player begins.
-
-    Attributes:
-        gone: the last `max_sessions` players who left and when, for `KEPT_SECONDS`, so that what
-            they recorded can be fetched; of their sessions only the log.
-        line: who waits for a place, the first to come first. served: whose turn is under way.
-        frames: generated for anybody so far. sessions: begun so far.
     """
 
     def __init__(
@@ -60,10 +53,11 @@ class Scheduler:
         self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
+        # when they left; for a while what they recorded can be fetched, and their sessions' logs
         self.gone: dict[str, tuple[float, Player]] = {}
-        self.line: list[Player] = []
-        self.served: Player | None = None
-        self.frames = self.sessions = 0
+        self.line: list[Player] = []  # who waits for a place, the first to come first
+        self.served: Player | None = None  # whose turn is under way
+        self.frames = self.sessions = 0  # generated, and begun, for anybody so far
         self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -109,11 +103,7 @@ class Scheduler:
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
     def handle(self, player: Player, message: Message) -> None:
-        """Follow a player's message.
-
-        Raises:
-            ValueError: a message that makes no sense here, or of a player who is still in line.
-        """
+        """Follow a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
@@ -224,13 +214,9 @@ class Scheduler:
 
 
 class Painter:
-    """Runs what paints: beside the model, or in its thread where that has none to spare.
+    """Paints beside the model, or in its thread where the model has none to spare.
 
-    Args:
-        thread: the model's.
-
-    Attributes:
-        thread: where it paints; to be shut down by who made the painter.
+    Who made the painter shuts its `thread` down.
     """
 
     def __init__(self, model: CausalModel, thread: Executor) -> None:

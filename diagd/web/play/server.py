@@ -8,8 +8,7 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -28,11 +27,7 @@ logger = logging.getLogger("diagd.play")
 def start_scenes(
     model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
 ) -> list[StartScene]:
-    """Return the scenes of a folder, if one is given, then those of the model's folder.
-
-    Raises:
-        FileNotFoundError, ValueError: a file that cannot be used (named), or no scene at all.
-    """
+    """Return the scenes of a folder, if one is given, then those of the model's folder."""
     scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
     if folder is not None and not scenes:
         raise ValueError(f"no clip or image in {folder}")
@@ -51,12 +46,7 @@ def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> Non
 
 
 class PlayServer(uvicorn.Server):
-    """Saves what is being recorded when it is told to end (SIGTERM, Ctrl-C).
-
-    Args:
-        app: whose messages no page may exceed in length.
-        recordings: folder for recordings that are under way at the end.
-    """
+    """Saves what is being recorded, in a folder, when it is told to end (SIGTERM, Ctrl-C)."""
 
     def __init__(self, app: Guard, scheduler: Scheduler, recordings: Path) -> None:
         super().__init__(
@@ -82,23 +72,15 @@ class PlayServer(uvicorn.Server):
         for number, (pictures, fps) in enumerate(cut, start=1):
             path = self.recordings / f"dream-{time.strftime('%Y%m%d-%H%M%S')}-{number}.mp4"
             try:
-                await asyncio.to_thread(_write_recording, path, pictures, fps)
+                write_bytes(path, await asyncio.to_thread(to_mp4, pictures, fps))
             except OSError as error:
                 logger.error("a recording of %d frames is lost: %s", len(pictures), error)
             else:
                 logger.warning("a recording was cut short: %s", path)
 
 
-def _write_recording(path: Path, pictures: Sequence[bytes], fps: Fraction) -> None:
-    write_bytes(path, to_mp4(pictures, fps))
-
-
 def run(server: uvicorn.Server, listening: socket.socket, page: str | None = None) -> None:
-    """Serve until Ctrl-C.
-
-    Args:
-        page: an address to show in a browser as soon as it is there.
-    """
+    """Serve until Ctrl-C, and show a page in a browser as soon as it is there."""
     if page is not None:
         threading.Thread(target=_open_when_ready, args=(server, page), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt), short_collections():

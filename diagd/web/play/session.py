@@ -74,16 +74,11 @@ class Controls:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SessionStart:
-    """Where a session begins.
+    """Where a session begins."""
 
-    Attributes:
-        frames: (m, H_px, W_px, 3) uint8. actions: the m - 1 between them.
-        seed: in [0, MAX_SEED).
-    """
-
-    frames: Tensor
-    actions: tuple[str, ...]
-    seed: int
+    frames: Tensor  # (m, H_px, W_px, 3) uint8
+    actions: tuple[str, ...]  # the m - 1 between them
+    seed: int  # in [0, MAX_SEED)
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or not 0 <= self.seed < MAX_SEED:
@@ -110,14 +105,7 @@ class SessionLog:
 class Session:
     """A video that goes on frame by frame from the start frames, which it reads.
 
-    Attributes:
-        history: a record of each frame so far.
-        num_steps: forward passes of the newest frame.
-        written_at: the step that wrote each of its tokens, in raster order; of exact decoding, the
-            one that made it final.
-
-    Raises:
-        ValueError: more start frames than the model can read.
+    Raises ValueError where there are more of them than the model can read.
     """
 
     def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
@@ -127,7 +115,8 @@ class Session:
             start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
         )
         self.history: list[FrameRecord] = []
-        self.num_steps = 0
+        self.num_steps = 0  # of the newest frame
+        # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
         self.written_at: tuple[int, ...] = ()
 
     @property

@@ -49,20 +49,13 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Clip:
-    """What the two videos of a pair have in common.
+    """What the two videos of a pair have in common."""
 
-    Attributes:
-        name: the file name without its suffix.
-        size_px: height and width.
-        fps: frames a second.
-        actions: one a frame, the action that led to it; None where there is no jsonl file.
-    """
-
-    name: str
+    name: str  # of the file, without its suffix
     num_frames: int
-    size_px: tuple[int, int]
+    size_px: tuple[int, int]  # height and width
     fps: float
-    actions: tuple[str, ...] | None
+    actions: tuple[str, ...] | None  # that led to each frame; None where there is no jsonl file
 
     def __str__(self) -> str:
         height_px, width_px = self.size_px
@@ -73,21 +66,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class StudyPairs:
-    """What is compared, and what is asked.
+    """What is compared, and what is asked."""
 
-    Attributes:
-        folder: holds a folder for every system.
-        comparisons: names of two systems each; "win" means that the first one is better.
-        clips: every system has all of them.
-        questions: keys of `QUESTIONS`.
-        digest: SHA-256 of all that raters get to see; answers belong to these very files.
-    """
-
-    folder: Path
-    comparisons: tuple[tuple[str, str], ...]
-    clips: tuple[Clip, ...]
-    questions: tuple[str, ...]
-    digest: str
+    folder: Path  # holds a folder for every system
+    comparisons: tuple[tuple[str, str], ...]  # two systems; "win": the first one is better
+    clips: tuple[Clip, ...]  # every system has all of them
+    questions: tuple[str, ...]  # keys of `QUESTIONS`
+    digest: str  # SHA-256 of all that raters get to see; answers belong to these very files
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -111,12 +96,10 @@ def find_pairs(
 
     Args:
         compare: `A:B` each; may be left out if there are two systems (then diagonal before raster).
-        questions: keys of `QUESTIONS`; default: all that apply, controllability if all clips have
-            actions.
+        questions: keys of `QUESTIONS`; default: controllability only if all clips have actions.
 
     Raises:
-        FileNotFoundError: no such folder.
-        ValueError: nothing to compare, clips that do not belong together or cannot be shown.
+        FileNotFoundError, ValueError: nothing to compare, or clips that cannot be shown fairly.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of pairs not found: {folder}")
@@ -231,12 +214,7 @@ def playable(path: Path) -> bytes:
 def make_pairs(options: StudyOptions) -> list[str]:
     """Generate clips into the folder of pairs, with seed + n for pair n; those there are kept.
 
-    Returns:
-        The names of the systems.
-
-    Raises:
-        FileNotFoundError: no such prompt clips or model.
-        ValueError: options that do not fit, or a folder made with others.
+    Returns the names of the systems.
     """
     systems = options.parsed_systems()
     for _, model, strategy in systems:

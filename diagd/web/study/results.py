@@ -49,11 +49,9 @@ class Vote:
 def summarise(
     comparisons: Sequence[Sequence[str]], questions: Sequence[str], votes: Sequence[Vote]
 ) -> dict[str, Any]:
-    """Count answers for every comparison and question, over all raters and for each rater.
+    """Return a JSON document: for each comparison and question a `tally` of its votes.
 
-    Returns:
-        A JSON document: `comparisons[i].questions[question].overall` and `.raters[name]`, each as
-        `tally` describes, and `.by_clip`, where a clip has one vote.
+    There is one `overall`, one for each of `raters`, and one `by_clip`, where a clip has one vote.
     """
     asked = []
     for index, (first, second) in enumerate(comparisons):
@@ -198,11 +196,7 @@ def _table(label: str, rows: list[list[str]]) -> str:
 
 
 def write_chart(results: dict[str, Any], path: Path) -> None:
-    """Draw one bar for every comparison and question.
-
-    Raises:
-        ValueError: matplotlib is missing, or the file cannot be written.
-    """
+    """Draw one bar for every comparison and question; ValueError without matplotlib."""
     require("a chart", "matplotlib")
     from matplotlib.figure import Figure  # an extra, needed for charts only
 

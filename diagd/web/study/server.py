@@ -48,12 +48,9 @@ _RULES = page_rules(images="data:", media="blob:")
 def study_server(
     pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
 ) -> uvicorn.Server:
-    """Return a server; `run(sockets=[listen(...)])` answers requests until it is interrupted.
+    """Return a server for a port, reached under the loopback names and these.
 
-    Args:
-        seed: of the order and the sides that raters get.
-        port: that it will listen on.
-        names: host names besides the loopback ones under which it is reached.
+    Order and sides that raters get are drawn from the seed.
     """
     bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
     # browsers leave out :80 and :443, the latter also of a proxy before this port
@@ -181,8 +178,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
 class RequestGuard:
     """Refuse foreign hosts, foreign pages and large messages; forbid pages to load from elsewhere.
 
-    Args:
-        hosts: the values of Host (`name`, `name:port`) under which this server is reached.
+    `hosts` are the values of Host (`name`, `name:port`) under which this server is reached.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:

@@ -24,52 +24,36 @@ FORMAT = 1  # of the tables below
 SCHEMA = """
 CREATE TABLE study (definition TEXT NOT NULL, results_key TEXT NOT NULL);
 CREATE TABLE raters (
-    rater INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE COLLATE NOCASE,
-    token TEXT NOT NULL UNIQUE,
-    seed TEXT NOT NULL
+    rater INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE COLLATE NOCASE,
+    token TEXT NOT NULL UNIQUE, seed TEXT NOT NULL
 );
 CREATE TABLE trials (
-    rater INTEGER NOT NULL REFERENCES raters,
-    number INTEGER NOT NULL,
-    comparison INTEGER NOT NULL,
-    clip TEXT NOT NULL,
+    rater INTEGER NOT NULL REFERENCES raters, number INTEGER NOT NULL,
+    comparison INTEGER NOT NULL, clip TEXT NOT NULL,
     first_is_left INTEGER NOT NULL CHECK (first_is_left IN (0, 1)),
-    left_id TEXT NOT NULL UNIQUE,
-    right_id TEXT NOT NULL UNIQUE,
-    PRIMARY KEY (rater, number),
-    UNIQUE (rater, comparison, clip)
+    left_id TEXT NOT NULL UNIQUE, right_id TEXT NOT NULL UNIQUE,
+    PRIMARY KEY (rater, number), UNIQUE (rater, comparison, clip)
 );
 CREATE TABLE answers (
-    rater INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    question TEXT NOT NULL,
+    rater INTEGER NOT NULL, number INTEGER NOT NULL, question TEXT NOT NULL,
     choice TEXT NOT NULL CHECK (choice IN ('left', 'tie', 'right')),
     answered_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (rater, number, question),
-    FOREIGN KEY (rater, number) REFERENCES trials
+    PRIMARY KEY (rater, number, question), FOREIGN KEY (rater, number) REFERENCES trials
 );
 """
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A pair as one rater sees it.
-
-    Attributes:
-        comparison: index into the study's comparisons.
-        first_is_left: whether the comparison's first system is the video on the left.
-        left_id, right_id: under what the videos are fetched.
-        answers: question -> one of `CHOICES`, as far as given.
-    """
+    """A pair as one rater sees it."""
 
     number: int
-    comparison: int
+    comparison: int  # index into the study's comparisons
     clip: str
-    first_is_left: bool
-    left_id: str
+    first_is_left: bool  # the comparison's first system is the video on the left
+    left_id: str  # under what the videos are fetched
     right_id: str
-    answers: dict[str, str]
+    answers: dict[str, str]  # question -> one of `CHOICES`, as far as given
 
 
 def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[Trial]:
@@ -93,11 +77,6 @@ class StudyStore:
     Args:
         path: an SQLite file, created where a study is given.
         pairs: the study that answers will be for; None to read what is there.
-        max_raters: after whom nobody is enrolled any more.
-
-    Attributes:
-        definition: the comparisons, clips and questions, and the digest of the files.
-        results_key: a secret that results are shown for.
 
     Raises:
         FileNotFoundError: no such file, and no study to create it for.
@@ -169,11 +148,7 @@ class StudyStore:
                 raise
 
     def enrol(self, name: str, seed: int) -> tuple[str, str]:
-        """Add a rater.
-
-        Args:
-            name: empty for an anonymous rater, who gets a name.
-            seed: the study's; order and sides are drawn from it and the rater's number.
+        """Add a rater, who is anonymous without a name; order and sides are drawn from the seed.
 
         Returns:
             The token by which alone the rater is known, and the name: with a number behind it where
@@ -215,26 +190,19 @@ class StudyStore:
         """Return a rater's trials in order, with the answers given so far."""
         with self._transaction() as database:
             rows = database.execute(
-                "SELECT number, comparison, clip, first_is_left, left_id, right_id"
+                "SELECT number, comparison, clip, first_is_left, left_id, right_id,"
+                " (SELECT json_group_object(question, choice) FROM answers"
+                "  WHERE answers.rater = trials.rater AND answers.number = trials.number)"
                 " FROM trials WHERE rater = ? ORDER BY number",
                 (rater,),
             ).fetchall()
-            query = "SELECT number, question, choice FROM answers WHERE rater = ?"
-            given = database.execute(query, (rater,)).fetchall()
-        answers: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
-        for number, question, choice in given:
-            answers[number][question] = choice
         return [
-            Trial(number, comparison, clip, bool(first_is_left), left, right, answers[number])
-            for number, comparison, clip, first_is_left, left, right in rows
+            Trial(number, comparison, clip, bool(first_is_left), left, right, json.loads(answers))
+            for number, comparison, clip, first_is_left, left, right, answers in rows
         ]
 
     def answer(self, rater: int, number: int, question: str, choice: str) -> None:
-        """Write an answer to disk, in place of an earlier one to the same question.
-
-        Raises:
-            ValueError: no such trial, question or choice.
-        """
+        """Write an answer to disk, in place of an earlier one; ValueError if it answers nothing."""
         if question not in self.definition["questions"] or choice not in CHOICES:
             raise ValueError(f"no such question or choice: {question!r}, {choice!r}")
         try:
