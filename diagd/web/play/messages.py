@@ -1,4 +1,4 @@
-"""What a page may say, checked once, here; and how a frame is sent to it."""
+"""Messages of a page, checked here and nowhere else, and the frames that are sent to it."""
 
 import json
 from dataclasses import KW_ONLY

@@ -52,9 +52,9 @@ class Welcome:
 
 
 class Keys:
-    """What is pressed, and the newest tap: a key let go before a frame could see it.
+    """The pressed action, and the newest tap: a key released before any frame could see it.
 
-    Actions come from the event loop, and are read for a frame in the model's thread.
+    Actions come from the event loop, and the model's thread reads one for each frame.
     """
 
     def __init__(self, idle: str) -> None:
@@ -64,7 +64,7 @@ class Keys:
         self._lock = threading.Lock()
 
     def press(self, act: Act) -> None:
-        """Note that something else is pressed now."""
+        """Replace the pressed action."""
         with self._lock:
             last = self.pressed
             was_let_go = act.action in (self.idle, self._held.action) or (
@@ -75,7 +75,7 @@ class Keys:
             self.pressed = act
 
     def next(self) -> Act:
-        """Return what the next frame follows: a tap, once, or else what is pressed."""
+        """Return the action of the next frame: a tap, once, or else the pressed one."""
         with self._lock:
             if self.tapped is None:
                 self._held = self.pressed
@@ -139,11 +139,7 @@ class Player:
         return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
 
     def handle(self, message: Message) -> None:
-        """Follow a message (`Begin` is the scheduler's: it knows the scenes).
-
-        Raises:
-            ValueError: a frame that was never sent.
-        """
+        """Follow a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
         if not isinstance(message, Seen):
             self.last_active = self.clock()
         match message:
@@ -165,7 +161,7 @@ class Player:
                 raise AssertionError(message)
 
     def _adjust(self, controls: Controls, paced: bool) -> None:
-        """Change the controls, or tell the page why they do not fit the world."""
+        """Change the controls, or tell the page why the world cannot decode so."""
         try:
             controls.check(self.world)
         except ValueError as error:

@@ -34,10 +34,10 @@ class Scheduler:
     """The players, by id, and whose turn it is.
 
     Args:
-        scenes: one at least; the first is where players begin.
-        max_sessions: players at once.
-        idle_seconds: after so long without a message or a key held a player is sent off.
-        controls: with which every player begins.
+        scenes: at least one; players begin at the first.
+        max_sessions: players at once; the others wait in line.
+        idle_seconds: a session without a message or a held key for so long is ended.
+        controls: of every player at first.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Scheduler:
         self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
-        # when they left; for a while what they recorded can be fetched, and their sessions' logs
+        # who left, and when: for a while their recordings and logs can be fetched
         self.gone: dict[str, tuple[float, Player]] = {}
         self.line: list[Player] = []  # who waits for a place, the first to come first
         self.served: Player | None = None  # whose turn is under way
@@ -64,7 +64,7 @@ class Scheduler:
         self.painter = Painter(world.model, self.thread)
 
     def join(self) -> Player | None:
-        """Let a player in, at once or after who is in line; None where the line is full."""
+        """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
         player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
@@ -73,7 +73,7 @@ class Scheduler:
         return player
 
     def _admit(self) -> None:
-        """Give free places to the line; the rest of it hears how far it has moved."""
+        """Give free places to the line, and tell the rest of it how far it has moved."""
         while self.line and len(self.players) < self.max_sessions:
             player = self.line.pop(0)
             self.players[player.id] = player
@@ -86,7 +86,7 @@ class Scheduler:
             player.wait(before, self.max_sessions)
 
     def leave(self, player: Player) -> None:
-        """Let a player go; the session's memory goes with it (after a turn that is under way)."""
+        """Remove a player and free the session's memory (after a turn that is under way)."""
         if self.players.pop(player.id, None):
             self.gone[player.id] = self.clock(), player
             while len(self.gone) > self.max_sessions:
@@ -156,7 +156,7 @@ class Scheduler:
             self.painter.thread.shutdown(wait=True)
 
     def next_player(self, now: float) -> Player | None:
-        """Return who of those that are ready has had least of the model's time."""
+        """Return the player, of those that are ready, who has had the least of the model's time."""
         ready = [player for player in self.players.values() if player.ready(now)]
         return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
 
@@ -168,7 +168,7 @@ class Scheduler:
             self.players[player.id] = player
 
     async def _wait(self, now: float) -> None:
-        """Sleep until somebody wants something, or a frame that was put off is due."""
+        """Sleep until a message comes, or a frame that was put off is due."""
         self.wake.clear()
         due = [player.due - now for player in self.players.values() if player.due > now]
         with contextlib.suppress(TimeoutError):
@@ -199,7 +199,7 @@ class Scheduler:
                         player.outbox.put_nowait(Note({"type": "alive"}))
 
     def end_idle(self) -> None:
-        """Send off who has asked for nothing in `idle_seconds`, and forget who left long ago."""
+        """End sessions without activity for `idle_seconds`; forget players who left long ago."""
         now = self.clock()
         for name, (left, _) in list(self.gone.items()):
             if now - left > KEPT_SECONDS:

@@ -65,7 +65,7 @@ class PlayServer(uvicorn.Server):
         self.scheduler, self.recordings = scheduler, recordings
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let everybody go, then write the recordings of those who were at it."""
+        """End all sessions, then write the recordings that were under way."""
         players = self.scheduler.players.values()
         cut = [(one.recorded, one.fps) for one in players if one.recording and one.recorded]
         await super().shutdown(sockets)

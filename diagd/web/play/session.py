@@ -51,14 +51,12 @@ StrategyByName = Annotated[Strategy, PlainValidator(_strategy), PlainSerializer(
 
 @dataclass(frozen=True, config=STRICT)
 class Controls:
-    """What a player may change between two frames; one left out in JSON has its default.
-
-    Attributes:
-        temperature: 0 is greedy. top_p: 1 keeps all tokens.
-    """
+    """Settings that may change between two frames; one left out in JSON has its default."""
 
     strategy: StrategyByName = DEFAULT_STRATEGY
+    # 0 is greedy
     temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
+    # 1 keeps all tokens
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
     def check(self, world: VideoGenerator) -> None:
@@ -74,15 +72,15 @@ class Controls:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SessionStart:
-    """Where a session begins."""
+    """The frames that a session begins with, and the seed of its draws."""
 
     frames: Tensor  # (m, H_px, W_px, 3) uint8
     actions: tuple[str, ...]  # the m - 1 between them
     seed: int  # in [0, MAX_SEED)
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < MAX_SEED:
-            raise ValueError(f"seed must be a whole number in [0, {MAX_SEED}), got {self.seed!r}")
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be in [0, {MAX_SEED}), got {self.seed}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -96,7 +94,7 @@ class FrameRecord:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SessionLog:
-    """All that a session depends on: it can be saved, and replayed."""
+    """Everything that a session depends on, to save and to replay it."""
 
     start: SessionStart
     frames: tuple[FrameRecord, ...] = ()

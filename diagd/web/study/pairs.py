@@ -49,7 +49,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Clip:
-    """What the two videos of a pair have in common."""
+    """Properties that the two videos of a pair share."""
 
     name: str  # of the file, without its suffix
     num_frames: int
@@ -66,7 +66,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class StudyPairs:
-    """What is compared, and what is asked."""
+    """The systems and clips that are compared, and the questions."""
 
     folder: Path  # holds a folder for every system
     comparisons: tuple[tuple[str, str], ...]  # two systems; "win": the first one is better
@@ -76,7 +76,7 @@ class StudyPairs:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What answers belong to, as JSON."""
+        """The study that answers belong to, as JSON."""
         return {
             "comparisons": [list(pair) for pair in self.comparisons],
             "clips": [clip.name for clip in self.clips],
@@ -236,7 +236,7 @@ def make_pairs(options: StudyOptions) -> list[str]:
 
 
 def _remember(options: StudyOptions) -> None:
-    """Note the options that clips are made with; others, but for more, would mix two studies."""
+    """Write the options down, and refuse others: only the number of pairs may change."""
     made: dict[str, Any] = {
         "systems": list(options.systems),
         "clips": str(options.clips) if options.clips else None,

@@ -1,4 +1,4 @@
-"""The database of a study: raters, what each gets to see in which order, and their answers.
+"""The database of a study: raters, the order and sides that each of them sees, and answers.
 
 Order and sides are drawn from a seed, so they can be drawn again; the ids under which videos are
 fetched are random, and say nothing.

@@ -105,9 +105,9 @@ def test_what_the_model_cannot_do_is_refused_and_changes_nothing(generator, star
     assert (session.history, session.engine.num_generated) == ([], 0)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "1", True, None])
-def test_a_seed_is_a_whole_number_that_javascript_holds(seed):
-    with pytest.raises(ValueError, match="seed must be a whole number in"):
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_is_a_number_that_javascript_holds(seed):
+    with pytest.raises(ValueError, match="seed must be in"):
         SessionStart(smooth_frames(1, 24, 40), (), seed)
 
 
