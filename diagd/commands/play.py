@@ -11,12 +11,14 @@ import uvicorn
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console, waiting
+from diagd.decoding.strategies.strategy import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import listen, url_of
+from diagd.web.play.app import create_app
 from diagd.web.play.options import PlayOptions
-from diagd.web.play.scheduler import Scheduler, start_scenes
-from diagd.web.play.server import make_server, run, warm_up
+from diagd.web.play.scheduler import Scheduler
+from diagd.web.play.server import PlayServer, run, start_scenes, warm_up
 from diagd.web.play.session import Controls
 
 
@@ -33,11 +35,7 @@ def main(options: PlayOptions) -> dict[str, Any]:
 
 
 def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
-    """Load the model and its scenes, warm it up, and return the server, not yet running.
-
-    Raises:
-        FileNotFoundError, ValueError: something is missing, or the model cannot be played.
-    """
+    """Load the model and its scenes, warm it up, and return the server, not yet running."""
     device = device_of(options.device)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
     world.remembers = options.remember
@@ -47,18 +45,18 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
             "diagd generate shows what it dreams"
         )
     defaults = world.defaults
-    strategy = options.strategy or defaults.strategy(world.height).name
+    chosen = options.strategy
+    strategy = parse_strategy(chosen) if chosen else defaults.strategy(world.height)
     top_p = 1.0 if defaults.top_p is None else defaults.top_p
     controls = Controls(strategy, defaults.temperature, top_p)
     controls.check(world)
-    most = (options.remember or world.config.frames_held) - 1  # one frame is to come
-    context_frames = options.context_frames or max(1, min(defaults.context_frames, most))
+    max_context = (options.remember or world.config.frames_held) - 1  # one frame is to come
+    context_frames = options.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
-    warm_up(world, scenes[0].start, controls)
+    warm_up(world, scenes[0], controls)
     scheduler = Scheduler(
         world, scenes, options.max_sessions, options.idle_seconds, controls=controls
     )
     hosts = (options.host, *options.allow_host)
-    name = Path(options.model).name
-    server = make_server(scheduler, name, context_frames, hosts, options.recordings)
-    return scheduler, server
+    app = create_app(scheduler, Path(options.model).name, context_frames, hosts)
+    return scheduler, PlayServer(app, scheduler, options.recordings)

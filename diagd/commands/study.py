@@ -11,39 +11,26 @@ from typing import Any
 
 from diagd.console import make_console
 from diagd.web.guard import listen, url_of
-from diagd.web.study.options import MakeOptions, StudyOptions
+from diagd.web.study.options import StudyOptions
 from diagd.web.study.pairs import find_pairs, make_pairs
-from diagd.web.study.results import print_results, summarise, write_chart
-from diagd.web.study.server import results_of, study_server
+from diagd.web.study.results import print_results, write_chart
+from diagd.web.study.server import study_server
 from diagd.web.study.store import StudyStore
 
 
 def main(options: StudyOptions) -> dict[str, Any]:
-    """Make pairs, ask about them, or say what was answered."""
+    """Make pairs, ask about them, or print the answers."""
     if options.make:
-        return _make(options)
+        systems = make_pairs(options)
+        make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
+        return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
     path = options.answers or options.pairs / "study.db"
     return _results(path, options.chart) if options.results else _ask(path, options)
 
 
-def _make(options: StudyOptions) -> dict[str, Any]:
-    wanted = MakeOptions(
-        num_pairs=options.make,
-        systems=options.systems,
-        clips=options.clips,
-        model=options.model,
-        frames=options.frames,
-        context_frames=options.context_frames,
-        seed=options.seed,
-    )
-    systems = make_pairs(options.pairs, wanted)
-    make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
-    return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
-
-
 def _results(path: Path, chart: Path | None) -> dict[str, Any]:
     with contextlib.closing(StudyStore(path)) as store:
-        results = summarise(*results_of(store))
+        results = store.results()
     if chart is not None:
         write_chart(results, chart)
     print_results(results, make_console())

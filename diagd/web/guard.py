@@ -1,4 +1,4 @@
-"""Where a local server listens, and the address by which browsers find it."""
+"""The socket of a local server, patience with its clients, and refusal of other sites."""
 
 import asyncio
 import ipaddress
@@ -6,19 +6,22 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 200
+SECONDS_TO_ASK = 10.0
+HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 takes a free one.
+    """Return a socket that listens on an address, or raise ValueError; port 0 is any free one.
 
     Who calls before the server runs waits until it does.
-
-    Raises:
-        ValueError: no such port, or the address is not ours, or taken.
     """
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
@@ -48,42 +51,32 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-MAX_CONNECTIONS = 200
-SECONDS_TO_ASK = 10.0
-
-
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request.
+    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request."""
 
-    Attributes:
-        silent_since: when the connection was opened, or last answered, by the event loop's clock.
-    """
-
-    silent_since = 0.0
+    _silent_since = 0.0  # when the connection was opened, or last answered, by the loop's clock
     _deadline: asyncio.TimerHandle | None = None
-    _unread = 0  # bytes of answers that the client has yet to take
+    _unread = 0  # bytes of answers that the client has yet to read
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request; make room for it."""
+        """Wait for a request; make room for the connection."""
         super().connection_made(transport)
         self._wait()
         if len(self.connections) <= MAX_CONNECTIONS:
             return
         silent = [
-            one for one in self.connections if isinstance(one, PatientProtocol) and one.is_silent
+            one for one in self.connections if isinstance(one, PatientProtocol) and one._is_silent
         ]  # this one at least
-        held = Counter(one.address for one in silent)
-        gone = min(silent, key=lambda one: (-held[one.address], one.silent_since))
+        held = Counter(one._address for one in silent)
+        gone = min(silent, key=lambda one: (-held[one._address], one._silent_since))
         gone.transport.abort()
         self.connections.discard(gone)  # as it will itself when it hears of that
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self._wait()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
         self._stop()
         super().connection_lost(exc)
 
@@ -93,12 +86,11 @@ class PatientProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     @property
-    def address(self) -> str:
-        """Return where the client is, without its port."""
-        return self.client[0] if self.client else ""
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""  # without the port
 
     @property
-    def is_silent(self) -> bool:
+    def _is_silent(self) -> bool:
         """Whether it is the client who is waited for: to speak, or to read."""
         return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
@@ -108,7 +100,7 @@ class PatientProtocol(H11Protocol):
 
     def _wait(self) -> None:
         self._stop()
-        self.silent_since = self.loop.time()
+        self._silent_since = self.loop.time()
         self._unread = self.transport.get_write_buffer_size()
         self._deadline = self.loop.call_later(SECONDS_TO_ASK, self._give_up)
 
@@ -125,22 +117,14 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
 
-HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII | re.I)
-
-
 def page_rules(images: str, media: str) -> dict[str, str]:
-    """Return the headers that let a page load its own scripts and styles, and no more.
-
-    Args:
-        images, media: from where it may take pictures, and videos.
-    """
-    policy = (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        f"img-src {images}; media-src {media}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
+    """Return headers that let a page load its own scripts and styles, and such images and media."""
     return {
-        "content-security-policy": policy,
+        "content-security-policy": (
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+            f"img-src {images}; media-src {media}; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        ),
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
@@ -153,37 +137,30 @@ _RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
 
 
 class Guard:
-    """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers."""
+    """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers.
 
-    def __init__(self, app: Any, allowed_hosts: Collection[str] = ()) -> None:
-        """Wrap an app.
+    The app may be called by localhost, IP addresses, and the allowed names.
+    """
 
-        Args:
-            allowed_hosts: names by which it may be called, besides localhost and IP addresses.
-        """
+    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
         self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request or a socket, or refuse it."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        named = [
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
-        ]
-        hosts = [value for name, value in named if name == "host"]
-        origins = [value for name, value in named if name == "origin"]
+        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
         complaint = check_host(hosts, self.allowed_hosts) or check_origin(origins, hosts)
+        guarded = adding_headers(send, _RULES)
         if complaint is None:
-            await self.app(scope, receive, adding_headers(send, _RULES))
+            await self.app(scope, receive, guarded)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": complaint})
         else:
-            headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            send = adding_headers(send, _RULES)
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": complaint.encode()})
+            await PlainTextResponse(complaint, 403)(scope, receive, guarded)
 
 
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
@@ -196,10 +173,14 @@ def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
         return "expected one Host header"
     if (found := HOST.fullmatch(hosts[0])) is not None:
         name, bracketed = found.groups()
-        if bracketed is not None and _is_address(bracketed, ipaddress.IPv6Address):
+        try:
+            if bracketed is not None:
+                ipaddress.IPv6Address(bracketed)
+            elif name.lower() not in {"localhost", *allowed}:
+                ipaddress.IPv4Address(name)
             return None
-        if name is not None and _is_known(name.lower(), allowed):
-            return None
+        except ValueError:
+            pass
     return f"this server does not answer to the name {hosts[0][:80]!r} (see --allow-host)"
 
 
@@ -210,23 +191,11 @@ def check_origin(origins: list[str], hosts: list[str]) -> str | None:
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
 
 
-def _is_known(name: str, allowed: Collection[str]) -> bool:
-    return name == "localhost" or name in allowed or _is_address(name, ipaddress.IPv4Address)
-
-
-def _is_address(name: str, kind: Callable[[str], Any]) -> bool:
-    try:
-        kind(name)
-    except ValueError:
-        return False
-    return True
-
-
-def adding_headers(send: Any, headers: Mapping[str, str]) -> Any:
+def adding_headers(send: Send, headers: Mapping[str, str]) -> Send:
     """Wrap an ASGI app's `send` so that every HTTP response carries these headers, too."""
     added = [(name.encode(), value.encode()) for name, value in headers.items()]
 
-    async def sending(message: Any) -> None:
+    async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *added]}
         await send(message)

@@ -17,15 +17,17 @@ from hypothesis import Phase, event, example, given, seed, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
+from diagd.data.actions import ActionVocabulary
 from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.app import decode_upload
-from diagd.web.play.messages import FIELDS, parse, to_jpeg
-from diagd.web.play.session import FORMAT, load
+from diagd.web.play.messages import parse
+from diagd.web.play.player import to_jpeg
+from diagd.web.play.session import load
 from tests.attack.fuzzing import attack
 from tests.web.play.serving import Served, serving
 from tests.web.study.cases import enrol, study, write_pairs
-from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
+from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX, smooth_frames, write_scenes, write_world
 
 pytestmark = pytest.mark.slow
 # no shrinking: a session that waits for an answer in vain takes seconds
@@ -36,6 +38,14 @@ WORDS = st.sampled_from(
     "none left k=1 k=2 exact raster k=0 k=-1 k=9999999999 k=1,d=0 exact,lanes=1000000000 "
     f"k=1,window=99999999 k={'1' * 300} \0 \ud800".split(" ")
 )
+FIELDS = {
+    "act": ("action", "id"),
+    "adjust": ("strategy", "temperature", "top_p", "paced"),
+    "begin": ("scene", "seed"),
+    "pause": ("paused",),
+    "record": ("on",),
+    "seen": ("frame",),
+}
 JUNK = st.recursive(
     st.one_of(NUMBERS, WORDS, st.floats(), st.none(), st.booleans(), st.text(max_size=5)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=2),
@@ -49,7 +59,7 @@ def messages(draw: Any) -> str:
     if not draw(st.integers(0, 9)):
         return draw(st.text(max_size=30))
     kind = draw(st.sampled_from([*FIELDS, "x"]))
-    document = {"type": kind, **{name: draw(JUNK) for name in FIELDS.get(kind, {})}}
+    document = {"type": kind, **{name: draw(JUNK) for name in FIELDS.get(kind, ())}}
     right = {"strategy": WORDS, "action": WORDS, "temperature": st.just(1), "top_p": st.just(0.9)}
     right |= {"paced": st.booleans(), "on": st.booleans(), "paused": st.booleans()}
     right |= dict.fromkeys(("id", "seed", "frame", "scene"), st.integers(-1, 10**12))
@@ -67,7 +77,7 @@ def messages(draw: Any) -> str:
 def test_a_message_of_anything_is_read_or_refused(text: str) -> None:
     complaint = ""
     try:
-        parse(text)
+        parse(text, ActionVocabulary(NAMES))
     except ValueError as error:
         event("refused")
         complaint = str(error)
@@ -114,6 +124,7 @@ def generator(world: Path) -> VideoGenerator:
 
 
 PIXELS = b64encode(zlib.compress(bytes(HEIGHT_PX * WIDTH_PX * 3))).decode()
+RECORD = {"action": "none", "checksum": 7}
 BOMB = b64encode(zlib.compress(bytes(2**26))).decode()
 
 
@@ -126,20 +137,34 @@ BOMB = b64encode(zlib.compress(bytes(2**26))).decode()
         JUNK | st.just(BOMB) | st.lists(NUMBERS, min_size=4, max_size=4),
         max_size=1,
     ),
-    row=st.none() | st.lists(JUNK, min_size=5, max_size=5),
+    row=st.dictionaries(
+        st.sampled_from(["strategy", "temperature", "top_p", "x"]), JUNK, max_size=3
+    ),
+    junk=st.none() | JUNK,
 )
-@example(top={}, start={}, row=["none", "k=1", 10**400, 0.9, 0])
-@example(top={}, start={}, row=["none", 10**400, 1, 0.9, 0])
-@example(top={"seed": 10**400}, start={}, row=None)
+@example(top={}, start={}, row={"temperature": 10**400}, junk=None)
+@example(top={}, start={}, row={"strategy": 10**400}, junk=None)
+@example(top={"seed": 10**400}, start={}, row={}, junk=None)
 def test_a_saved_dream_of_anything_is_loaded_or_refused(
-    generator: VideoGenerator, top: dict[str, Any], start: dict[str, Any], row: list[Any] | None
+    generator: VideoGenerator,
+    top: dict[str, Any],
+    start: dict[str, Any],
+    row: dict[str, Any],
+    junk: Any,
 ) -> None:
     plain = {"shape": [1, HEIGHT_PX, WIDTH_PX, 3], "pixels": PIXELS, "actions": []}
-    rows = [["none", "k=1", 1.0, 0.9, 7]] if row is None else [row]
-    document = {"format": FORMAT, "seed": 3, "frames": rows, "start": {**plain, **start}, **top}
+    rows = [{**RECORD, "controls": row}] + ([] if junk is None else [junk])
+    document = {
+        "format": "diagd-session-2",
+        "model": "x",
+        "seed": 3,
+        "frames": rows,
+        "start": {**plain, **start},
+        **top,
+    }
     complaint = ""
     try:
-        load(document, generator)
+        load(json.dumps(document), generator)
     except ValueError as error:
         event("refused")
         complaint = str(error)

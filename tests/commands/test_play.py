@@ -3,6 +3,7 @@ import sys
 import pytest
 
 from diagd.commands.play import PlayOptions, load
+from diagd.decoding.strategies.strategy import Diagonal
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.web.guard import listen
@@ -48,18 +49,18 @@ def test_the_world_s_own_sampling_and_context_are_where_a_dream_begins(tmp_path)
     defaults = GenerationDefaults(context_frames=2, temperature=0.5, top_p=None, decoding="k=2")
     write_defaults(model, defaults)
     scheduler, _ = load(PlayOptions(model=str(model), dtype="float32"))
-    assert scheduler.controls == Controls("k=2", 0.5, 1.0)
-    assert len(scheduler.scenes[0].start.frames) == 2
+    assert scheduler.controls == Controls(Diagonal(2), 0.5, 1.0)
+    assert len(scheduler.scenes[0].frames) == 2
     scheduler, _ = load(PlayOptions(model=str(model), dtype="float32", context_frames=3))
-    assert len(scheduler.scenes[0].start.frames) == 3
+    assert len(scheduler.scenes[0].frames) == 3
 
 
 def test_a_world_that_remembers_fewer_frames_starts_with_fewer(tmp_path):
     model = write_world(tmp_path / "short")
     write_defaults(model, GenerationDefaults(context_frames=4, keep_frames=4))
     scheduler, _ = load(PlayOptions(model=str(model), dtype="float32", remember=3))
-    assert len(scheduler.scenes[0].start.frames) == 2
-    engine = scheduler.world.start(scheduler.scenes[0].start.frames)
+    assert len(scheduler.scenes[0].frames) == 2
+    engine = scheduler.world.start(scheduler.scenes[0].frames)
     for frame in range(4):
         list(engine.decode("k=1", scheduler.world.action_ids(["left"], 1, "frame"), 1))
         assert engine.stream.num_held == min(3 + frame, 3)

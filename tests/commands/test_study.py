@@ -95,7 +95,7 @@ def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
         (("--systems", "k=1", "k=1"), r"expected two or more different systems, got k=1, k=1"),
         (("--systems", "k=1"), r"expected two or more different systems, got k=1"),
         (("--systems", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
-        (("--context-frames", "6"), r"the prompt has 5 frames, fewer than 6"),
+        (("--context-frames", "6"), r"prompt\.mp4 has 5 frames, fewer than 6"),
         (("--clips", "nowhere"), r"folder of prompt clips not found: nowhere"),
         (("--clips", "."), r"\. holds no mp4 clips"),
         (("--model", "nowhere"), r"nowhere"),

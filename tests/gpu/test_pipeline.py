@@ -11,6 +11,7 @@ from diagd.benchmark.rows import Inputs, engine_rows, report_rows, time_rows
 from diagd.benchmark.steps import Ceilings
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Exact
 from diagd.evaluation.measure import ClipMeter, Task
 from diagd.web.play.session import Controls, Session, SessionStart
 from tests import oracles
@@ -75,7 +76,11 @@ def test_evaluate_warms_up_what_it_times(world, tmp_path, gpus):
 def test_a_session_of_play_is_the_same_session(world, gpus):
     frames = read_video(world / "prompt.mp4").frames[-3:]
     start = SessionStart(frames, PROMPT_ACTIONS[-2:], seed=5)
-    chosen = [Controls("k=1", 1.0, 0.9), Controls("k=1", 0), Controls("exact", 1.0, 0.9)]
+    chosen = [
+        Controls(Diagonal(1), 1.0, 0.9),
+        Controls(Diagonal(1), 0),
+        Controls(Exact(), 1.0, 0.9),
+    ]
     histories = []
     for one in worlds(world):
         session = Session(one, start)

@@ -1,20 +1,13 @@
-"""Which key does what: the words of a model's actions laid out on a keyboard and a touch pad.
-
-Known words get the keys that games have given them for thirty years, the others number keys, then
-letters nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
-"""
+"""The web app of `diagd play`: its pages, the socket of each player, uploads and downloads."""
 
 import asyncio
 import contextlib
-import json
 import mimetypes
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,174 +18,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec
+from diagd.data.actions import ActionCodec, idle_action
 from diagd.data.video import resize
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
+from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Strategy
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import Guard
-from diagd.web.play.messages import pack, parse, to_mp4
-from diagd.web.play.player import Frame, Player, Welcome
+from diagd.web.play.messages import pack, parse
+from diagd.web.play.player import Frame, Player, Welcome, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import MAX_SEED, PendingStart, SessionStart, load, save
+from diagd.web.play.session import MAX_SEED, SessionLog, SessionStart, load, save
 
-KNOWN: dict[str, tuple[str, ...]] = {
-    "forward": ("KeyW", "ArrowUp"),
-    "up": ("KeyW", "ArrowUp"),
-    "left": ("KeyA", "ArrowLeft"),
-    "back": ("KeyS", "ArrowDown"),
-    "backward": ("KeyS", "ArrowDown"),
-    "down": ("KeyS", "ArrowDown"),
-    "right": ("KeyD", "ArrowRight"),
-    "turn_left": ("KeyA", "ArrowLeft"),
-    "turn_right": ("KeyD", "ArrowRight"),
-    "strafe_left": ("KeyQ",),
-    "strafe_right": ("KeyE",),
-    "look_left": ("KeyJ",),
-    "look_right": ("KeyL",),
-    "look_up": ("KeyI",),
-    "look_down": ("KeyK",),
-    "jump": ("Space",),
-    "attack": ("KeyF", "Space"),
-    "use": ("KeyE",),
-    "sneak": ("KeyC",),
-    "sprint": ("KeyX",),
-    "drop": ("KeyG",),
-}
-SPARE = (
-    *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
-    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
-)
-LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
-
-
-@dataclass(frozen=True)
-class Keyboard:
-    """What a page needs to turn keys into actions.
-
-    Attributes:
-        idle: the action of pressing nothing.
-        keys: action -> the keys that mean it; every word that stands alone is here.
-        labels: key -> how it is written on a key cap.
-        joined: actions of several words, such as `forward+left`, that the model knows by name.
-        combines: whether any words may be joined.
-    """
-
-    idle: str
-    keys: dict[str, tuple[str, ...]]
-    labels: dict[str, str]
-    joined: tuple[str, ...]
-    combines: bool
-
-    def document(self) -> dict[str, Any]:
-        """Return it as JSON knows it."""
-        return asdict(self)
-
-
-def keyboard_of(codec: ActionCodec) -> Keyboard:
-    """Lay out the words of a codec on keys that are free: first keys before second ones."""
-    idle, *words = codec.names
-    single = [word for word in words if "+" not in word]
-    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
-    taken: set[str] = set()
-    for rank, word in product(range(2), single):
-        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
-        keys[word] += tuple(key for key in known if key not in taken)
-        taken.update(keys[word])
-    spare = [key for key in SPARE if key not in taken]
-    for word in single:
-        if not keys[word] and spare:
-            keys[word] = (spare.pop(0),)
-    labels = {key: _label(key) for found in keys.values() for key in found}
-    joined = tuple(word for word in words if "+" in word)
-    return Keyboard(idle, keys, labels, _joinable(joined, single), codec.combines)
-
-
-def _joinable(joined: Sequence[str], single: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in joined if all(part in single for part in name.split("+")))
-
-
-def _label(key: str) -> str:
-    return LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
-
-
+STATIC = Path(__file__).with_name("static")
+DECODER = Path(__file__).with_name("upload_decoder.py")
+MAX_SESSION_BYTES = 4 * 2**20
 MAX_UPLOAD_BYTES = 16 * 2**20
 MAX_UPLOAD_FRAMES = 900
 MAX_UPLOAD_PIXELS = 3840 * 2160
-MAX_SECONDS = 20.0
-DECODER = Path(__file__).with_name("upload_decoder.py")
-
-
-async def decode_upload(
-    data: bytes,
-    keep: int,
-    height_px: int,
-    width_px: int,
-    max_seconds: float = MAX_SECONDS,
-    decoder: Path = DECODER,
-) -> Tensor:
-    """Decode an image, or the last `keep` frames of a clip, and fit them to a size.
-
-    Args:
-        data: the file's bytes, at most MAX_UPLOAD_BYTES.
-        decoder: the script that the child process runs.
-
-    Returns:
-        (T, height_px, width_px, 3) uint8.
-
-    Raises:
-        ValueError: too large, too slow, another format, or damaged.
-    """
-    if len(data) > MAX_UPLOAD_BYTES:
-        raise ValueError(f"an upload may have {MAX_UPLOAD_BYTES // 2**20} MB, this one has more")
-    here = Path.cwd()  # what lies in the current folder must not pass for a library
-    found = [path for path in sys.path if path and Path(path).resolve() != here]
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        str(decoder),
-        str(MAX_UPLOAD_FRAMES),
-        str(keep),
-        str(MAX_UPLOAD_PIXELS),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
-    )
-    try:
-        out, complaint = await asyncio.wait_for(child.communicate(data), max_seconds)
-    except TimeoutError:
-        raise ValueError(f"decoding took longer than {max_seconds:g} seconds") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    if child.returncode == 2:
-        raise ValueError(complaint.decode(errors="replace").strip()[:200])
-    reason = complaint.decode(errors="replace").strip().rpartition("\n")[2]
-    if reason.startswith(("ImportError", "ModuleNotFoundError")):
-        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
-    if child.returncode:
-        raise ValueError("the file could not be decoded (it needed too much memory or time)")
-    return await asyncio.to_thread(_fit, out, height_px, width_px)
-
-
-def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
-    line, _, pixels = raw.partition(b"\n")
-    shape = (*map(int, line.split()), 3)
-    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])
-
-
-STATIC = Path(__file__).with_name("static")
-MAX_SESSION_BYTES = 4 * 2**20
 MAX_SECONDS_OF_UPLOAD = 60.0
+MAX_SECONDS_OF_DECODING = 20.0
 MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
 def create_app(
     scheduler: Scheduler, model: str, context_frames: int, hosts: Collection[str] = ()
-) -> Any:
+) -> Guard:
     """Return the ASGI app over a scheduler, which serves turns for as long as the app lives.
 
     Args:
@@ -201,9 +51,10 @@ def create_app(
         hosts: names by which the server may be called (see `Guard`).
     """
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
+    pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
     decoders = asyncio.Semaphore(2)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         # few threads: each keeps memory of its own, and PyTorch's threads besides
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
@@ -217,32 +68,28 @@ def create_app(
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/")
-    async def page() -> Response:
-        return Response(files["index.html"], media_type="text/html")
-
     @app.get("/static/{name}")
-    async def static(name: str) -> Response:
+    async def static(name: str = "index.html") -> Response:
         if name not in files:
             raise HTTPException(404, "there is no such file")
         return Response(files[name], media_type=mimetypes.guess_type(name)[0])
 
     @app.get("/scenes/{number}.jpg")
     async def scene(number: int) -> Response:
-        if not 0 <= number < len(scheduler.scenes):
+        if not 0 <= number < len(pictures):
             raise HTTPException(404, "there is no such scene")
-        return Response(scheduler.scenes[number].picture, media_type="image/jpeg")
+        return Response(pictures[number], media_type="image/jpeg")
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
         player = _player(scheduler, name)
         with _only_upload(player):
             data = await _body(request, MAX_UPLOAD_BYTES)
-            size = scheduler.world.frame_size_px
             async with decoders:
-                frames = await decode_upload(data, context_frames, *size)
-            # nobody knows what was done between the frames of a clip: nothing, says the first name
-            actions = (player.idle_action,) * (len(frames) - 1)
-            scheduler.begin(player, PendingStart(SessionStart(frames, actions, seed)))
+                frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
+            # nobody knows what was done between the frames of a clip: nothing is a fair guess
+            actions = (player.keys.idle,) * (len(frames) - 1)
+            scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
         return {"frames": len(frames)}
 
     @app.post("/sessions/{name}/replay")
@@ -250,27 +97,27 @@ def create_app(
         player = _player(scheduler, name)
         with _only_upload(player):
             data = await _body(request, MAX_SESSION_BYTES)
-            saved = await asyncio.to_thread(_parse_session, data, scheduler)
+            saved = await asyncio.to_thread(load, data, scheduler.world)
             scheduler.begin(player, saved)
-        return {"frames": len(saved.replay)}
+        return {"frames": len(saved.frames)}
 
     @app.get("/sessions/{name}/session.json")
     async def session(name: str) -> Response:
         player = _player(scheduler, name, also_gone=True)
-        dream = player.session or player.past
-        if dream is None:
+        log = player.session.log if player.session else player.past
+        if log is None:
             raise HTTPException(409, "the dream has not begun yet")
-        document = await asyncio.to_thread(save, dream, model)
-        return _download(json.dumps(document).encode(), "application/json", "dream.json")
+        data = await asyncio.to_thread(save, log, model)
+        return _download(data, "application/json", "dream.json")
 
     @app.get("/sessions/{name}/video.mp4")
     async def video(name: str) -> Response:
         player = _player(scheduler, name, also_gone=True)
-        pictures = list(player.recorded)
-        if not pictures:
+        recorded = list(player.recorded)
+        if not recorded:
             raise HTTPException(409, "nothing was recorded yet")
         async with decoders:
-            data = await asyncio.to_thread(to_mp4, pictures, player.fps)
+            data = await asyncio.to_thread(to_mp4, recorded, player.fps)
         return _download(data, "video/mp4", "dream.mp4")
 
     @app.websocket("/play")
@@ -278,8 +125,8 @@ def create_app(
         await socket.accept()
         player = scheduler.join()
         if player is None:
-            text = "Even the line is full. This page tries again by itself."
-            await socket.send_json({"type": "refused", "message": text})
+            message = "Even the line is full. This page tries again by itself."
+            await socket.send_json({"type": "refused", "message": message})
             await socket.close(TRY_LATER)
             return
         try:
@@ -317,6 +164,8 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
 
     One that answers a frame does not count: there are as many as the model writes.
     """
+    codec = scheduler.world.vocabulary
+    assert codec is not None
     allowance, last = BURST, time.monotonic()
     while True:
         received = await socket.receive()
@@ -329,7 +178,7 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
             if allowance < 0:
                 raise ValueError("too many messages")
             seen = player.seen
-            scheduler.take(player, parse(received.get("text") or ""))
+            scheduler.handle(player, parse(received.get("text") or "", codec))
             allowance += player.seen > seen
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
@@ -337,9 +186,9 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
 
 
 def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
-    """What a page needs to know before the first frame."""
-    world, codec = scheduler.world, scheduler.world.vocabulary
-    assert codec is not None
+    """Return what a page needs to know before the first frame."""
+    world = scheduler.world
+    assert world.vocabulary is not None
     return {
         "type": "welcome",
         "session": player.id,
@@ -347,11 +196,11 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
         "grid": [world.height, world.width],
         "size_px": list(world.frame_size_px),
         "strategies": _strategies(world, player.controls.strategy),
-        "controls": {**vars(player.controls), "paced": player.paced},
+        "controls": player.settings,
         "fps": float(player.fps),
         "model": Path(world.source.name_or_path).name if world.source else None,
         "remembers": world.remembers or world.config.frames_held,
-        "keyboard": keyboard_of(codec).document(),
+        "keyboard": keyboard_of(world.vocabulary),
         "scenes": [scene.name for scene in scheduler.scenes],
         "max_seed": MAX_SEED,
         "max_recorded": player.max_recorded,
@@ -359,14 +208,75 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     }
 
 
-def _strategies(world: VideoGenerator, chosen: str) -> list[tuple[str, int | None]]:
-    """Name what the page offers, with the steps of a frame where they are known beforehand."""
+def _strategies(world: VideoGenerator, chosen: Strategy) -> list[tuple[str, int | None]]:
+    """Return the names that the page offers, and the steps of a frame where they are known."""
     grid = TokenGrid(1, world.height, world.width)
     lags = [Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width]
-    offered = dict.fromkeys([Raster(), Exact(), *lags, parse_strategy(chosen)])
+    offered = dict.fromkeys([Raster(), Exact(), *lags, chosen])
     return [
         (one.name, one.schedule(grid).num_steps if one.has_schedule else None) for one in offered
     ]
+
+
+# Known words have the keys that games have given them for thirty years, the others number keys,
+# then letters that nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
+KEYS = {
+    ("KeyW", "ArrowUp"): "forward up",
+    ("KeyA", "ArrowLeft"): "left turn_left",
+    ("KeyS", "ArrowDown"): "back backward down",
+    ("KeyD", "ArrowRight"): "right turn_right",
+    ("KeyF", "Space"): "attack",
+    ("Space",): "jump",
+    ("KeyQ",): "strafe_left",
+    ("KeyE",): "strafe_right use",
+    ("KeyJ",): "look_left",
+    ("KeyL",): "look_right",
+    ("KeyI",): "look_up",
+    ("KeyK",): "look_down",
+    ("KeyC",): "sneak",
+    ("KeyX",): "sprint",
+    ("KeyG",): "drop",
+}
+KNOWN = {word: keys for keys, words in KEYS.items() for word in words.split()}
+SPARE = (
+    *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
+    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
+)
+LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
+
+
+def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
+    """Lay out the words of a codec on keys that are free: first keys before second ones.
+
+    Returns:
+        idle: the action of pressing nothing. keys: each single word -> the keys that mean it.
+        labels: key -> its text on a key cap. joined: the actions of several words, such as
+        `forward+left`. combines: whether any words may be joined.
+    """
+    idle = idle_action(codec)
+    words = [word for word in codec.names if word != idle]
+    single = [word for word in words if "+" not in word]
+    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
+    used: set[str] = set()
+    for rank, word in product(range(2), single):
+        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
+        keys[word] += tuple(key for key in known if key not in used)
+        used.update(keys[word])
+    spare = [key for key in SPARE if key not in used]
+    for word in single:
+        if not keys[word] and spare:
+            keys[word] = (spare.pop(0),)
+    return {
+        "idle": idle,
+        "keys": keys,
+        "labels": {
+            key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
+            for found in keys.values()
+            for key in found
+        },
+        "joined": [word for word in words if "+" in word and set(word.split("+")) <= set(single)],
+        "combines": codec.combines,
+    }
 
 
 def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
@@ -377,7 +287,7 @@ def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
     return scheduler.players[name]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _only_upload(player: Player) -> Iterator[None]:
     """Hold a player's uploads to one at a time; what is wrong with it is answered in words."""
     if player.uploading:
@@ -399,9 +309,8 @@ async def _body(request: Request, limit: int) -> bytes:
             async for chunk in request.stream():
                 data += chunk
                 if len(data) > limit:
-                    raise HTTPException(
-                        413, f"a file may have {limit // 2**20} MB, not more", close
-                    )
+                    message = f"a file may have {limit // 2**20} MB, not more"
+                    raise HTTPException(413, message, close)
     except TimeoutError:
         raise HTTPException(408, "the upload took too long", close) from None
     except ClientDisconnect:
@@ -409,14 +318,58 @@ async def _body(request: Request, limit: int) -> bytes:
     return bytes(data)
 
 
-def _parse_session(data: bytes, scheduler: Scheduler) -> PendingStart:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        raise ValueError("this is no saved dream (expected a JSON file)") from None
-    return load(document, scheduler.world)
-
-
 def _download(data: bytes, media_type: str, name: str) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return Response(data, media_type=media_type, headers=headers)
+
+
+async def decode_upload(
+    data: bytes,
+    keep: int,
+    height_px: int,
+    width_px: int,
+    max_seconds: float = MAX_SECONDS_OF_DECODING,
+    decoder: Path = DECODER,
+) -> Tensor:
+    """Decode an image, or the last `keep` frames of a clip, in a child process that `decoder` runs.
+
+    Returns:
+        (T, height_px, width_px, 3) uint8.
+
+    Raises:
+        ValueError: too slow, another format, or damaged.
+    """
+    here = Path.cwd()  # what lies in the current folder must not pass for a library
+    found = [path for path in sys.path if path and Path(path).resolve() != here]
+    limits = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", str(decoder), *map(str, limits)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(data), max_seconds)
+    except TimeoutError:
+        raise ValueError(f"decoding took longer than {max_seconds:g} seconds") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+    complaint = err.decode(errors="replace").strip()
+    if child.returncode == 2:
+        raise ValueError(complaint[:200])
+    reason = complaint.rpartition("\n")[2]
+    if reason.startswith(("ImportError", "ModuleNotFoundError")):
+        raise ValueError(f"this server cannot decode pictures ({reason[:200]})")
+    if child.returncode:
+        raise ValueError("the file could not be decoded (it needed too much memory or time)")
+    return await asyncio.to_thread(_fit, out, height_px, width_px)
+
+
+def _fit(raw: bytes, height_px: int, width_px: int) -> Tensor:
+    line, _, pixels = raw.partition(b"\n")
+    shape = (*map(int, line.split()), 3)
+    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
+    return torch.cat([resize(frame[None], height_px, width_px) for frame in frames])

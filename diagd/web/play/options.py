@@ -1,4 +1,4 @@
-"""What `diagd play` is told."""
+"""Options of `diagd play`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,61 +1,39 @@
-"""The memory of sessions that are over, given back to the system.
-
-A session holds itself (its parts know each other), so it goes only when Python looks for such
-circles; and glibc keeps what lies between two pieces still in use, in an arena for each thread.
-Short visits left a server with three times the memory it began with, none of it in use. Other C
-libraries than glibc give pages back by themselves.
-"""
+"""A page and its session: what is pressed, what comes next, what was recorded."""
 
 import asyncio
 import ctypes
 import gc
+import io
 import secrets
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
 from diagd.data.actions import idle_action
+from diagd.data.video import encode_video
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen, to_jpeg
-from diagd.web.play.session import (
-    MAX_FRAMES,
-    Controls,
-    FrameRecord,
-    PastSession,
-    PendingStart,
-    Session,
-    check_action,
-)
-
-
-def _find_trim() -> Callable[[ctypes.c_size_t], int] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-
-
-_TRIM = _find_trim()
-
-
-def give_back_memory() -> None:
-    """Collect what nobody needs, and give its pages back; under `short_collections` in no time."""
-    gc.collect()
-    if _TRIM is not None:
-        _TRIM(ctypes.c_size_t(0))
-
+from diagd.web.play.messages import Act, Adjust, Message, Pause, Record, Seen
+from diagd.web.play.session import MAX_FRAMES, Controls, FrameRecord, Session, SessionLog
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
+JPEG_QUALITY = 92
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A picture for the page: what is said about it (`messages.pack`), and the JPEG."""
+    """A JPEG for the page, with its header."""
 
     header: dict[str, Any]
     picture: bytes
@@ -70,28 +48,44 @@ class Note:
 
 
 class Welcome:
-    """There is a place for the player: the page is to hear what can be played."""
+    """There is a place: the page is to hear what can be played."""
+
+
+class Keys:
+    """The pressed action, and the newest tap: a key released before any frame could see it.
+
+    Actions come from the event loop, and the model's thread reads one for each frame.
+    """
+
+    def __init__(self, idle: str) -> None:
+        self.idle = idle
+        self.pressed = self._held = Act(idle, 0)  # now, and when a frame was last read
+        self.tapped: Act | None = None
+        self._lock = threading.Lock()
+
+    def press(self, act: Act) -> None:
+        """Replace the pressed action."""
+        with self._lock:
+            last = self.pressed
+            was_let_go = act.action in (self.idle, self._held.action) or (
+                set(act.action.split("+")) < set(last.action.split("+"))
+            )
+            if was_let_go and last is not self._held and last.action != self.idle:
+                self.tapped = last
+            self.pressed = act
+
+    def next(self) -> Act:
+        """Return the action of the next frame: a tap, once, or else the pressed one."""
+        with self._lock:
+            if self.tapped is None:
+                self._held = self.pressed
+                return self.pressed
+            tapped, self.tapped = self.tapped, None
+            return tapped
 
 
 class Player:
-    """A page and its session.
-
-    Args:
-        fps: frames a second of the world's own pace.
-        clock: seconds; the monotonic clock but for tests.
-        max_recorded, max_frames: where a recording and a session end.
-        controls: until the page says otherwise.
-
-    Attributes:
-        id: random; whoever knows it may fetch the recording and the saved session.
-        outbox: what the page is to be sent; at most `WINDOW` frames are in it.
-        before: how many wait for a place before this player, while it waits.
-        busy: the model's seconds given to this player, for fairness.
-        last_active: when the page last asked for something, or held a key, by the clock.
-        past: the session of a player who left.
-        send_ms: what sending the last frame took.
-        uploading: whether an upload is under way; a player has one at a time.
-    """
+    """A page and its session, at the world's own pace of `fps` where the page wants that."""
 
     def __init__(
         self,
@@ -105,23 +99,22 @@ class Player:
         assert world.vocabulary is not None
         self.world, self.fps, self.clock = world, fps, clock
         self.max_recorded, self.max_frames = max_recorded, max_frames
-        self.id = secrets.token_urlsafe(16)
+        self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note | Welcome] = asyncio.Queue()
-        self.before: int | None = None
+        self.before: int | None = None  # players in line before this one, while it waits
         self.controls, self.paced, self.paused = controls or Controls(), False, False
-        self.idle_action = idle_action(world.vocabulary)
-        self.pressed = self.tapped = self.idle_action
-        self.input_id = 0
-        self.pending_start: PendingStart | None = None
+        self.keys = Keys(idle_action(world.vocabulary))
         self.session: Session | None = None
-        self.past: PastSession | None = None
+        self.pending: SessionLog | None = None  # begins at the next turn
+        self.past: SessionLog | None = None  # of a player who left
         self.replaying: deque[FrameRecord] = deque()
         self.replayed = self.differing = 0
         self.recording, self.recorded = False, list[bytes]()
-        self.uploading = False
-        self.sent = self.seen = self.num_begun = 0
-        self.due = self.busy = self.send_ms = 0.0
-        self.last_active = clock()
+        self.uploading = False  # a player has one upload at a time
+        self.sent = self.seen = self.num_begun = 0  # frames, frames, and sessions
+        self.due = self.send_ms = 0.0
+        self.busy = 0.0  # the model's seconds given to this player
+        self.last_active = clock()  # when the page last asked for something, or held a key
 
     def wait(self, before: int, num_places: int) -> None:
         """Tell the page how many wait before it, if it does not know yet."""
@@ -136,28 +129,24 @@ class Player:
     def release(self) -> None:
         """Give the session's memory back; what was recorded and chosen can still be fetched."""
         if self.session is not None:
-            self.past = PastSession(self.session.start, self.session.history)
-        self.session = self.pending_start = None
+            self.past = self.session.log
+        self.session = self.pending = None
         self.replaying.clear()
 
-    def take(self, message: Message) -> None:
-        """Follow a message (`Begin` is the scheduler's: it knows the scenes).
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The controls and the pace, as the page knows them."""
+        return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
 
-        Controls that do not fit the world change nothing, and the page hears why.
-
-        Raises:
-            ValueError: an action that the model does not have, a frame never sent.
-        """
+    def handle(self, message: Message) -> None:
+        """Follow a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
         if not isinstance(message, Seen):
             self.last_active = self.clock()
         match message:
-            case Act(action, number):
-                self.pressed = check_action(action, self.world)
-                if action != self.idle_action:
-                    self.tapped = action
-                self.input_id = number
-            case Adjust(controls, paced):
-                self._adjust(controls, paced)
+            case Act():
+                self.keys.press(message)
+            case Adjust(strategy, temperature, top_p, paced=paced):
+                self._adjust(Controls(strategy, temperature, top_p), paced)
             case Pause(paused):
                 self.paused = paused
             case Record(on):
@@ -172,91 +161,82 @@ class Player:
                 raise AssertionError(message)
 
     def _adjust(self, controls: Controls, paced: bool) -> None:
+        """Change the controls, or tell the page why the world cannot decode so."""
         try:
             controls.check(self.world)
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
-                kept = {**vars(self.controls), "paced": self.paced}
-                note = {"type": "kept", "controls": kept, "message": f"That does not fit: {error}."}
+                message = f"That does not fit: {error}."
+                note = {"type": "kept", "controls": self.settings, "message": message}
                 self.outbox.put_nowait(Note(note))
         else:
             self.controls, self.paced = controls, paced
 
-    def begin(self, pending_start: PendingStart) -> None:
-        """Begin another session at the next turn."""
-        self.pending_start, self.last_active = pending_start, self.clock()
+    def begin(self, log: SessionLog) -> None:
+        """Begin another session at the next turn, and first generate the frames it has again."""
+        self.pending, self.last_active = log, self.clock()
 
     def ready(self, now: float) -> bool:
         """Whether the model has something to do for this player."""
         if self.sent - self.seen >= WINDOW:
             return False
-        if self.pending_start is not None or self.replaying:
+        if self.pending is not None or self.replaying:
             return True
         return self.session is not None and not self.paused and now >= self.due
 
     def turn(self) -> Callable[[], Frame]:
-        """Begin the session that is pending, or write one frame. Runs in the model's thread.
+        """Begin the pending session, or generate one frame. Runs in the model's thread.
 
         Returns:
-            what makes the frame for the page; to be called once, in the order of the turns.
+            A function that makes the frame for the page; to be called once, in the order of turns.
         """
         started = time.perf_counter()
-        if self.pending_start is not None:
-            return self._begin(started)
+        if self.pending is not None:
+            return self._begin(self.pending, started)
         session = self.session
         assert session is not None
-        if self.replaying or self.pressed != self.idle_action:
+        if self.replaying or self.keys.pressed.action != self.keys.idle:
             self.last_active = self.clock()
         if len(session.history) >= self.max_frames:
             raise ValueError(
                 f"this dream has lasted {self.max_frames} frames, which is the longest"
             )
         if self.replaying:
-            action, controls, checksum = self.replaying.popleft()
-            number = self.input_id
+            record = self.replaying.popleft()
+            act = Act(record.action, self.keys.pressed.id)
+            controls, checksum = record.controls, record.checksum
         else:
-            # a key that was pressed and let go since the last frame counts, once
-            number, action, controls = self.input_id, self.pressed, self.controls
-            if action == self.idle_action:
-                action = self.tapped
-            self.tapped, checksum = self.idle_action, None
-        tokens = session.advance(action, controls)
+            act, controls, checksum = self.keys.next(), self.controls, None
+        tokens = session.advance(act.action, controls)
         if checksum is not None:
             self.replayed += 1
             self.differing += checksum != session.history[-1].checksum
         self.due = max(self.due + float(1 / self.fps), self.clock()) if self.paced else 0.0
         header = {
-            "action": action,
-            "strategy": controls.strategy,
-            "input": number,
+            "action": act.action,
+            "strategy": controls.strategy.name,
+            "input": act.id,
             "steps": session.num_steps,
             "written_at": session.written_at,
             "decode_ms": milliseconds_since(started),
         }
         return partial(self._paint, tokens, self._header(session) | header)
 
-    def _paint(self, tokens: Tensor, header: dict[str, Any]) -> Frame:
-        started = time.perf_counter()
-        pixels = self.world.tokenizer.decode(tokens)[0].cpu()
-        header["picture_ms"] = milliseconds_since(started)
-        return self._frame(pixels, header)
-
-    def _begin(self, started: float) -> Callable[[], Frame]:
-        begun = self.pending_start  # kept meanwhile: who begins anew by another seed begins here
-        assert begun is not None
+    def _begin(self, log: SessionLog, started: float) -> Callable[[], Frame]:
+        """Begin a session, pending meanwhile: who asks for another seed of it begins here, too."""
         self.session = None  # its memory first, and that of all who have left since
-        give_back_memory()
-        self.session = session = Session(self.world, begun.start)
-        self.replaying, self.replayed, self.differing = deque(begun.replay), 0, 0
-        self.tapped, self.due = self.idle_action, 0.0
+        _give_back_memory()
+        self.session = session = Session(self.world, log.start)
+        self.replaying, self.replayed, self.differing = deque(log.frames), 0, 0
+        self.keys.tapped, self.due = None, 0.0
         self.num_begun += 1
-        if self.pending_start is begun:  # else the next one was asked for meanwhile
-            self.pending_start = None
+        if self.pending is log:  # else the next one was asked for meanwhile
+            self.pending = None
         header = {"begun": True, "ms": milliseconds_since(started)}
-        return partial(self._frame, begun.start.frames[-1], self._header(session) | header)
+        return partial(self._frame, log.start.frames[-1], self._header(session) | header)
 
     def _header(self, session: Session) -> dict[str, Any]:
-        """Say what every frame does; from now on this one is under way."""
+        """Count a frame as under way, and return what the header of every frame has."""
         self.sent += 1
         return {
             "frame": self.sent,
@@ -267,6 +247,12 @@ class Player:
             "holds": session.engine.window,
             "replay": [self.replayed, self.replayed + len(self.replaying), self.differing],
         }
+
+    def _paint(self, tokens: Tensor, header: dict[str, Any]) -> Frame:
+        started = time.perf_counter()
+        pixels = self.world.tokenizer.decode(tokens)[0].cpu()
+        header["picture_ms"] = milliseconds_since(started)
+        return self._frame(pixels, header)
 
     def _frame(self, pixels: Tensor, header: dict[str, Any]) -> Frame:
         """Compress a frame, and record it if it is not where one began."""
@@ -280,5 +266,38 @@ class Player:
 
 
 def milliseconds_since(started: float) -> float:
-    """Return what has passed since a reading of `time.perf_counter`, to a hundredth."""
+    """Return the time since a reading of `time.perf_counter`, to a hundredth."""
     return round((time.perf_counter() - started) * 1e3, 2)
+
+
+def to_jpeg(frame: Tensor) -> bytes:
+    """Compress one (H_px, W_px, 3) uint8 RGB frame, its colours at full resolution."""
+    buffer = io.BytesIO()
+    Image.fromarray(frame.numpy()).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return buffer.getvalue()
+
+
+def from_jpeg(picture: bytes) -> Tensor:
+    """Decode a picture of `to_jpeg`; only for pictures that we made."""
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(picture))))
+
+
+def to_mp4(pictures: Sequence[bytes], fps: Fraction) -> bytes:
+    """Return the JPEGs of a recording as an mp4."""
+    return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
+
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def _give_back_memory() -> None:
+    """Collect sessions that are over, and give their pages back to the system.
+
+    A session holds itself (its parts know each other), so it goes only when Python looks for such
+    circles; and glibc keeps what lies between two pieces still in use, in an arena for each thread.
+    Short visits left a server with three times the memory it began with, none of it in use. Other C
+    libraries than glibc give pages back by themselves. It takes no time under `short_collections`.
+    """
+    gc.collect()
+    if _TRIM is not None:
+        _TRIM(ctypes.c_size_t(0))

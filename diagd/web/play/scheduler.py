@@ -1,4 +1,7 @@
-"""Where a session may start: the prompt and the scenes beside a model, and those of a folder."""
+"""Whose turn it is: players share one model fairly, and wait in line for a place.
+
+The model has a thread of its own; what paints its frames runs beside it where it can.
+"""
 
 import asyncio
 import contextlib
@@ -7,121 +10,40 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.model import CausalModel
-from diagd.pipeline.generator import VideoGenerator, folder_scenes, model_scenes
-from diagd.web.play.messages import Begin, Message, to_jpeg
+from diagd.pipeline.generator import StartScene, VideoGenerator
+from diagd.web.play.messages import Begin, Message
 from diagd.web.play.player import Frame, Note, Player, Welcome
-from diagd.web.play.session import Controls, PendingStart, SessionStart
-
-
-@dataclass(frozen=True, eq=False)
-class Scene:
-    """A start (of seed 0) with a name and a picture of where one stands, as JPEG."""
-
-    name: str
-    start: SessionStart
-    picture: bytes
-    fps: Fraction
-
-
-def start_scenes(
-    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
-) -> list[Scene]:
-    """Return the scenes of a folder, if one is given, then those of the model's folder.
-
-    Raises:
-        FileNotFoundError, ValueError: a file that cannot be used (named), or no scene at all.
-    """
-    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
-    if folder is not None and not scenes:
-        raise ValueError(f"no clip or image in {folder}")
-    scenes += model_scenes(model, world, context_frames)
-    if not scenes:
-        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
-    return [
-        Scene(
-            scene.name,
-            SessionStart(scene.frames, scene.actions, 0),
-            to_jpeg(scene.frames[-1]),
-            scene.fps,
-        )
-        for scene in scenes
-    ]
-
-
-T = TypeVar("T")
-
-
-class Painter:
-    """Runs what paints: beside the model, or in its thread where that has none to spare.
-
-    Args:
-        thread: the model's.
-
-    Attributes:
-        thread: where it paints; to be shut down by who made the painter.
-    """
-
-    def __init__(self, model: CausalModel, thread: Executor) -> None:
-        self.thread, self.native = thread, None
-        if isinstance(model, NativeModel) and model.num_threads > 1:
-            self.native, self.left = model, model.num_threads - 1
-            before = torch.get_num_threads()
-            self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
-            self.thread.submit(torch.get_num_threads).result()
-            torch.set_num_threads(before)  # or threads yet to come would have one, too
-
-    def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
-        """Paint, after all that was submitted before."""
-        return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
-
-    def _run(self, paint: Callable[[], T]) -> T:
-        if self.native is None:
-            return paint()
-        most, self.native.max_threads = self.native.max_threads, self.left
-        try:
-            return paint()
-        finally:
-            self.native.max_threads = most
-
+from diagd.web.play.session import Controls, SessionLog, SessionStart
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
 MAX_WAITING = 32
 KEPT_SECONDS = 300.0
 ALIVE_SECONDS = 5.0  # pages give up after four times as long without a word (connection.js)
+T = TypeVar("T")
 
 
 class Scheduler:
     """The players, by id, and whose turn it is.
 
     Args:
-        scenes: one at least; the first is where players begin.
-        max_sessions: players at once.
-        idle_seconds: after so long without a message or a key held a player is sent off.
-        clock: seconds; the monotonic clock but for tests.
-        controls: with which every player begins.
-
-    Attributes:
-        gone: the last `max_sessions` players who left and when, for `KEPT_SECONDS`, so that what
-            they recorded can be fetched; of their sessions only what was chosen.
-        line: who waits for a place, the first to come first. served: whose turn is under way.
-        frames: generated for anybody so far. sessions: begun so far.
+        scenes: at least one; players begin at the first.
+        max_sessions: players at once; the others wait in line.
+        idle_seconds: a session without a message or a held key for so long is ended.
+        controls: of every player at first.
     """
 
     def __init__(
         self,
         world: VideoGenerator,
-        scenes: Sequence[Scene],
+        scenes: Sequence[StartScene],
         max_sessions: int,
         idle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -131,17 +53,18 @@ class Scheduler:
         self.controls = controls or Controls()
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
+        # who left, and when: for a while their recordings and logs can be fetched
         self.gone: dict[str, tuple[float, Player]] = {}
-        self.line: list[Player] = []
-        self.served: Player | None = None
-        self.frames = self.sessions = 0
+        self.line: list[Player] = []  # who waits for a place, the first to come first
+        self.served: Player | None = None  # whose turn is under way
+        self.frames = self.sessions = 0  # generated, and begun, for anybody so far
         self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self.painter = Painter(world.model, self.thread)
 
     def join(self) -> Player | None:
-        """Let a player in, at once or after who is in line; None where the line is full."""
+        """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
         player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
@@ -149,8 +72,21 @@ class Scheduler:
         self._admit()
         return player
 
+    def _admit(self) -> None:
+        """Give free places to the line, and tell the rest of it how far it has moved."""
+        while self.line and len(self.players) < self.max_sessions:
+            player = self.line.pop(0)
+            self.players[player.id] = player
+            self.sessions += 1
+            player.outbox.put_nowait(Welcome())
+            first = self.scenes[0]
+            start = SessionStart(first.frames, first.actions, secrets.randbelow(2**20))
+            self.begin(player, SessionLog(start))
+        for before, player in enumerate(self.line):
+            player.wait(before, self.max_sessions)
+
     def leave(self, player: Player) -> None:
-        """Let a player go; the session's memory goes with it (after a turn that is under way)."""
+        """Remove a player and free the session's memory (after a turn that is under way)."""
         if self.players.pop(player.id, None):
             self.gone[player.id] = self.clock(), player
             while len(self.gone) > self.max_sessions:
@@ -161,36 +97,35 @@ class Scheduler:
             self.line.remove(player)
         self._admit()
 
-    def take(self, player: Player, message: Message) -> None:
-        """Follow a player's message.
+    def end(self, player: Player, message: str, code: int = GONE) -> None:
+        """Close the player's socket, with the reason."""
+        self.leave(player)
+        player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
-        Raises:
-            ValueError: a message that makes no sense here, or of a player who is still in line.
-        """
+    def handle(self, player: Player, message: Message) -> None:
+        """Follow a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
-            player.begin(PendingStart(self._start(player, message)))
+            self.begin(player, SessionLog(self._start(player, message)))
         else:
-            player.take(message)
+            player.handle(message)
+            self.wake.set()
+
+    def _start(self, player: Player, message: Begin) -> SessionStart:
+        if message.scene is None:
+            session = player.pending or player.session
+            begun = session.start if session else self.scenes[0]
+        elif 0 <= message.scene < len(self.scenes):
+            begun = self.scenes[message.scene]
+        else:
+            raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
+        return SessionStart(begun.frames, begun.actions, message.seed)
+
+    def begin(self, player: Player, log: SessionLog) -> None:
+        """Begin a player's session at the next turn, and replay its frames if it has any."""
+        player.begin(log)
         self.wake.set()
-
-    def begin(self, player: Player, pending_start: PendingStart) -> None:
-        """Begin a player's session from an upload, or replay a saved one."""
-        player.begin(pending_start)
-        self.wake.set()
-
-    def next_player(self, now: float) -> Player | None:
-        """Return who of those that are ready has had least of the model's time."""
-        ready = [player for player in self.players.values() if player.ready(now)]
-        return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
-
-    def charge(self, player: Player, seconds: float) -> None:
-        """Count a turn's seconds; among equals the least recently served comes first."""
-        self.virtual_time = max(player.busy, self.virtual_time)
-        player.busy = self.virtual_time + seconds
-        if self.players.pop(player.id, None):
-            self.players[player.id] = player
 
     async def run(self) -> None:
         """Serve turns until cancelled."""
@@ -220,47 +155,24 @@ class Scheduler:
             self.thread.shutdown(wait=True)
             self.painter.thread.shutdown(wait=True)
 
-    def end(self, player: Player, message: str, code: int = GONE) -> None:
-        """Say why, and close the player's socket."""
-        self.leave(player)
-        player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
+    def next_player(self, now: float) -> Player | None:
+        """Return the player, of those that are ready, who has had the least of the model's time."""
+        ready = [player for player in self.players.values() if player.ready(now)]
+        return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
 
-    def end_idle(self) -> None:
-        """Send off who has asked for nothing in `idle_seconds`, and forget who left long ago."""
-        now = self.clock()
-        for name, (left, _) in list(self.gone.items()):
-            if now - left > KEPT_SECONDS:
-                del self.gone[name]
-        for player in list(self.players.values()):
-            if now - player.last_active > self.idle_seconds:
-                self.end(
-                    player,
-                    f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
-                    "ended and gave its memory back.",
-                )
-
-    def _admit(self) -> None:
-        """Give free places to the line; the rest of it hears how far it has moved."""
-        while self.line and len(self.players) < self.max_sessions:
-            player = self.line.pop(0)
+    def charge(self, player: Player, seconds: float) -> None:
+        """Count a turn's seconds; among equals the least recently served comes first."""
+        self.virtual_time = max(player.busy, self.virtual_time)
+        player.busy = self.virtual_time + seconds
+        if self.players.pop(player.id, None):
             self.players[player.id] = player
-            self.sessions += 1
-            player.outbox.put_nowait(Welcome())
-            first = self.scenes[0].start
-            seed = secrets.randbelow(2**20)
-            self.begin(player, PendingStart(SessionStart(first.frames, first.actions, seed)))
-        for before, player in enumerate(self.line):
-            player.wait(before, self.max_sessions)
 
-    def _start(self, player: Player, message: Begin) -> SessionStart:
-        if message.scene is None:
-            begun = player.pending_start or player.session or self.scenes[0]
-            old = begun.start
-        elif 0 <= message.scene < len(self.scenes):
-            old = self.scenes[message.scene].start
-        else:
-            raise ValueError(f"scene must be in [0, {len(self.scenes)}), got {message.scene}")
-        return SessionStart(old.frames, old.actions, message.seed)
+    async def _wait(self, now: float) -> None:
+        """Sleep until a message comes, or a frame that was put off is due."""
+        self.wake.clear()
+        due = [player.due - now for player in self.players.values() if player.due > now]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wake.wait(), min(due, default=None))
 
     def _deliver(self, player: Player, work: asyncio.Future[Any]) -> None:
         error = work.exception()
@@ -275,13 +187,6 @@ class Scheduler:
             name = type(error).__name__
             self.end(player, f"Decoding crashed ({name}): this dream is over.", CRASHED)
 
-    async def _wait(self, now: float) -> None:
-        """Sleep until somebody wants something, or a frame that was put off is due."""
-        self.wake.clear()
-        due = [player.due - now for player in self.players.values() if player.due > now]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.wake.wait(), min(due, default=None))
-
     async def _watch_idle(self) -> None:
         told = time.monotonic()
         while True:
@@ -292,3 +197,46 @@ class Scheduler:
                 for player in (*self.players.values(), *self.line):
                     if player.outbox.empty():  # else something else is under way
                         player.outbox.put_nowait(Note({"type": "alive"}))
+
+    def end_idle(self) -> None:
+        """End sessions without activity for `idle_seconds`; forget players who left long ago."""
+        now = self.clock()
+        for name, (left, _) in list(self.gone.items()):
+            if now - left > KEPT_SECONDS:
+                del self.gone[name]
+        for player in list(self.players.values()):
+            if now - player.last_active > self.idle_seconds:
+                self.end(
+                    player,
+                    f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
+                    "ended and gave its memory back.",
+                )
+
+
+class Painter:
+    """Paints beside the model, or in its thread where the model has none to spare.
+
+    Who made the painter shuts its `thread` down.
+    """
+
+    def __init__(self, model: CausalModel, thread: Executor) -> None:
+        self.thread, self.native = thread, None
+        if isinstance(model, NativeModel) and model.num_threads > 1:
+            self.native, self.threads_left = model, model.num_threads - 1
+            before = torch.get_num_threads()
+            self.thread = ThreadPoolExecutor(1, "painter", torch.set_num_threads, (1,))
+            self.thread.submit(torch.get_num_threads).result()
+            torch.set_num_threads(before)  # or threads yet to come would have one, too
+
+    def submit(self, paint: Callable[[], T]) -> asyncio.Future[T]:
+        """Paint, after all that was submitted before."""
+        return asyncio.get_running_loop().run_in_executor(self.thread, self._run, paint)
+
+    def _run(self, paint: Callable[[], T]) -> T:
+        if self.native is None:
+            return paint()
+        before, self.native.max_threads = self.native.max_threads, self.threads_left
+        try:
+            return paint()
+        finally:
+            self.native.max_threads = before

@@ -1,4 +1,4 @@
-"""The server of `diagd play`: a world warmed up, and the app over it behind uvicorn."""
+"""The server of `diagd play`: a warm world, and the app over it behind uvicorn."""
 
 import asyncio
 import contextlib
@@ -8,101 +8,90 @@ import socket
 import threading
 import time
 import webbrowser
-from collections.abc import Collection, Iterator, Sequence
-from fractions import Fraction
+from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
 
 from diagd.files import write_bytes
-from diagd.pipeline.generator import VideoGenerator
-from diagd.web.guard import PatientProtocol
-from diagd.web.play.app import create_app
-from diagd.web.play.messages import MAX_MESSAGE_BYTES, to_mp4
+from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
+from diagd.web.guard import Guard, PatientProtocol
+from diagd.web.play.messages import MAX_MESSAGE_BYTES
+from diagd.web.play.player import to_mp4
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.session import Controls, Session, SessionStart
 
 logger = logging.getLogger("diagd.play")
 
 
+def start_scenes(
+    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
+) -> list[StartScene]:
+    """Return the scenes of a folder, if one is given, then those of the model's folder."""
+    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
+    if folder is not None and not scenes:
+        raise ValueError(f"no clip or image in {folder}")
+    scenes += model_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
+    return scenes
+
+
+def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> None:
+    """Generate two frames, so that everything is built before the first player comes."""
+    assert world.vocabulary is not None
+    session = Session(world, SessionStart(scene.frames, scene.actions, 0))
+    for _ in range(2):
+        world.tokenizer.decode(session.advance(world.vocabulary.names[0], controls))
+
+
 class PlayServer(uvicorn.Server):
-    """Saves what is being recorded when it is told to end (SIGTERM, Ctrl-C).
+    """Saves what is being recorded, in a folder, when it is told to end (SIGTERM, Ctrl-C)."""
 
-    Args:
-        recordings: folder for that.
-    """
-
-    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, recordings: Path) -> None:
-        super().__init__(config)
+    def __init__(self, app: Guard, scheduler: Scheduler, recordings: Path) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                http=PatientProtocol,
+                ws="websockets-sansio",
+                ws_max_size=4 * MAX_MESSAGE_BYTES,
+                ws_ping_interval=20,
+                ws_per_message_deflate=False,  # JPEG does not shrink
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
         self.scheduler, self.recordings = scheduler, recordings
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let everybody go, then write the recordings of those who were at it."""
+        """End all sessions, then write the recordings that were under way."""
         players = self.scheduler.players.values()
         cut = [(one.recorded, one.fps) for one in players if one.recording and one.recorded]
         await super().shutdown(sockets)
         for number, (pictures, fps) in enumerate(cut, start=1):
             path = self.recordings / f"dream-{time.strftime('%Y%m%d-%H%M%S')}-{number}.mp4"
             try:
-                await asyncio.to_thread(_write_recording, path, pictures, fps)
+                write_bytes(path, await asyncio.to_thread(to_mp4, pictures, fps))
             except OSError as error:
                 logger.error("a recording of %d frames is lost: %s", len(pictures), error)
             else:
                 logger.warning("a recording was cut short: %s", path)
 
 
-def _write_recording(path: Path, pictures: Sequence[bytes], fps: Fraction) -> None:
-    write_bytes(path, to_mp4(pictures, fps))
-
-
-def warm_up(world: VideoGenerator, start: SessionStart, controls: Controls) -> None:
-    """Generate two frames, so that everything is built before the first player comes."""
-    assert world.vocabulary is not None
-    session = Session(world, start)
-    for _ in range(2):
-        world.tokenizer.decode(session.advance(world.vocabulary.names[0], controls))
-
-
-def make_server(
-    scheduler: Scheduler,
-    model: str,
-    context_frames: int,
-    hosts: Collection[str],
-    recordings: Path,
-) -> PlayServer:
-    """Return the server, not yet running; no message of a page may be longer than it needs.
-
-    Args:
-        recordings: where recordings go that are under way at the end.
-        (all others): as in `create_app`.
-    """
-    return PlayServer(
-        uvicorn.Config(
-            create_app(scheduler, model, context_frames, hosts),
-            log_level="warning",
-            http=PatientProtocol,
-            ws="websockets-sansio",
-            ws_max_size=4 * MAX_MESSAGE_BYTES,
-            ws_ping_interval=20,
-            ws_per_message_deflate=False,  # JPEG does not shrink
-            timeout_graceful_shutdown=2,
-            server_header=False,
-        ),
-        scheduler,
-        recordings,
-    )
-
-
 def run(server: uvicorn.Server, listening: socket.socket, page: str | None = None) -> None:
-    """Serve until Ctrl-C.
-
-    Args:
-        page: an address to show in a browser as soon as it is there.
-    """
+    """Serve until Ctrl-C, and show a page in a browser as soon as it is there."""
     if page is not None:
         threading.Thread(target=_open_when_ready, args=(server, page), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt), short_collections():
         server.run(sockets=[listening])
+
+
+def _open_when_ready(server: uvicorn.Server, page: str) -> None:
+    while not (server.started or server.should_exit):
+        time.sleep(0.05)
+    if server.started:
+        webbrowser.open(page)
 
 
 @contextlib.contextmanager
@@ -119,10 +108,3 @@ def short_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-def _open_when_ready(server: uvicorn.Server, page: str) -> None:
-    while not (server.started or server.should_exit):
-        time.sleep(0.05)
-    if server.started:
-        webbrowser.open(page)

@@ -1,54 +1,67 @@
-"""One player's video: an engine, the choices made frame by frame, and nothing of the web.
+"""One player's video: an engine and the choices made frame by frame, without the web.
 
-A session is a function of its start (frames, actions, seed) and of one (action, controls) a frame,
-so that list replays it exactly; the checksum of each frame's tokens proves it.
+A session is a function of its start (frames, actions, seed) and one (action, controls) per frame.
+Its log of them replays it exactly, and the checksum of each frame's tokens proves it.
 """
 
 import base64
 import binascii
+import dataclasses
+import math
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 
-MAX_TEMPERATURE = 5.0
 MAX_SEED = 2**32  # JavaScript holds it exactly
+MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
+MAX_START_FRAMES = 64
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+DEFAULT_STRATEGY = Diagonal(1)
 
 
-@dataclass(frozen=True)
+def _strategy(given: Any) -> Strategy:
+    if isinstance(given, Strategy):
+        return given
+    if not isinstance(given, str):
+        raise ValueError(f"a strategy must be a name, got {str(given)[:40]}")
+    return parse_strategy(given)
+
+
+Action = Annotated[str, Field(max_length=200)]
+StrategyByName = Annotated[Strategy, PlainValidator(_strategy), PlainSerializer(str)]  # in JSON
+
+
+@dataclass(frozen=True, config=STRICT)
 class Controls:
-    """What a player may change between two frames.
+    """Settings that may change between two frames; one left out in JSON has its default."""
 
-    Attributes:
-        strategy: how the frame is decoded, by name.
-        temperature: 0 is greedy. top_p: 1 keeps all tokens.
-    """
-
-    strategy: str = "k=1"
-    temperature: float = GenerationDefaults.temperature
-    top_p: float = GenerationDefaults.top_p or 1.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.strategy, str):
-            raise ValueError(f"strategy must be a name, got {self.strategy!r}")
-        parse_strategy(self.strategy)
-        for name, low, high in (("temperature", 0, MAX_TEMPERATURE), ("top_p", 0.01, 1)):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not low <= value <= high:
-                raise ValueError(f"{name} must be in [{low}, {high}], got {value!r}")
+    strategy: StrategyByName = DEFAULT_STRATEGY
+    # 0 is greedy
+    temperature: Annotated[float, Field(ge=0, le=5)] = GenerationDefaults.temperature
+    # 1 keeps all tokens
+    top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
     def check(self, world: VideoGenerator) -> None:
         """Raise ValueError where a world cannot decode so."""
-        world.check(parse_strategy(self.strategy), self.sampling(world))
+        world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
@@ -57,94 +70,71 @@ class Controls:
         return world.sampling(SamplingOptions(self.temperature, top_p=self.top_p))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SessionStart:
-    """Where a session begins.
+    """The frames that a session begins with, and the seed of its draws."""
 
-    Attributes:
-        frames: (m, H_px, W_px, 3) uint8. actions: the m - 1 between them.
-        seed: in [0, MAX_SEED).
-    """
-
-    frames: Tensor
-    actions: tuple[str, ...]
-    seed: int
+    frames: Tensor  # (m, H_px, W_px, 3) uint8
+    actions: tuple[str, ...]  # the m - 1 between them
+    seed: int  # in [0, MAX_SEED)
 
     def __post_init__(self) -> None:
-        if type(self.seed) is not int or not 0 <= self.seed < MAX_SEED:
-            raise ValueError(f"seed must be a whole number in [0, {MAX_SEED}), got {self.seed!r}")
+        if not 0 <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be in [0, {MAX_SEED}), got {self.seed}")
 
 
-class FrameRecord(NamedTuple):
+@dataclass(frozen=True, config=STRICT)
+class FrameRecord:
     """One generated frame: what was chosen for it, and the CRC-32 of its tokens."""
 
-    action: str
+    action: Action
     controls: Controls
     checksum: int
 
 
-@dataclass(frozen=True, eq=False)
-class PendingStart:
-    """A session yet to begin; the frames of a saved one are generated again first."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class SessionLog:
+    """Everything that a session depends on, to save and to replay it."""
 
     start: SessionStart
-    replay: tuple[FrameRecord, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class PastSession:
-    """What of a session outlives its memory: enough to save it."""
-
-    start: SessionStart
-    history: list[FrameRecord]
+    frames: tuple[FrameRecord, ...] = ()
 
 
 class Session:
-    """A video that goes on frame by frame.
+    """A video that goes on frame by frame from the start frames, which it reads.
 
-    Attributes:
-        history: a record of each frame so far; with `start` they are the whole session.
-        num_steps: forward passes of the newest frame.
-        written_at: the step that wrote each of its tokens, in raster order; of exact decoding, the
-            one that made it final.
+    Raises ValueError where there are more of them than the model can read.
     """
 
     def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
-        """Read the start frames.
-
-        Raises:
-            ValueError: frames or actions that do not fit the model.
-        """
         self.world, self.start = world, start
         self.sampling = Controls().sampling(world)
         self.engine = world.start(
-            start.frames,
-            context_actions=start.actions,
-            sampling=self.sampling,
-            seed=start.seed,
+            start.frames, context_actions=start.actions, sampling=self.sampling, seed=start.seed
         )
         self.history: list[FrameRecord] = []
-        self.num_steps = 0
+        self.num_steps = 0  # of the newest frame
+        # the step that wrote each of its tokens, in raster order; of exact decoding, made it final
         self.written_at: tuple[int, ...] = ()
 
-    def advance(self, action: str, controls: Controls) -> Tensor:
-        """Generate the frame that an action leads to; (1, height, width) int64 tokens.
+    @property
+    def log(self) -> SessionLog:
+        """The session so far."""
+        return SessionLog(self.start, tuple(self.history))
 
-        Raises:
-            ValueError: an unknown action, or a strategy that does not fit.
-        """
-        ids = self.world.action_ids([action], 1, "frame")
+    def advance(self, action: str, controls: Controls) -> Tensor:
+        """Generate the frame that an action leads to; (1, height, width) int64 tokens."""
+        engine, strategy = self.engine, controls.strategy
         sampling = controls.sampling(self.world)
         if sampling != self.sampling:
-            self.engine.set_sampling(sampling)
+            engine.set_sampling(sampling)
             self.sampling = sampling
-        engine, strategy = self.engine, parse_strategy(controls.strategy)
         before = engine.num_steps
-        (tokens,) = engine.decode(strategy, ids, 1)
+        (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
         self.num_steps = engine.num_steps - before
         if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
-            self.written_at = steps_of_frame(strategy.schedule(grid))
+            self.written_at = _steps_of_frame(strategy, grid)
         else:
             final = [s for s, one in enumerate(engine.verified) for _ in range(one.num_accepted)]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
@@ -153,20 +143,9 @@ class Session:
 
 
 @lru_cache(maxsize=16)
-def steps_of_frame(schedule: DiagonalSchedule) -> tuple[int, ...]:
-    """Return the step that writes each token of the first frame, in raster order."""
-    grid = schedule.grid
+def _steps_of_frame(strategy: Strategy, grid: TokenGrid) -> tuple[int, ...]:
+    schedule = strategy.schedule(grid)
     return tuple(schedule.step_of(0, i, j) for i in range(grid.height) for j in range(grid.width))
-
-
-def check_action(action: Any, world: VideoGenerator) -> str:
-    """Return an action that the model knows, or raise ValueError."""
-    if not isinstance(action, str) or len(action) > 200:
-        raise ValueError(f"an action must be a short text, got {str(action)[:40]!r}")
-    if world.vocabulary is None:
-        raise ValueError("this model takes no actions")
-    world.vocabulary.tokens_of(action)
-    return action
 
 
 def checksum_of(tokens: Tensor) -> int:
@@ -174,81 +153,83 @@ def checksum_of(tokens: Tensor) -> int:
     return zlib.crc32(tokens.cpu().numpy().astype("<i4").tobytes())
 
 
-FORMAT = "diagd-session-1"
-MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled world
-MAX_START_FRAMES = 64
+@dataclass(frozen=True, config=STRICT)
+class SavedStart:
+    """The start frames: their shape, and base64 of their deflated bytes."""
+
+    shape: tuple[int, int, int, int]
+    pixels: str
+    actions: list[Action]
 
 
-def save(session: Session | PastSession, model: str) -> dict[str, Any]:
-    """Write a session down."""
-    frames, records = session.start.frames, list(session.history)
-    return {
-        "format": FORMAT,
-        "model": model,
-        "seed": session.start.seed,
-        "start": {
-            "shape": list(frames.shape),
-            "pixels": base64.b64encode(zlib.compress(frames.numpy().tobytes())).decode(),
-            "actions": list(session.start.actions),
-        },
-        "frames": [[r.action, *vars(r.controls).values(), r.checksum] for r in records],
-    }
+@dataclass(frozen=True, config=STRICT)
+class SavedSession:
+    """The JSON document of a session."""
+
+    model: str
+    seed: int
+    start: SavedStart
+    frames: Annotated[tuple[FrameRecord, ...], Field(max_length=MAX_FRAMES)]
+    format: Literal["diagd-session-2"] = "diagd-session-2"
 
 
-def load(document: Any, world: VideoGenerator) -> PendingStart:
-    """Read what `save` wrote.
+_SAVED = TypeAdapter(SavedSession)
+
+
+def save(log: SessionLog, model: str) -> bytes:
+    """Return a session as JSON."""
+    start = log.start
+    pixels = base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode()
+    count, height_px, width_px, channels = start.frames.shape
+    saved = SavedStart((count, height_px, width_px, channels), pixels, list(start.actions))
+    return _SAVED.dump_json(SavedSession(model, start.seed, saved, log.frames))
+
+
+def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
+    """Return the session that `save` wrote; anybody may have written it.
 
     Raises:
         ValueError: no such document, or one of a model with other frames or actions.
     """
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"this is no saved dream (expected a JSON file with format {FORMAT})")
-    start, rows = document.get("start"), document.get("frames")
-    if not isinstance(start, dict) or not isinstance(rows, list):
-        raise ValueError("the saved dream has no start or no frames")
-    if len(rows) > MAX_FRAMES:
-        raise ValueError(f"a dream has at most {MAX_FRAMES} frames, this one has {len(rows)}")
-    shape, actions = start.get("shape"), start.get("actions")
-    if not (isinstance(shape, list) and len(shape) == 4 and all(type(n) is int for n in shape)):
-        raise ValueError("the saved dream's start has no shape")
-    height_px, width_px = world.frame_size_px
-    if not 1 <= shape[0] <= MAX_START_FRAMES:
-        raise ValueError(
-            f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {shape[0]}"
-        )
-    if shape[1:] != [height_px, width_px, 3]:
-        given = "x".join(map(str, shape[1:3]))
-        raise ValueError(
-            f"the saved dream has frames of {given} pixels, this model {height_px}x{width_px}"
-        )
-    if not isinstance(actions, list) or len(actions) != shape[0] - 1:
-        raise ValueError(f"the saved dream's start needs {shape[0] - 1} actions")
-    pixels = _inflate(start.get("pixels"), shape[0] * height_px * width_px * 3)
-    frames = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
-    for action in actions:
-        check_action(action, world)
-    replay = tuple(_frame_record(row, world) for row in rows)
-    return PendingStart(SessionStart(frames, tuple(actions), document.get("seed", -1)), replay)
-
-
-def _frame_record(row: Any, world: VideoGenerator) -> FrameRecord:
-    if not isinstance(row, list) or len(row) != 5 or type(row[4]) is not int:
-        raise ValueError(f"a frame of a saved dream must have five entries, got {str(row)[:60]}")
-    action, strategy, temperature, top_p, checksum = row
-    if type(strategy) is int:  # a row_lag, as it was written before strategies had names
-        strategy = f"k={strategy}"
-    controls = Controls(strategy, temperature, top_p)
-    controls.check(world)
-    return FrameRecord(check_action(action, world), controls, checksum)
-
-
-def _inflate(text: Any, size: int) -> bytes:
-    """Undo base64 and deflate; never makes more than `size` bytes."""
     try:
-        inflater = zlib.decompressobj()
-        pixels = inflater.decompress(base64.b64decode(text, validate=True), size)
-    except (zlib.error, binascii.Error, TypeError, ValueError):
-        raise ValueError("the saved dream's start frames are damaged") from None
+        saved = _SAVED.validate_json(data)
+    except ValidationError as error:
+        raise ValueError(f"this is no saved dream: {complaint_of(error)}") from None
+    start, size_px = saved.start, world.frame_size_px
+    count, *shown_px, channels = start.shape
+    if not 1 <= count <= MAX_START_FRAMES:
+        raise ValueError(f"a saved dream starts with 1 to {MAX_START_FRAMES} frames, got {count}")
+    if [*shown_px, channels] != [*size_px, 3]:
+        raise ValueError(
+            f"the saved dream has frames of {shown_px[0]}x{shown_px[1]} pixels, "
+            f"this model {size_px[0]}x{size_px[1]}"
+        )
+    if len(start.actions) != count - 1:
+        raise ValueError(f"the saved dream's start needs {count - 1} actions")
+    assert world.vocabulary is not None
+    for action in {*start.actions, *(record.action for record in saved.frames)}:
+        world.vocabulary.tokens_of(action)
+    for controls in {record.controls for record in saved.frames}:
+        controls.check(world)
+    frames = _inflate(start.pixels, start.shape)
+    return SessionLog(SessionStart(frames, tuple(start.actions), saved.seed), saved.frames)
+
+
+def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
+    """Undo base64 and deflate; never makes more bytes than the shape has."""
+    size = math.prod(shape)
+    try:
+        pixels = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size)
+    except (zlib.error, binascii.Error, ValueError):
+        pixels = b""
     if len(pixels) != size:
         raise ValueError("the saved dream's start frames are damaged")
-    return pixels
+    return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
+
+
+def complaint_of(error: ValidationError) -> str:
+    """Return what is wrong first, and where, in a line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    text = first["msg"].removeprefix("Value error, ")
+    return (f"{where}: {text}" if where else text)[:300]

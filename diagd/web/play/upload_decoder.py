@@ -46,10 +46,9 @@ def container_of(data: bytes) -> str:
 
 
 def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.ndarray]:
-    """Decode at most `max_frames` frames; the last `keep` of them, (H_px, W_px, 3) uint8 each.
+    """Decode at most `max_frames` frames; return the last `keep`, (H_px, W_px, 3) uint8 each.
 
-    Raises:
-        ValueError: another format, damage, or a picture of more than `max_pixels`.
+    Raises ValueError for another format, damage, or a picture of more than `max_pixels`.
     """
     frames: deque[np.ndarray] = deque(maxlen=keep)
     try:
@@ -99,7 +98,6 @@ def _check_size(width_px: int, height_px: int, max_pixels: int) -> None:
 
 
 def main() -> None:
-    """Decode stdin to stdout, or say on stderr why not."""
     limits = [int(argument) for argument in sys.argv[1:]]
     data = sys.stdin.buffer.read()
     decode(DOT, 1, 1, 2**16)  # PyAV imports some of its modules only now

@@ -1,9 +1,8 @@
-"""What `diagd study` is told."""
+"""Options of `diagd study`, and the systems that it compares."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
@@ -12,6 +11,14 @@ from diagd.flags import OutputFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 Systems = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--strategy"])]
+
+
+class System(NamedTuple):
+    """A model and a strategy; the name is that of its folder."""
+
+    name: str
+    model: str
+    strategy: Strategy
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,16 @@ class StudyOptions:
     seed: int = 0  # of the dreams, and of the order and sides that each rater gets
 
     def __post_init__(self) -> None:
-        for name, least in (("make", 0), ("frames", 1), ("context_frames", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, low in (("make", 0), ("frames", 1), ("context_frames", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.make:
-            parse_systems(self.systems, self.model)
+            names = []
+            for system in self.parsed_systems():
+                system.strategy.check(Conditions(temperature=1))
+                names.append(system.name)
+            if len(set(names)) < max(2, len(names)):
+                raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
         if self.make and self.results:
             raise ValueError("choose one of --make and --results")
         if self.chart and not self.results:
@@ -53,53 +65,13 @@ class StudyOptions:
                 f"host {self.host} lets others in: say under which --names they reach this machine"
             )
 
-
-@dataclass(frozen=True)
-class MakeOptions:
-    """What to generate.
-
-    Attributes:
-        num_pairs: clips of every system.
-        systems: as the module describes.
-        clips: folder of mp4 + jsonl to continue; None continues the model's own prompt, with
-            actions drawn from the seed.
-        model: of systems that name none.
-        frames, context_frames: generated, and seen before.
-        seed: pair n is generated with seed + n.
-    """
-
-    num_pairs: int
-    systems: tuple[str, ...]
-    clips: Path | None
-    model: str
-    frames: int
-    context_frames: int
-    seed: int
-
-
-def parse_systems(texts: Iterable[str], model: str) -> list[tuple[str, str, Strategy]]:
-    """Return name, model and strategy of each system.
-
-    Raises:
-        ValueError: no strategy, lags that fit no grid, or fewer than two different systems.
-    """
-    systems = [parse_system(text, model) for text in texts]
-    for _, _, strategy in systems:
-        strategy.check(Conditions(temperature=1))
-    names = [name for name, _, _ in systems]
-    if len(set(names)) < max(2, len(names)):
-        raise ValueError(f"expected two or more different systems, got {', '.join(names)}")
-    return systems
-
-
-def parse_system(text: str, model: str) -> tuple[str, str, Strategy]:
-    """Return name, model and strategy of a system.
-
-    Raises:
-        ValueError: no strategy.
-    """
-    strategy, _, checkpoint = text.partition("@")
-    chosen = parse_strategy(strategy)
-    name = chosen.name.replace("/", "-")  # it names a folder
-    name += f"-{Path(checkpoint).name}" if checkpoint else ""
-    return name, checkpoint or model, chosen
+    def parsed_systems(self) -> list[System]:
+        """Return the systems of `--make`; one that names no model has the one of the options."""
+        systems = []
+        for text in self.systems:
+            spelled, _, checkpoint = text.partition("@")
+            strategy = parse_strategy(spelled)
+            name = strategy.name.replace("/", "-")  # it names a folder
+            name += f"-{Path(checkpoint).name}" if checkpoint else ""
+            systems.append(System(name, checkpoint or self.model, strategy))
+        return systems

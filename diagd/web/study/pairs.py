@@ -3,7 +3,8 @@
     pairs/raster/pair_000.mp4   pairs/raster/pair_000.jsonl   (the clip's actions, if it has any)
     pairs/k=1/pair_000.mp4      pairs/k=1/pair_000.jsonl
 
-Everything is decoded once before anybody is asked, so a damaged clip is found at the door.
+`find_pairs` decodes everything before anybody is asked, so that a damaged clip is found at the
+door. `make_pairs` generates such a folder.
 """
 
 import hashlib
@@ -12,11 +13,11 @@ import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import av
 import torch
 from av.bitstream import BitStreamFilterContext
-from torch import Tensor
 
 from diagd.console import track
 from diagd.data.actions import read_actions, split_actions, write_actions
@@ -26,61 +27,62 @@ from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.study.options import MakeOptions, parse_systems
+from diagd.web.study.options import StudyOptions
 
 PLAYABLE_CODECS = ("h264", "vp9", "av1")  # what browsers play in an mp4
+HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
 QUESTIONS = {
-    "quality": (
-        "Which video looks better?",
-        "Sharper, with fewer smeared or broken parts.",
-    ),
-    "consistency": (
-        "In which video is the motion more consistent?",
-        "The camera moves smoothly, and things keep their shape and place.",
-    ),
-    "controllability": (
-        "Which video follows the actions better?",
-        "The actions are shown below.",
-    ),
+    "quality": {
+        "text": "Which video looks better?",
+        "hint": "Sharper, with fewer smeared or broken parts.",
+    },
+    "consistency": {
+        "text": "In which video is the motion more consistent?",
+        "hint": "The camera moves smoothly, and things keep their shape and place.",
+    },
+    "controllability": {
+        "text": "Which video follows the actions better?",
+        "hint": "The actions are shown below.",
+    },
 }
 
 
 @dataclass(frozen=True)
 class Clip:
-    """What the two videos of a pair have in common.
+    """Properties that the two videos of a pair share."""
 
-    Attributes:
-        name: the file name without its suffix.
-        num_frames: frames of the video.
-        size_px: height and width.
-        fps: frames a second.
-        actions: one a frame, the action that led to it; None where there is no jsonl file.
-    """
-
-    name: str
+    name: str  # of the file, without its suffix
     num_frames: int
-    size_px: tuple[int, int]
+    size_px: tuple[int, int]  # height and width
     fps: float
-    actions: tuple[str, ...] | None
+    actions: tuple[str, ...] | None  # that led to each frame; None where there is no jsonl file
+
+    def __str__(self) -> str:
+        height_px, width_px = self.size_px
+        actions = "no actions" if self.actions is None else f"actions {' '.join(self.actions)[:40]}"
+        size = f"{self.num_frames} frames of {height_px}x{width_px}"
+        return f"{size} at {self.fps:g} a second, {actions}"
 
 
 @dataclass(frozen=True)
 class StudyPairs:
-    """What is compared, and what is asked.
+    """The systems and clips that are compared, and the questions."""
 
-    Attributes:
-        folder: holds a folder for every system.
-        comparisons: names of two systems each; "win" means that the first one is better.
-        clips: every system has all of them.
-        questions: keys of `QUESTIONS`.
-        digest: SHA-256 of all that raters get to see; answers belong to these very files.
-    """
+    folder: Path  # holds a folder for every system
+    comparisons: tuple[tuple[str, str], ...]  # two systems; "win": the first one is better
+    clips: tuple[Clip, ...]  # every system has all of them
+    questions: tuple[str, ...]  # keys of `QUESTIONS`
+    digest: str  # SHA-256 of all that raters get to see; answers belong to these very files
 
-    folder: Path
-    comparisons: tuple[tuple[str, str], ...]
-    clips: tuple[Clip, ...]
-    questions: tuple[str, ...]
-    digest: str
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The study that answers belong to, as JSON."""
+        return {
+            "comparisons": [list(pair) for pair in self.comparisons],
+            "clips": [clip.name for clip in self.clips],
+            "questions": list(self.questions),
+            "files": self.digest,
+        }
 
     def path(self, system: str, clip: str) -> Path:
         """Return where a system's version of a clip lies."""
@@ -94,12 +96,10 @@ def find_pairs(
 
     Args:
         compare: `A:B` each; may be left out if there are two systems (then diagonal before raster).
-        questions: keys of `QUESTIONS`; default: all that apply, controllability if all clips have
-            actions.
+        questions: keys of `QUESTIONS`; default: controllability only if all clips have actions.
 
     Raises:
-        FileNotFoundError: no such folder.
-        ValueError: nothing to compare, clips that do not belong together or cannot be shown.
+        FileNotFoundError, ValueError: nothing to compare, or clips that cannot be shown fairly.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of pairs not found: {folder}")
@@ -110,42 +110,24 @@ def find_pairs(
             f"got {len(systems)}{': ' + systems[0] if systems else ''}"
         )
     comparisons = _comparisons(compare, systems)
-    compared = list(dict.fromkeys(system for pair in comparisons for system in pair))
-    names = _clip_names(folder, compared)
+    first, *others = dict.fromkeys(system for pair in comparisons for system in pair)
     digest = hashlib.sha256()
     clips = []
-    for name in track(names, "reading clips"):
-        versions = [_read_clip(folder / system / f"{name}.mp4", digest) for system in compared]
-        for system, version in zip(compared, versions, strict=True):
-            if version != versions[0]:
+    for name in track(_clip_names(folder, first, others), "reading clips"):
+        clip = _read_clip(folder / first / f"{name}.mp4", digest)
+        for system in others:
+            version = _read_clip(folder / system / f"{name}.mp4", digest)
+            if version != clip:
                 raise ValueError(
-                    f"{name}.mp4 must be alike in frames, size, rate and actions: {compared[0]} "
-                    f"has {_described(versions[0])}, {system} has {_described(version)}"
+                    f"{name}.mp4 must be alike in frames, size, rate and actions: "
+                    f"{first} has {clip}, {system} has {version}"
                 )
-        clips.append(versions[0])
+        clips.append(clip)
     without = [clip.name for clip in clips if clip.actions is None]
     if "controllability" in questions and without:
         raise ValueError(f"controllability needs the actions of every clip: no {without[0]}.jsonl")
     asked = questions or tuple(q for q in QUESTIONS if q != "controllability" or not without)
     return StudyPairs(folder, comparisons, tuple(clips), asked, digest.hexdigest())
-
-
-def playable(path: Path) -> bytes:
-    """Return a clip as an mp4 of only its pictures: no title, no date, no words of the encoder."""
-    whole = io.BytesIO()
-    with av.open(str(path)) as source, av.open(whole, "w", format="mp4") as target:
-        stream = source.streams.video[0]
-        copy = target.add_stream_from_template(stream)
-        copy.metadata.clear()
-        silent = None
-        if stream.codec_context.codec.canonical_name == "h264":  # NAL units of type 6 hold words
-            silent = BitStreamFilterContext("filter_units=remove_types=6", stream, copy)
-        for packet in source.demux(stream):
-            if packet.dts is not None:
-                for kept in silent.filter(packet) if silent else [packet]:
-                    kept.stream = copy
-                    target.mux(kept)
-    return whole.getvalue()
 
 
 def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[str, str], ...]:
@@ -157,8 +139,7 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
     comparisons = []
     for pair in compare:
         first, _, second = pair.partition(":")
-        unknown = [name for name in (first, second) if name not in systems]
-        if unknown or first == second:
+        if first == second or not {first, second} <= set(systems):
             raise ValueError(
                 f"compare must look like A:B, two different ones of {', '.join(systems)}, "
                 f"got {pair!r}"
@@ -169,19 +150,15 @@ def _comparisons(compare: tuple[str, ...], systems: list[str]) -> tuple[tuple[st
     return tuple(comparisons)
 
 
-def _clip_names(folder: Path, systems: list[str]) -> list[str]:
-    first, *others = systems
+def _clip_names(folder: Path, first: str, others: list[str]) -> list[str]:
     names = {path.stem for path in (folder / first).glob("*.mp4")}
     for system in others:
-        theirs = {path.stem for path in (folder / system).glob("*.mp4")}
-        for has, lacks, missing in (
-            (first, system, names - theirs),
-            (system, first, theirs - names),
-        ):
-            if missing:
-                raise ValueError(
-                    f"clips must have the same names: {has} has {min(missing)}.mp4, {lacks} has not"
-                )
+        if differing := names ^ {path.stem for path in (folder / system).glob("*.mp4")}:
+            name = min(differing)
+            has, lacks = (first, system) if name in names else (system, first)
+            raise ValueError(
+                f"clips must have the same names: {has} has {name}.mp4, {lacks} has not"
+            )
     return sorted(names)
 
 
@@ -216,69 +193,65 @@ def _read_actions(path: Path, num_frames: int) -> tuple[str, ...] | None:
     return actions
 
 
-def _described(clip: Clip) -> str:
-    height_px, width_px = clip.size_px
-    actions = "no actions" if clip.actions is None else f"actions {' '.join(clip.actions)[:40]}"
-    return f"{clip.num_frames} frames of {height_px}x{width_px} at {clip.fps:g} a second, {actions}"
+def playable(path: Path) -> bytes:
+    """Return a clip as an mp4 of only its pictures: no title, no date, no words of the encoder."""
+    whole = io.BytesIO()
+    with av.open(str(path)) as source, av.open(whole, "w", format="mp4") as target:
+        stream = source.streams.video[0]
+        copy = target.add_stream_from_template(stream)
+        copy.metadata.clear()
+        silent = None
+        if stream.codec_context.codec.canonical_name == "h264":  # NAL units of type 6 hold words
+            silent = BitStreamFilterContext("filter_units=remove_types=6", stream, copy)
+        for packet in source.demux(stream):
+            if packet.dts is not None:
+                for kept in silent.filter(packet) if silent else [packet]:
+                    kept.stream = copy
+                    target.mux(kept)
+    return whole.getvalue()
 
 
-HELD_FRAMES = (2, 6)  # how long an invented walk holds an action
+def make_pairs(options: StudyOptions) -> list[str]:
+    """Generate clips into the folder of pairs, with seed + n for pair n; those there are kept.
 
-
-@dataclass(frozen=True)
-class PairStart:
-    """What all systems are given: (m, H_px, W_px, 3) uint8 frames; an action for every frame."""
-
-    frames: Tensor
-    fps: float
-    actions: list[str] | None
-
-
-def make_pairs(folder: Path, options: MakeOptions) -> list[str]:
-    """Generate clips into a folder of pairs; clips that are there already are kept.
-
-    Returns:
-        The names of the systems.
-
-    Raises:
-        FileNotFoundError: no such prompt clips or model.
-        ValueError: options that do not fit, or a folder made with others.
+    Returns the names of the systems.
     """
-    systems = parse_systems(options.systems, options.model)
-    names = [name for name, _, _ in systems]
+    systems = options.parsed_systems()
     for _, model, strategy in systems:
         found = find_model(model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
         strategy.check(Conditions(found.family.defaults(found).temperature, grid))
-    _remember(folder, options)
+    _remember(options)
     for name, model, strategy in systems:
-        _make_system(folder / name, model, strategy, options)
-    return names
+        world = VideoGenerator.from_pretrained(model)
+        prompts = _prompt_paths(options)
+        folder = options.pairs / name
+        folder.mkdir(exist_ok=True)
+        for number in track(range(options.make), name):
+            target = folder / f"pair_{number:03d}.mp4"
+            if not target.exists():
+                prompt = prompts[number % len(prompts)]
+                _make_clip(world, prompt, strategy, number, options, target)
+    return [system.name for system in systems]
 
 
-def _make_system(folder: Path, model: str, strategy: Strategy, options: MakeOptions) -> None:
-    world = VideoGenerator.from_pretrained(model)
-    starts = _prompt_paths(options)
-    folder.mkdir(exist_ok=True)
-    for number in track(range(options.num_pairs), folder.name):
-        target = folder / f"pair_{number:03d}.mp4"
-        if not target.exists():
-            start = _pair_start(world, starts[number % len(starts)], number, options)
-            _make_clip(world, start, strategy, number, options, target)
-
-
-def _remember(folder: Path, options: MakeOptions) -> None:
-    """Write down with which options clips are made; others, but for more, would mix two studies."""
-    given = {**vars(options), "clips": str(options.clips) if options.clips else None}
-    del given["num_pairs"]
-    made = json.loads(json.dumps({**given, "torch": torch.__version__}))
-    path = folder / "made.json"
+def _remember(options: StudyOptions) -> None:
+    """Write the options down, and refuse others: only the number of pairs may change."""
+    made: dict[str, Any] = {
+        "systems": list(options.systems),
+        "clips": str(options.clips) if options.clips else None,
+        "torch": str(torch.__version__),
+    }
+    made |= {name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")}
+    path = options.pairs / "made.json"
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != made:
-        raise ValueError(f"{folder} holds pairs made with other options ({path}): choose another")
+        raise ValueError(
+            f"{options.pairs} holds pairs made with other options ({path}): choose another"
+        )
     write_json(path, made, indent=1)
 
 
-def _prompt_paths(options: MakeOptions) -> list[Path]:
+def _prompt_paths(options: StudyOptions) -> list[Path]:
     if options.clips is None:
         return [model_path(options.model) / "prompt.mp4"]
     if not options.clips.is_dir():
@@ -289,29 +262,40 @@ def _prompt_paths(options: MakeOptions) -> list[Path]:
     return paths
 
 
-def _pair_start(world: VideoGenerator, path: Path, number: int, options: MakeOptions) -> PairStart:
-    """Take context frames, and actions for them and for the frames to generate."""
+def _make_clip(
+    world: VideoGenerator,
+    prompt: Path,
+    strategy: Strategy,
+    number: int,
+    options: StudyOptions,
+    target: Path,
+) -> None:
+    """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
     draw = random.Random(f"{options.seed}/{number}")
-    video = read_video(path)
-    frames = resize(video.frames, *world.frame_size_px)
-    codec, seen = world.vocabulary, options.context_frames
-    taken = None
+    video, codec, seen = read_video(prompt), world.vocabulary, options.context_frames
+    given = len(video.frames)
+    length = seen + (options.frames if options.clips else 0)
+    if given < length:
+        raise ValueError(f"{prompt} has {given} frames, fewer than {length}")
+    first = draw.randrange(given - length + 1) if options.clips else given - seen
+    frames = resize(video.frames[first : first + seen], *world.frame_size_px)
+    actions = None
     if codec is not None:
-        taken = read_actions(path.with_suffix(".jsonl"), codec, len(frames))
-    if options.clips is None:
-        if len(frames) < seen:
-            raise ValueError(f"the prompt has {len(frames)} frames, fewer than {seen}")
-        frames = frames[-seen:]
-        if codec is not None and taken is not None:
-            taken = taken[-seen:] + _walk(codec.names, options.frames, draw)
-    else:
-        length = seen + options.frames
-        if len(frames) < length:
-            raise ValueError(f"{path} has {len(frames)} frames, fewer than {length}")
-        first = draw.randrange(len(frames) - length + 1)
-        frames = frames[first : first + seen]
-        taken = taken and taken[first : first + length]
-    return PairStart(frames, float(video.fps), taken)
+        actions = read_actions(prompt.with_suffix(".jsonl"), codec, given)[first : first + length]
+        if options.clips is None:
+            actions += _walk(codec.names, options.frames, draw)
+    between, coming = split_actions(actions, seen)
+    generated = world.generate(
+        frames,
+        coming,
+        options.frames,
+        context_actions=between,
+        strategy=strategy,
+        seed=options.seed + number,
+    )
+    if actions is not None:  # row 0 led to the first frame shown: nobody saw what from
+        write_actions(target.with_suffix(".jsonl"), actions)
+    write_video(target, torch.cat([frames, generated.frames]), float(video.fps))
 
 
 def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
@@ -320,25 +304,3 @@ def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]
     while len(walk) < length:
         walk += [draw.choice(names[1:] or names)] * draw.randint(*HELD_FRAMES)
     return walk[:length]
-
-
-def _make_clip(
-    world: VideoGenerator,
-    start: PairStart,
-    strategy: Strategy,
-    number: int,
-    options: MakeOptions,
-    target: Path,
-) -> None:
-    between, coming = split_actions(start.actions, len(start.frames))
-    video = world.generate(
-        start.frames,
-        coming,
-        options.frames,
-        context_actions=between,
-        strategy=strategy,
-        seed=options.seed + number,
-    )
-    if start.actions is not None:  # row 0 led to the first frame shown: nobody saw what from
-        write_actions(target.with_suffix(".jsonl"), start.actions)
-    write_video(target, torch.cat([start.frames, video.frames]), start.fps)

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import secrets
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,13 +33,37 @@ from diagd.web.guard import (
 )
 from diagd.web.study.options import LOOPBACK
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
-from diagd.web.study.results import Vote, results_page, summarise
+from diagd.web.study.results import results_page
 from diagd.web.study.store import StudyStore
 
 STATIC = Path(__file__).with_name("static")
 PAGES = {"/": "study.html", "/study.js": "study.js", "/study.css": "study.css"}
 MAX_NAME = 40
+MAX_HEADER_BYTES = 16384
+MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
+_RULES = page_rules(images="data:", media="blob:")
+
+
+def study_server(
+    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
+) -> uvicorn.Server:
+    """Return a server for a port, reached under the loopback names and these.
+
+    Order and sides that raters get are drawn from the seed.
+    """
+    bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
+    # browsers leave out :80 and :443, the latter also of a proxy before this port
+    hosts = {host for name in bracketed for host in (name.lower(), f"{name.lower()}:{port}")}
+    config = uvicorn.Config(
+        RequestGuard(study_app(pairs, store, seed), hosts),
+        http=PatientProtocol,
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        log_level="warning",
+        server_header=False,
+    )
+    return uvicorn.Server(config)
 
 
 class Enrolment(BaseModel):
@@ -66,8 +90,11 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     cookie = f"rater-{hashlib.sha256(store.results_key.encode()).hexdigest()[:12]}"
     secret_cookie = Cookie(alias=cookie, max_length=64)
 
-    for route, file in PAGES.items():
-        app.add_api_route(route, _page(STATIC / file), methods=["GET"])
+    @app.get("/")
+    @app.get("/study.js")
+    @app.get("/study.css")
+    def page(request: Request) -> FileResponse:
+        return FileResponse(STATIC / PAGES[request.url.path])
 
     @app.post("/api/raters")
     def enrol(enrolment: Enrolment, response: Response) -> dict[str, str]:
@@ -85,15 +112,14 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
 
     @app.get("/api/study")
     def study(secret: Annotated[str, secret_cookie] = "") -> dict[str, Any] | None:
-        """Say what there is to answer; nothing to who is not enrolled yet."""
+        """Return what there is to answer; nothing to who is not enrolled yet."""
         known = store.rater(secret)
         if known is None:
             return None
         rater, name = known
-        questions = [(key, *QUESTIONS[key]) for key in pairs.questions]
         return {
             "rater": name,
-            "questions": [dict(zip(("key", "text", "hint"), q, strict=True)) for q in questions],
+            "questions": [{"key": key, **QUESTIONS[key]} for key in pairs.questions],
             "trials": [
                 {
                     "left": trial.left_id,
@@ -130,7 +156,7 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     def results(key: str = "") -> HTMLResponse:
         if not secrets.compare_digest(key.encode(), store.results_key.encode()):
             raise HTTPException(403, "results need the key that diagd study printed at its start")
-        return HTMLResponse(results_page(summarise(*results_of(store))))
+        return HTMLResponse(results_page(store.results()))
 
     @app.exception_handler(StarletteHTTPException)
     def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
@@ -149,110 +175,56 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
     return app
 
 
-def results_of(store: StudyStore) -> tuple[list[list[str]], list[str], list[Vote]]:
-    """Return what `summarise` takes: comparisons, questions and votes."""
-    return store.definition["comparisons"], store.definition["questions"], store.votes()
-
-
-def _page(path: Path) -> Callable[[], FileResponse]:
-    def page() -> FileResponse:
-        return FileResponse(path)
-
-    return page
-
-
-MAX_HEADER_BYTES = 16384
-MAX_BODY_BYTES = 4096
-_RULES = page_rules(images="data:", media="blob:")
-
-
-def study_server(
-    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
-) -> uvicorn.Server:
-    """Return a server; `run(sockets=[listen(...)])` answers requests until it is interrupted.
-
-    Args:
-        seed: of the order and the sides that raters get.
-        port: that it will listen on.
-        names: host names besides the loopback ones under which it is reached.
-    """
-    bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
-    # browsers leave out :80 and :443, the latter also of a proxy before this port
-    hosts = {host for name in bracketed for host in (name.lower(), f"{name.lower()}:{port}")}
-    config = uvicorn.Config(
-        RequestGuard(study_app(pairs, store, seed), hosts),
-        http=PatientProtocol,
-        ws="none",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_level="warning",
-        server_header=False,
-    )
-    return uvicorn.Server(config)
-
-
 class RequestGuard:
     """Refuse foreign hosts, foreign pages and large messages; forbid pages to load from elsewhere.
 
-    Args:
-        app: answers what passes.
-        hosts: the values of Host (`name`, `name:port`) under which this server is reached.
+    `hosts` are the values of Host (`name`, `name:port`) under which this server is reached.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self.app, self.hosts = app, frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with an error in words."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-
         send = adding_headers(send, _RULES)
-        refusal = self._refusal(Headers(scope=scope), scope["method"])
-        if refusal is None:
-            try:
-                async with asyncio.timeout(SECONDS_TO_ASK):
-                    body = await _read(receive)
-            except TimeoutError:
-                refusal = 408, "the message took too long"
-            else:
-                if body is not None:
-                    await self.app(scope, _replay(body, receive), send)
-                    return
-                refusal = 413, f"the message is larger than {MAX_BODY_BYTES} bytes"
-        status, error = refusal
-        await JSONResponse({"error": error}, status)(scope, receive, send)
+        try:
+            self._check(Headers(scope=scope), scope["method"])
+            body = await _read(receive)
+        except HTTPException as error:
+            await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def _refusal(self, headers: Headers, method: str) -> tuple[int, str] | None:
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self.app(scope, replay, send)
+
+    def _check(self, headers: Headers, method: str) -> None:
         host = headers.get("host", "")
         if host.lower() not in self.hosts:
-            return 421, "this address is not known here: use the one that diagd study printed"
+            raise HTTPException(
+                421, "this address is not known here: use the one that diagd study printed"
+            )
         if check_origin(headers.getlist("origin"), [host]):
-            return 403, "this page belongs to another site"
+            raise HTTPException(403, "this page belongs to another site")
         if method == "POST" and headers.get("content-type") != "application/json":
-            return 415, "messages must be application/json"
-        return None
+            raise HTTPException(415, "messages must be application/json")
 
 
-async def _read(receive: Receive) -> bytes | None:
-    """Return the whole body, or None as soon as it is too large or its sender is gone."""
+async def _read(receive: Receive) -> bytes:
+    """Return the whole body of a request, which has a largest size and a time to arrive in."""
     body = b""
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        body += message["body"]
-        if len(body) > MAX_BODY_BYTES:
-            return None
-        if not message["more_body"]:
-            return body
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body once more, then whatever comes."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return again
+    try:
+        async with asyncio.timeout(SECONDS_TO_ASK):
+            while True:
+                message = await receive()
+                body += message.get("body", b"")
+                if message["type"] != "http.request" or len(body) > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the message is larger than {MAX_BODY_BYTES} bytes")
+                if not message["more_body"]:
+                    return body
+    except TimeoutError:
+        raise HTTPException(408, "the message took too long") from None

@@ -1,4 +1,4 @@
-"""What one rater gets to see: in which order, and who stands left.
+"""The database of a study: raters, the order and sides that each of them sees, and answers.
 
 Order and sides are drawn from a seed, so they can be drawn again; the ids under which videos are
 fetched are random, and say nothing.
@@ -11,32 +11,49 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diagd.web.study.pairs import StudyPairs
-from diagd.web.study.results import Vote
+from diagd.web.study.results import Vote, summarise
+
+CHOICES = ("left", "tie", "right")
+MAX_RATERS = 1000
+FORMAT = 1  # of the tables below
+SCHEMA = """
+CREATE TABLE study (definition TEXT NOT NULL, results_key TEXT NOT NULL);
+CREATE TABLE raters (
+    rater INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE COLLATE NOCASE,
+    token TEXT NOT NULL UNIQUE, seed TEXT NOT NULL
+);
+CREATE TABLE trials (
+    rater INTEGER NOT NULL REFERENCES raters, number INTEGER NOT NULL,
+    comparison INTEGER NOT NULL, clip TEXT NOT NULL,
+    first_is_left INTEGER NOT NULL CHECK (first_is_left IN (0, 1)),
+    left_id TEXT NOT NULL UNIQUE, right_id TEXT NOT NULL UNIQUE,
+    PRIMARY KEY (rater, number), UNIQUE (rater, comparison, clip)
+);
+CREATE TABLE answers (
+    rater INTEGER NOT NULL, number INTEGER NOT NULL, question TEXT NOT NULL,
+    choice TEXT NOT NULL CHECK (choice IN ('left', 'tie', 'right')),
+    answered_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    PRIMARY KEY (rater, number, question), FOREIGN KEY (rater, number) REFERENCES trials
+);
+"""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A pair as one rater sees it.
-
-    Attributes:
-        comparison: index into the study's comparisons.
-        first_is_left: whether the comparison's first system is the video on the left.
-        left_id, right_id: under what the videos are fetched.
-        answers: question -> one of `CHOICES`, as far as given.
-    """
+    """A pair as one rater sees it."""
 
     number: int
-    comparison: int
+    comparison: int  # index into the study's comparisons
     clip: str
-    first_is_left: bool
-    left_id: str
+    first_is_left: bool  # the comparison's first system is the video on the left
+    left_id: str  # under what the videos are fetched
     right_id: str
-    answers: dict[str, str]
+    answers: dict[str, str]  # question -> one of `CHOICES`, as far as given
 
 
 def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[Trial]:
@@ -54,47 +71,12 @@ def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[T
     ]
 
 
-CHOICES = ("left", "tie", "right")
-MAX_RATERS = 1000
-FORMAT = 1  # of the tables below
-SCHEMA = """
-CREATE TABLE study (definition TEXT NOT NULL, results_key TEXT NOT NULL);
-CREATE TABLE raters (
-    rater INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE COLLATE NOCASE,
-    token TEXT NOT NULL UNIQUE,
-    seed TEXT NOT NULL
-);
-CREATE TABLE trials (
-    rater INTEGER NOT NULL REFERENCES raters,
-    number INTEGER NOT NULL,
-    comparison INTEGER NOT NULL,
-    clip TEXT NOT NULL,
-    first_is_left INTEGER NOT NULL CHECK (first_is_left IN (0, 1)),
-    left_id TEXT NOT NULL UNIQUE,
-    right_id TEXT NOT NULL UNIQUE,
-    PRIMARY KEY (rater, number),
-    UNIQUE (rater, comparison, clip)
-);
-CREATE TABLE answers (
-    rater INTEGER NOT NULL,
-    number INTEGER NOT NULL,
-    question TEXT NOT NULL,
-    choice TEXT NOT NULL CHECK (choice IN ('left', 'tie', 'right')),
-    answered_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
-    PRIMARY KEY (rater, number, question),
-    FOREIGN KEY (rater, number) REFERENCES trials
-);
-"""
-
-
 class StudyStore:
     """The database of one study; safe to use from several threads.
 
     Args:
         path: an SQLite file, created where a study is given.
         pairs: the study that answers will be for; None to read what is there.
-        max_raters: after whom nobody is enrolled any more.
 
     Raises:
         FileNotFoundError: no such file, and no study to create it for.
@@ -123,24 +105,25 @@ class StudyStore:
             raise
 
     def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
+        """Create the tables where there are none, and read which study they are of."""
         for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
+        wanted = None if pairs is None else pairs.definition
         with self._transaction() as database:
             (found,) = database.execute("PRAGMA user_version").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if pairs is not None and not tables:
+            if wanted is not None and not tables:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
-                first = json.dumps(_definition(pairs)), secrets.token_urlsafe(16)
-                database.execute("INSERT INTO study VALUES (?, ?)", first)
+                study = json.dumps(wanted), secrets.token_urlsafe(16)
+                database.execute("INSERT INTO study VALUES (?, ?)", study)
                 database.execute(f"PRAGMA user_version = {FORMAT}")
             elif found != FORMAT:
                 raise ValueError(f"{path} is no study database of this version")
             row = database.execute("SELECT definition, results_key FROM study").fetchone()
         self.definition: dict[str, Any] = json.loads(row[0])
         self.results_key: str = row[1]
-        if pairs is not None and self.definition != _definition(pairs):
-            wanted = _definition(pairs)
+        if wanted is not None and self.definition != wanted:
             changed = [name for name in wanted if wanted[name] != self.definition.get(name)]
             raise ValueError(
                 f"{path} holds answers to another study ({', '.join(changed)} differ): "
@@ -165,40 +148,36 @@ class StudyStore:
                 raise
 
     def enrol(self, name: str, seed: int) -> tuple[str, str]:
-        """Take in a new rater.
-
-        Args:
-            name: empty for an anonymous rater, who gets a name.
-            seed: the study's; order and sides are drawn from it and the rater's number.
+        """Add a rater, who is anonymous without a name; order and sides are drawn from the seed.
 
         Returns:
             The token by which alone the rater is known, and the name: with a number behind it where
             another rater has the same.
 
         Raises:
-            ValueError: the study has as many raters as it takes.
+            ValueError: the study has `max_raters` raters.
         """
         with self._transaction() as database:
             (count,) = database.execute("SELECT count(*) FROM raters").fetchone()
             if count >= self.max_raters:
                 raise ValueError(f"this study is full: it has {self.max_raters} raters")
             name = known_as = name or f"anonymous {secrets.token_hex(3)}"
-            taken, namesakes = "SELECT 1 FROM raters WHERE name = ?", 1
-            while database.execute(taken, (known_as,)).fetchone():
+            same, namesakes = "SELECT 1 FROM raters WHERE name = ?", 1
+            while database.execute(same, (known_as,)).fetchone():
                 namesakes += 1
                 known_as = f"{name} ({namesakes})"
             number, token = count + 1, secrets.token_urlsafe(16)
             own_seed = f"{seed}/{number}"
-            database.execute(
-                "INSERT INTO raters VALUES (?, ?, ?, ?)", (number, known_as, token, own_seed)
+            rater = number, known_as, token, own_seed
+            database.execute("INSERT INTO raters VALUES (?, ?, ?, ?)", rater)
+            comparisons = len(self.definition["comparisons"])
+            database.executemany(
+                "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (number, t.number, t.comparison, t.clip, t.first_is_left, t.left_id, t.right_id)
+                    for t in draw_trials(self.definition["clips"], comparisons, own_seed)
+                ],
             )
-            rows = [
-                (number, *(value for key, value in asdict(trial).items() if key != "answers"))
-                for trial in draw_trials(
-                    self.definition["clips"], len(self.definition["comparisons"]), own_seed
-                )
-            ]
-            database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         return token, known_as
 
     def rater(self, token: str) -> tuple[int, str] | None:
@@ -211,26 +190,19 @@ class StudyStore:
         """Return a rater's trials in order, with the answers given so far."""
         with self._transaction() as database:
             rows = database.execute(
-                "SELECT number, comparison, clip, first_is_left, left_id, right_id"
+                "SELECT number, comparison, clip, first_is_left, left_id, right_id,"
+                " (SELECT json_group_object(question, choice) FROM answers"
+                "  WHERE answers.rater = trials.rater AND answers.number = trials.number)"
                 " FROM trials WHERE rater = ? ORDER BY number",
                 (rater,),
             ).fetchall()
-            query = "SELECT number, question, choice FROM answers WHERE rater = ?"
-            given = database.execute(query, (rater,)).fetchall()
-        answers: dict[int, dict[str, str]] = {row[0]: {} for row in rows}
-        for number, question, choice in given:
-            answers[number][question] = choice
         return [
-            Trial(number, comparison, clip, bool(first_is_left), left, right, answers[number])
-            for number, comparison, clip, first_is_left, left, right in rows
+            Trial(number, comparison, clip, bool(first_is_left), left, right, json.loads(answers))
+            for number, comparison, clip, first_is_left, left, right, answers in rows
         ]
 
     def answer(self, rater: int, number: int, question: str, choice: str) -> None:
-        """Write an answer to disk, in place of an earlier one to the same question.
-
-        Raises:
-            ValueError: no such trial, question or choice.
-        """
+        """Write an answer to disk, in place of an earlier one; ValueError if it answers nothing."""
         if question not in self.definition["questions"] or choice not in CHOICES:
             raise ValueError(f"no such question or choice: {question!r}, {choice!r}")
         try:
@@ -260,22 +232,15 @@ class StudyStore:
     def votes(self) -> list[Vote]:
         """Return all answers, unblinded."""
         with self._transaction() as database:
-            return [
-                Vote(*row)
-                for row in database.execute(
-                    "SELECT name, comparison, clip, question, CASE"
-                    " WHEN choice = 'tie' THEN 'tie'"
-                    " WHEN (choice = 'left') = first_is_left THEN 'win' ELSE 'lose' END"
-                    " FROM answers JOIN trials USING (rater, number) JOIN raters USING (rater)"
-                    " ORDER BY rater, number, question"
-                )
-            ]
+            rows = database.execute(
+                "SELECT name, comparison, clip, question, CASE"
+                " WHEN choice = 'tie' THEN 'tie'"
+                " WHEN (choice = 'left') = first_is_left THEN 'win' ELSE 'lose' END"
+                " FROM answers JOIN trials USING (rater, number) JOIN raters USING (rater)"
+                " ORDER BY rater, number, question"
+            )
+            return [Vote(*row) for row in rows]
 
-
-def _definition(pairs: StudyPairs) -> dict[str, Any]:
-    return {
-        "comparisons": [list(pair) for pair in pairs.comparisons],
-        "clips": [clip.name for clip in pairs.clips],
-        "questions": list(pairs.questions),
-        "files": pairs.digest,
-    }
+    def results(self) -> dict[str, Any]:
+        """Return the answers counted, as `summarise` describes."""
+        return summarise(self.definition["comparisons"], self.definition["questions"], self.votes())

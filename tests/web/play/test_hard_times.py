@@ -136,7 +136,7 @@ def test_players_in_different_orders_get_equal_shares_of_the_model(served, monke
     charge, next_player = scheduler.charge, scheduler.next_player
 
     def under_way():
-        playing = {one.controls.strategy for one in scheduler.players.values()}
+        playing = {one.controls.strategy.name for one in scheduler.players.values()}
         return playing == set(names) and not enough.is_set()
 
     def when_all_wait(now):
@@ -147,7 +147,7 @@ def test_players_in_different_orders_get_equal_shares_of_the_model(served, monke
         nonlocal longest
         charge(player, seconds)
         if under_way():
-            spent[player.controls.strategy] += seconds
+            spent[player.controls.strategy.name] += seconds
             longest = max(longest, seconds)
             if sum(spent.values()) > 30 * longest:
                 enough.set()

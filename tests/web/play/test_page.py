@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.messages import from_jpeg, to_jpeg
+from diagd.web.play.player import from_jpeg, to_jpeg
 from diagd.web.play.session import Session, load
 from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
@@ -155,8 +155,8 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     wait_until(lambda: player.paused and shared.scheduler.served is not player)
     text(page, "#context", rf"^frame {len(player.session.history)} of")
     shown = np.array(Image.open(io.BytesIO(b64decode(picture(page).partition(",")[2]))))[..., :3]
-    document = page.request.get(f"{shared.url}/sessions/{player.id}/session.json").json()
-    actions = [row[0] for row in document["frames"]]
+    document = page.request.get(f"{shared.url}/sessions/{player.id}/session.json").text()
+    actions = [row["action"] for row in json.loads(document)["frames"]]
     assert set(actions) == {"none", "forward"}
 
     def last_picture(replace):
@@ -164,7 +164,7 @@ def test_a_key_changes_the_picture(visit, shared, generator):
         session = Session(generator, saved.start)
         frames = [
             session.advance(replace.get(record.action, record.action), record.controls)
-            for record in saved.replay
+            for record in saved.frames
         ]
         return from_jpeg(to_jpeg(generator.tokenizer.decode(frames[-1])[0])).numpy().astype(float)
 

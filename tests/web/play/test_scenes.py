@@ -5,18 +5,16 @@ from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import folder_scenes, model_scenes
-from diagd.web.play.messages import from_jpeg
-from diagd.web.play.scheduler import start_scenes
+from diagd.web.play.server import start_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 
 
 def test_the_prompt_comes_first_and_no_two_scenes_look_alike(world, generator):
     scenes = start_scenes(world, None, generator, 4)
     assert [scene.name for scene in scenes] == ["prompt", *(f"view {n}" for n in (3, 4, 5, 6))]
-    assert torch.equal(scenes[0].start.frames, read_video(world / "prompt.mp4").frames[-4:])
-    assert scenes[0].start.actions == PROMPT_ACTIONS[-3:]
-    assert len({scene.picture for scene in scenes}) == len(scenes)
-    assert from_jpeg(scenes[0].picture).shape == (HEIGHT_PX, WIDTH_PX, 3)
+    assert torch.equal(scenes[0].frames, read_video(world / "prompt.mp4").frames[-4:])
+    assert scenes[0].actions == PROMPT_ACTIONS[-3:]
+    assert len({scene.frames[-1].numpy().tobytes() for scene in scenes}) == len(scenes)
 
 
 def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generator, tmp_path):
@@ -26,9 +24,9 @@ def test_clips_and_images_of_a_folder_are_scenes_in_order_of_their_names(generat
     (tmp_path / "notes.txt").write_text("nothing to see")
     image, clip = start_scenes(tmp_path / "none", tmp_path, generator, 3)
     assert (image.name, clip.name) == ("a view", "b clip")
-    assert image.start.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
-    assert clip.start.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
-    assert (clip.start.actions, clip.fps) == (NAMES[2:], 8)
+    assert image.frames.shape == (1, HEIGHT_PX, WIDTH_PX, 3)
+    assert clip.frames.shape == (3, HEIGHT_PX, WIDTH_PX, 3)
+    assert (clip.actions, clip.fps) == (NAMES[2:], 8)
     assert image.fps == generator.defaults.fps == 8.75  # of the world: a picture has no pace
 
 
@@ -50,5 +48,5 @@ def test_the_bundled_scenes_fit_their_world(name, count):
     world = VideoGenerator.from_pretrained(name)
     scenes = start_scenes(model_path(name), None, world, 4)
     assert len(scenes) == 1 + count
-    assert all(scene.start.frames.shape[1:] == (112, 192, 3) for scene in scenes)
-    assert all(len(scene.start.frames) == 4 for scene in scenes)
+    assert all(scene.frames.shape[1:] == (112, 192, 3) for scene in scenes)
+    assert all(len(scene.frames) == 4 for scene in scenes)

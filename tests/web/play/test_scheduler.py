@@ -10,15 +10,15 @@ from functools import partial
 
 import pytest
 
-from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.generator import StartScene, VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note, Welcome
-from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scene, Scheduler
-from diagd.web.play.session import Controls, PendingStart, SessionStart
+from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
+from diagd.web.play.session import SessionLog, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 SCENES = [
-    Scene(name, SessionStart(smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), 0), b"", Fraction(8))
+    StartScene(name, smooth_frames(1, HEIGHT_PX, WIDTH_PX, seed), (), Fraction(8))
     for seed, name in enumerate(("first", "second"))
 ]
 
@@ -64,7 +64,7 @@ async def play(scheduler, player, frames):
         if item == Note({"type": "alive"}):
             continue
         assert isinstance(item, Frame), item
-        scheduler.take(player, Seen(item.header["frame"]))
+        scheduler.handle(player, Seen(item.header["frame"]))
         headers.append(item.header)
     return headers
 
@@ -151,7 +151,7 @@ def test_a_crash_ends_one_session_with_a_message(generator, monkeypatch, caplog,
             await play(scheduler, one, 1)
             monkeypatch.setattr(one, "turn", crash)
             while isinstance(item := await asyncio.wait_for(one.outbox.get(), 20), Frame):
-                scheduler.take(one, Seen(item.header["frame"]))
+                scheduler.handle(one, Seen(item.header["frame"]))
             assert list(scheduler.players.values()) == [other]
             assert len(await play(scheduler, other, 3)) == 3
             assert one.session is None  # by then: a turn of its own may have been under way
@@ -168,7 +168,7 @@ def test_a_start_that_does_not_fit_ends_the_session_with_the_reason(generator):
         async with running(generator) as scheduler:
             player = enter(scheduler)
             start = SessionStart(smooth_frames(9, HEIGHT_PX, WIDTH_PX), ("none",) * 8, 0)
-            scheduler.begin(player, PendingStart(start))
+            scheduler.begin(player, SessionLog(start))
             while isinstance(item := await asyncio.wait_for(player.outbox.get(), 20), Frame):
                 pass
             return item
@@ -199,8 +199,8 @@ def test_who_does_nothing_is_sent_off_and_who_does_something_stays(generator):
     scheduler = Scheduler(generator, SCENES, 2, idle_seconds=60.0, clock=clock)
     idle, busy = enter(scheduler), enter(scheduler)
     clock.now = 59.0
-    scheduler.take(busy, Adjust(Controls(), False))
-    scheduler.take(idle, Seen(0))  # drawing is not playing
+    scheduler.handle(busy, Adjust(paced=False))
+    scheduler.handle(idle, Seen(0))  # drawing is not playing
     scheduler.end_idle()
     assert len(scheduler.players) == 2
     clock.now = 61.0
@@ -233,7 +233,7 @@ def test_who_pauses_or_waits_hears_that_the_server_lives(generator, monkeypatch)
         async with running(generator, max_sessions=1) as scheduler:
             player, waiting = enter(scheduler), scheduler.join()
             assert waiting is not None
-            player.take(Pause(True))
+            player.handle(Pause(True))
             for one in (player, waiting):
                 while await asyncio.wait_for(one.outbox.get(), 20) != Note({"type": "alive"}):
                     pass
@@ -247,16 +247,16 @@ def test_a_session_begins_from_a_scene_or_from_where_it_began(generator):
     async def scenario():
         async with running(generator) as scheduler:
             player = enter(scheduler)
-            scheduler.take(player, Begin(1, 5))
-            scheduler.take(player, Begin(None, 6))
-            assert player.pending_start is not None
-            start = player.pending_start.start
-            assert (start.frames is SCENES[1].start.frames, start.seed) == (True, 6)
+            scheduler.handle(player, Begin(1, 5))
+            scheduler.handle(player, Begin(None, 6))
+            assert player.pending is not None
+            start = player.pending.start
+            assert (start.frames is SCENES[1].frames, start.seed) == (True, 6)
             await play(scheduler, player, 2)
-            scheduler.take(player, Begin(None, 7))
-            assert player.pending_start is not None
-            assert player.pending_start.start.frames is SCENES[1].start.frames
+            scheduler.handle(player, Begin(None, 7))
+            assert player.pending is not None
+            assert player.pending.start.frames is SCENES[1].frames
             with pytest.raises(ValueError, match=r"scene must be in \[0, 2\), got 2"):
-                scheduler.take(player, Begin(2, 0))
+                scheduler.handle(player, Begin(2, 0))
 
     asyncio.run(scenario())

@@ -1,7 +1,10 @@
 import gc
+from fractions import Fraction
 
+from diagd.decoding.strategies.strategy import Exact
+from diagd.pipeline.generator import StartScene
 from diagd.web.play.server import short_collections, warm_up
-from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.session import Controls, Session
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 
 
@@ -13,9 +16,9 @@ def test_what_is_warmed_up_is_what_will_be_played(generator, monkeypatch):
         return advance(session, action, controls)
 
     monkeypatch.setattr(Session, "advance", note)
-    start = SessionStart(smooth_frames(1, HEIGHT_PX, WIDTH_PX), (), 0)
-    warm_up(generator, start, Controls("exact"))
-    assert used == [Controls("exact")] * 2
+    scene = StartScene("here", smooth_frames(1, HEIGHT_PX, WIDTH_PX), (), Fraction(8))
+    warm_up(generator, scene, Controls(Exact()))
+    assert used == [Controls(Exact())] * 2
 
 
 def test_collections_pass_over_what_was_there_before_while_people_play():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from diagd.data.video import read_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
 from tests.worlds import HEIGHT, NAMES, PROMPT_ACTIONS, WIDTH, smooth_frames
@@ -13,7 +14,7 @@ choices = st.tuples(
     st.sampled_from(NAMES),
     st.builds(
         Controls,
-        strategy=st.sampled_from(["raster", "exact", "k=1", "k=2", f"k={WIDTH}"]),
+        strategy=st.sampled_from([Raster(), Exact(), Diagonal(1), Diagonal(2), Diagonal(WIDTH)]),
         temperature=st.sampled_from([0, 0.5, 1.0, 2.0]),
         top_p=st.sampled_from([0.3, 0.9, 1]),
     ),
@@ -47,7 +48,7 @@ def test_a_history_replays_exactly_whatever_was_changed_on_the_way(generator, st
 
 def test_controls_count_from_the_next_frame_on(generator, start):
     """Frames drawn with the same controls are the same, before as after others were used."""
-    hot, cold = Controls("k=1", 2.0, 1.0), Controls("k=1", 0)
+    hot, cold = Controls(Diagonal(1), 2.0, 1.0), Controls(Diagonal(1), 0)
     plain, changed = Session(generator, start), Session(generator, start)
     assert torch.equal(plain.advance("left", hot), changed.advance("left", hot))
     assert not torch.equal(plain.advance("left", hot), changed.advance("left", cold))
@@ -57,8 +58,9 @@ def test_exact_frames_are_raster_s_among_others(generator, start):
     slow, fast = Session(generator, start), Session(generator, start)
     for number in range(11):  # longer than the context
         strategy = ("raster", "k=1", "raster")[number % 3]
-        expected = slow.advance("left", Controls(strategy))
-        tokens = fast.advance("left", Controls("exact" if strategy == "raster" else strategy))
+        expected = slow.advance("left", Controls(parse_strategy(strategy)))
+        faster = Exact() if strategy == "raster" else parse_strategy(strategy)
+        tokens = fast.advance("left", Controls(faster))
         assert torch.equal(tokens, expected)
         assert fast.num_steps <= slow.num_steps + 1  # the action may take a step of its own
         if strategy == "raster":
@@ -70,7 +72,7 @@ def test_exact_frames_are_raster_s_among_others(generator, start):
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_it_says_which_step_wrote_each_token(row_lag, generator, start):
     session = Session(generator, start)
-    session.advance("left", Controls(f"k={row_lag}"))
+    session.advance("left", Controls(Diagonal(row_lag)))
     schedule = DiagonalSchedule.spatial(TokenGrid(1, HEIGHT, WIDTH), row_lag)
     written_at = [schedule.step_of(0, i, j) for i in range(HEIGHT) for j in range(WIDTH)]
     assert list(session.written_at) == written_at
@@ -89,7 +91,7 @@ def test_a_seed_makes_another_dream(generator, start):
     for seed in (1, 1, 2):
         session = Session(generator, SessionStart(start.frames, start.actions, seed))
         for _ in range(3):
-            session.advance("forward", Controls("k=1", 2.0, 1.0))
+            session.advance("forward", Controls(Diagonal(1), 2.0, 1.0))
         dreams.append([record.checksum for record in session.history])
     assert dreams[0] == dreams[1] != dreams[2]
 
@@ -99,13 +101,13 @@ def test_what_the_model_cannot_do_is_refused_and_changes_nothing(generator, star
     with pytest.raises(ValueError, match="unknown action 'fly'"):
         session.advance("fly", Controls())
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
-        session.advance("left", Controls("k=6"))
-    assert (session.history, session.engine.stream.num_generated) == ([], 0)
+        session.advance("left", Controls(Diagonal(6)))
+    assert (session.history, session.engine.num_generated) == ([], 0)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "1", True, None])
-def test_a_seed_is_a_whole_number_that_javascript_holds(seed):
-    with pytest.raises(ValueError, match="seed must be a whole number in"):
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_is_a_number_that_javascript_holds(seed):
+    with pytest.raises(ValueError, match="seed must be in"):
         SessionStart(smooth_frames(1, 24, 40), (), seed)
 
 
@@ -117,4 +119,4 @@ def test_a_checksum_sees_every_token():
 
 
 def test_it_says_how_many_frames_the_model_holds(generator, start):
-    assert Session(generator, start).engine.stream.window == 8
+    assert Session(generator, start).engine.window == 8

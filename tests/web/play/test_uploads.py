@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from diagd.data.video import resize, write_image, write_video
 from diagd.metrics.quality import psnr
-from diagd.web.play.app import DECODER, MAX_UPLOAD_BYTES, decode_upload
+from diagd.web.play.app import DECODER, decode_upload
 from diagd.web.play.upload_decoder import SIGNATURES, container_of, decode
 from tests.worlds import smooth_frames
 
@@ -188,8 +188,3 @@ def test_a_decoder_that_crashes_is_an_error_in_words(tmp_path, clip):
     crash.write_text("import os, sys; sys.stdin.buffer.read(); os.abort()")
     with pytest.raises(ValueError, match="could not be decoded"):
         upload(clip, decoder=crash)
-
-
-def test_an_upload_has_a_largest_size():
-    with pytest.raises(ValueError, match="an upload may have 16 MB, this one has more"):
-        upload(bytes(MAX_UPLOAD_BYTES + 1))

@@ -6,8 +6,6 @@ import shutil
 
 import pytest
 
-from diagd.web.study.results import summarise
-from diagd.web.study.server import results_of
 from tests.web.study.cases import study, write_pairs
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
@@ -84,7 +82,7 @@ def test_a_study_is_answered_by_keyboard_and_the_counts_are_right(page, tmp_path
             press(page, "ArrowDown")
             press(page, "ArrowRight" if red_is_left else "ArrowLeft")
         assert page.inner_text("#summary") == "All 9 answers are saved."
-        results = summarise(*results_of(store))
+        results = store.results()
         cells = results["comparisons"][0]["questions"]
         assert results["comparisons"][0]["first"] == "k=1"  # the red one
         assert cells["quality"]["raters"]["ann"]["win"] == cells["quality"]["overall"]["total"] == 3
