@@ -35,6 +35,7 @@ DECAY = 0.98  # of the codebook's moving average
 DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
 RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
 WARM_UP = 0.05  # share of training in which the learning rate rises
+# options on which the tokenizer does not depend, so that a run may go on under others
 WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
 
@@ -211,8 +212,9 @@ class TokenizerTrainer:
                 tensors[f"optimizer.{index}.{name}"] = value
         tensors |= {"counts": self.counts, "sums": self.sums}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
-        progress = {"step": str(self.step), "seconds": str(self.seconds)}
-        write_bytes(path, save(tensors, progress | {"options": _fingerprint(self.options)}))
+        metadata = {"step": str(self.step), "seconds": str(self.seconds)}
+        metadata["options"] = _fingerprint(self.options)
+        write_bytes(path, save(tensors, metadata))
 
     def load(self, path: Path) -> None:
         """Continue from a state of the same options."""
