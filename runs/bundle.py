@@ -23,7 +23,7 @@ from diagd.families.checkpoints import (
     save_model,
     write_defaults,
 )
-from diagd.training.setup import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
+from diagd.training.corpus import PROMPT, SCENES_FOLDER, WALK, copy_parts, write_start
 
 
 @dataclass(frozen=True)

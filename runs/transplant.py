@@ -27,9 +27,9 @@ from diagd.families.checkpoints import (
     model_path,
     write_checkpoint,
 )
-from diagd.tokenizers.training import find_clips
+from diagd.tokenizers.shards import find_clips
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.setup import copy_parts
+from diagd.training.corpus import copy_parts
 
 PER_CODE = ("model.embed_tokens.weight", "lm_head.weight")  # a row for each code, then each action
 

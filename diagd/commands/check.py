@@ -6,12 +6,10 @@ diagd check clips
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
-from diagd.console import make_console
-from diagd.training.clip_check import ClipsReport, RowTiming, check_clips
+from diagd.console import make_console, print_table
+from diagd.training.clip_check import CheckedClip, ClipsReport, RowTiming, check_clips
 from diagd.training.options import CheckOptions
 
 SHOWN_FRAMES = 6
@@ -25,16 +23,14 @@ def main(options: CheckOptions) -> dict[str, Any]:
     if report.problems:
         more = len(report.problems) - 1
         raise ValueError(report.problems[0] + (f" (and {more} more above)" if more else ""))
-    first = report.clips[0]
+    first, timing = report.clips[0], report.timing
     return {
         "clips": len(report.clips),
-        "frames": sum(1 + len(clip.changes) for clip in report.clips),
+        "frames": sum(clip.num_frames for clip in report.clips),
         "size_px": first.size_px,
         "fps": float(first.fps),
         "actions": {name: asdict(use) for name, use in report.uses.items()},
-        "timing": None
-        if report.timing is None
-        else {"found": report.timing.found, **asdict(report.timing)},
+        "timing": timing and {"found": timing.found, **asdict(timing)},
         "notes": report.notes,
     }
 
@@ -43,58 +39,59 @@ def _print_report(report: ClipsReport) -> None:
     console = make_console()
     if report.clips:
         first = report.clips[0]
-        frames = sum(1 + len(clip.changes) for clip in report.clips)
+        frames = sum(clip.num_frames for clip in report.clips)
         seconds = round(frames / first.fps)
         console.print(
             f"{len(report.clips)} clips, {frames} frames of {first.size_px[0]}x{first.size_px[1]} "
             f"px, {float(first.fps):g} a second: {seconds // 60}:{seconds % 60:02d} minutes"
         )
-        if first.actions is not None:
-            _print_rows(console, first.path.name, first.actions)
-            _print_uses(console, report)
-    if report.timing is not None:
-        _print_timing(console, report.timing)
+        if report.timing is not None:
+            _print_rows(console, first)
+            rows = [
+                [
+                    name,
+                    str(use.frames),
+                    f"{use.share:.1%}",
+                    f"{use.held_frames:.1f}",
+                    f"{use.change:.1f}",
+                ]
+                for name, use in report.uses.items()
+            ]
+            print_table(console, "", ["action", "frames", "share", "held for", "change"], rows)
+            console.print(
+                "held for: frames, on average; change: of a pixel from frame to frame, of 255"
+            )
+            _print_timing(console, report.timing)
     for kind, lines in (("note", report.notes), ("problem", report.problems[1:])):
         for line in lines:
             console.print(f"{kind}: {line}")
 
 
-def _print_rows(console: Console, name: str, actions: list[str]) -> None:
-    """Say in one sentence, and show, how rows and frames belong together."""
+def _print_rows(console: Console, clip: CheckedClip) -> None:
+    """Explain in one sentence, and show, how rows and frames belong together."""
+    actions = clip.actions
     changes = (t for t in range(2, len(actions)) if actions[t] != actions[t - 1])
     start = max(min(next(changes, 2) - 2, len(actions) - SHOWN_FRAMES), 0)
     console.print(
         "Row t of an action file, counted from 0, is read as the action that led from frame t - 1 "
-        f"to frame t. In {name}:"
+        f"to frame t. In {clip.path.name}:"
     )
     for t in range(start, min(start + SHOWN_FRAMES, len(actions))):
         came = f"frame {t - 1} -> {actions[t]} -> " if t else f"({actions[0]}, at the start) "
         console.print(f"  row {t}: {came}frame {t}")
 
 
-def _print_uses(console: Console, report: ClipsReport) -> None:
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("action", no_wrap=True)
-    for header in ("frames", "share", "held for", "change"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for name, use in report.uses.items():
-        held, change = f"{use.held_frames:.1f}", f"{use.change:.1f}"
-        table.add_row(name, str(use.frames), f"{use.share:.1%}", held, change)
-    console.print(table)
-    console.print("held for: frames, on average; change: of a pixel from frame to frame, of 255")
-
-
 def _print_timing(console: Console, timing: RowTiming) -> None:
     if timing.gains:
-        table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-        table.add_column("frame t tells of", no_wrap=True)
-        for header in ("gain", "standard errors"):
-            table.add_column(header, justify="right", no_wrap=True)
-        for shift, gain in timing.gains.items():
-            mark = " <-" if shift == timing.found else ""
-            score = f"{timing.scores[shift]:.1f}"
-            table.add_row(ROWS[shift] + mark, f"{max(gain, 0.0):.1%}", score)
-        console.print(table)
+        rows = [
+            [
+                ROWS[shift] + (" <-" if shift == timing.found else ""),
+                f"{max(gain, 0.0):.1%}",
+                f"{timing.scores[shift]:.1f}",
+            ]
+            for shift, gain in timing.gains.items()
+        ]
+        print_table(console, "", ["frame t tells of", "gain", "standard errors"], rows)
         console.print("gain: how much the movement into frame t tells beyond the rows before")
     if timing.found == 0:
         console.print("So row t led to frame t, as it should.")

@@ -17,7 +17,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.tokenizers.vq import check_frames, normalise
+from diagd.tokenizers.vq import normalise
 
 PATCH_PX = 8
 PATCHES_PX = range(4, 17)  # that `choose_patch` chooses from
@@ -25,9 +25,10 @@ TOKENS = range(48, 401)  # of a frame, where there is a choice
 GROUP = 16  # channels of a norm group: six pairs, one pair of constants, two free channels
 PAIRS = 6
 CONSTANT = 10.0  # far above the components, which are about 1
-MOST_COMPONENTS = 48  # of a patch; 24 hold 98% of the variance of Doom's (docs/log.md)
-MOST_FRAMES = 1024  # whose patches are looked at, and
-MOST_PATCHES = 200_000  # of which the codes are the centres
+MAX_COMPONENTS = 48  # of a patch; 24 hold 98% of the variance of Doom's (docs/log.md)
+MAX_FRAMES = 1024  # whose patches are looked at, and
+MAX_PATCHES = 200_000  # of which the codes are the centres
+Affine = tuple[Tensor, Tensor]  # a matrix, and what is added to its product
 LATENT_SCALE = 12.0  # of the latents: makes the commitment as steep as the reconstruction loss
 
 
@@ -36,9 +37,6 @@ def choose_patch(height_px: int, width_px: int) -> int:
 
     Of the patches that divide both sides, those that give 48 to 400 tokens a frame; of these, the
     one nearest to 8 pixels. Frames too small for 48 get the smallest patch.
-
-    Raises:
-        ValueError: no patch of 4 to 16 pixels divides the frame into at most 400 tokens.
     """
     tokens = {
         patch: height_px * width_px // patch**2
@@ -70,16 +68,12 @@ def linear_tokenizer_model(
         seed: of the random part of the weights and of the frames drawn.
         width: channels, a multiple of 16; 128 gives 2.6 million weights.
         patch_px: pixels that a token is high and wide.
-
-    Raises:
-        ValueError: no uint8 frames, or sizes that are no multiples of `patch_px`.
     """
-    check_frames(frames, patch_px)
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(len(frames), generator=generator)[:MOST_FRAMES]
+    rows = torch.randperm(len(frames), generator=generator)[:MAX_FRAMES]
     folded = functional.pixel_unshuffle(normalise(frames[rows]), patch_px)
     patches = folded.movedim(1, -1).flatten(0, -2)  # (patches, 3 * patch_px**2)
-    size = min(MOST_COMPONENTS, PAIRS * (width // GROUP))
+    size = min(MAX_COMPONENTS, PAIRS * (width // GROUP))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = VQModel(  # diffusers annotates its layers loosely
@@ -110,39 +104,32 @@ def linear_tokenizer_model(
             layer.bias.zero_()
         deviations = variances[-size:].flip(0).clamp(min=0).sqrt() / scale
         model.decoder.conv_in.weight.div_(LATENT_SCALE)
-        zeros = torch.zeros(size)
-        outward = identity * LATENT_SCALE
-        _make_linear(model.encoder, deviations, project, -project @ mean, outward, zeros)
-        _make_linear(model.decoder, deviations, identity / LATENT_SCALE, zeros, compose, mean)
-        some = patches[torch.randperm(len(patches), generator=generator)[:MOST_PATCHES]]
+        zeros, scaled = torch.zeros(size), identity * LATENT_SCALE
+        encode = (project, -project @ mean), (scaled, zeros)
+        decode = (identity / LATENT_SCALE, zeros), (compose, mean)
+        _make_linear(model.encoder, deviations, *encode)
+        _make_linear(model.decoder, deviations, *decode)
+        some = patches[torch.randperm(len(patches), generator=generator)[:MAX_PATCHES]]
         vectors = (some - mean) @ project.T * LATENT_SCALE
         model.quantize.embedding.weight.copy_(k_means(vectors, codes, generator))
     return model
 
 
-def _make_linear(
-    side: Any,
-    deviations: Tensor,
-    first: Tensor,
-    first_bias: Tensor,
-    last: Tensor,
-    last_bias: Tensor,
-) -> None:
-    """Let an encoder or decoder compute last @ (first @ x + first_bias) + last_bias per patch.
+def _make_linear(side: Any, deviations: Tensor, first: Affine, last: Affine) -> None:
+    """Make an encoder or decoder compute last(first(x)) per patch.
 
-    Args:
-        deviations: (size,) of the components, first @ x + first_bias; residual blocks see them
-            scaled to about 1.
+    Residual blocks see the components, first(x), divided by their `deviations`.
     """
-    numbers = torch.arange(first.shape[0])
+    (matrix, offset), (last_matrix, last_offset) = first, last
+    numbers = torch.arange(len(matrix))
     plus = GROUP * (numbers // PAIRS) + 2 * (numbers % PAIRS)
     constants = torch.arange(2 * PAIRS, side.conv_in.weight.shape[0], GROUP)
     group_deviation = CONSTANT * (2 / GROUP) ** 0.5
     weight, bias = side.conv_in.weight, side.conv_in.bias
     for channels, sign in ((plus, 1), (plus + 1, -1)):
         weight[channels] = 0
-        weight[channels, :, 1, 1] = sign * first
-        bias[channels] = sign * first_bias
+        weight[channels, :, 1, 1] = sign * matrix
+        bias[channels] = sign * offset
     for channels, sign in ((constants, 1), (constants + 1, -1)):
         weight[channels] = 0
         bias[channels] = sign * CONSTANT
@@ -154,9 +141,9 @@ def _make_linear(
                 for channels in (plus, plus + 1):
                     module.weight[channels] = group_deviation / deviations.clamp(min=0.02)
     weight = side.conv_out.weight.zero_()
-    weight[:, plus, 1, 1] = last
-    weight[:, plus + 1, 1, 1] = -last
-    side.conv_out.bias.copy_(last_bias)
+    weight[:, plus, 1, 1] = last_matrix
+    weight[:, plus + 1, 1, 1] = -last_matrix
+    side.conv_out.bias.copy_(last_offset)
 
 
 def k_means(vectors: Tensor, codes: int, generator: torch.Generator, rounds: int = 10) -> Tensor:

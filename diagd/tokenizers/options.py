@@ -1,17 +1,27 @@
-"""How a frame tokenizer is trained, and on what."""
+"""Options of the training of a frame tokenizer."""
 
 import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from diagd.decoding.strategies.strategy import check_least
 
 DEFAULT_MINUTES = 5.0
 SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
 
 
+def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
+    """Raise ValueError at the first rule (name, whether its value is valid, what it must be)."""
+    for name, is_valid, expected in rules:
+        if not is_valid:
+            raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class OptimisationOptions:
-    """How a tokenizer is trained."""
+class TokenizerOptions:
+    """Options of the training of a tokenizer, and of its frames."""
 
     steps: int | None = None  # optimizer steps that the tokenizer is trained for
     minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
@@ -21,42 +31,6 @@ class OptimisationOptions:
     seed: int = 0  # of the weights and of the order of frames
     threads: int = 2  # workers, each with its share of the batch
     device: str = "cpu"  # cpu or cuda
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be above 0, got {self.minutes}")
-        if self.batch % self.threads:
-            raise ValueError(
-                f"batch must be a multiple of threads={self.threads}, got {self.batch}"
-            )
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
-        if self.device not in ("cpu", "cuda"):
-            raise ValueError(f"device must be cpu or cuda, got {self.device!r}")
-        if self.device == "cuda":
-            import torch  # to be refused before hours of work, where CUDA is asked for
-
-            if torch.cuda.is_available():
-                return
-            raise ValueError("device 'cuda' is not available here, use cpu")
-
-    def share_done(self, step: int, seconds: float) -> float:
-        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
-        minutes = self.minutes or (None if self.steps else DEFAULT_MINUTES)
-        by_steps = step / self.steps if self.steps else 0.0
-        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerOptions(OptimisationOptions):
-    """What tokenizer to train, and on what."""
-
     clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
     size: str | None = None  # crop and scale frames to this height and width: 64x96
     init: Path | None = None  # tokenizer to start training from, instead of from scratch
@@ -66,11 +40,16 @@ class TokenizerOptions(OptimisationOptions):
     checkpoint_s: float = 60.0  # seconds between checkpoints
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("codes", "frame_stride", "patch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        least = dict.fromkeys(("steps", "batch", "threads", "codes", "frame_stride", "patch"), 1)
+        check_least(self, **least)
+        check_values(
+            self,
+            ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
+            ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("device", self.device in ("cpu", "cuda"), "cpu or cuda"),
+        )
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
         if self.size is not None and not SIZE.fullmatch(self.size):
@@ -78,6 +57,17 @@ class TokenizerOptions(OptimisationOptions):
                 f"size must be height x width in pixels, even and at least 10: 64x96; "
                 f"got {self.size}"
             )
+        if self.device == "cuda":
+            import torch  # to be refused before hours of work, where CUDA is asked for
+
+            if not torch.cuda.is_available():
+                raise ValueError("device 'cuda' is not available here, use cpu")
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
+        minutes = self.minutes or (None if self.steps else DEFAULT_MINUTES)
+        by_steps = step / self.steps if self.steps else 0.0
+        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
 
     @property
     def size_px(self) -> tuple[int, int] | None:

@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +38,6 @@ class TokenClips:
         tokens: (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size).
         actions: (num_clips, T) int16, places in `action_names`; row t led to frame t.
         codebook_size: number of visual ids.
-        action_names: what the action ids mean.
         codebook: fingerprint of the tokenizer's codes.
     """
 
@@ -48,6 +46,19 @@ class TokenClips:
     codebook_size: int
     action_names: tuple[str, ...]
     codebook: str = ""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What clips have in common that one model fits: grid, codebook and actions."""
+        return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
+
+
+def find_clips(folder: Path) -> list[Path]:
+    """List the videos of a folder by name; FileNotFoundError without any."""
+    paths = sorted(folder.glob("[!.]*.mp4"))
+    if not paths:
+        raise FileNotFoundError(f"no .mp4 clips in {folder}")
+    return paths
 
 
 def actions_of(
@@ -59,10 +70,6 @@ def actions_of(
         paths: videos; either all have actions, NAME.jsonl, or none.
         vocabulary: the order wanted; else `actions.json` beside the clips, else the names that
             occur, `none` first.
-
-    Raises:
-        FileNotFoundError: some clips have actions and others do not.
-        ValueError: an action file is corrupt.
     """
     files = [path.with_suffix(".jsonl") for path in paths]
     missing = [path for path in files if not path.is_file()]
@@ -76,14 +83,11 @@ def actions_of(
     if beside.is_file():
         return ActionVocabulary.load(beside)
     names = {"none"}
-    for line in (
-        line
-        for path in files
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
-        # told by read_actions
-        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-            names.add(str(json.loads(line)["action"]))
+    for path in files:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            # damage is reported by read_actions
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+                names.add(str(json.loads(line)["action"]))
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
@@ -112,75 +116,58 @@ def write_shards(
 
     Returns:
         How many shards were written now.
-
-    Raises:
-        FileNotFoundError: a video or an action file is missing.
-        ValueError: clips of different lengths or sizes, a corrupt file, or shards of other clips
-            or of another tokenizer in the folder.
     """
+
+    def encode(path: Path) -> tuple[Tensor, Tensor]:
+        """Return the pieces of a clip: (pieces, T, height, width) and (pieces, T)."""
+        tokens = tokenizer.encode(read_video(path, size_px=size_px).frames).to(dtype)
+        actions = torch.zeros(len(tokens), dtype=torch.int16)
+        if vocabulary != STILL:
+            names = read_actions(path.with_suffix(".jsonl"), vocabulary, len(tokens))
+            actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
+        length = piece or len(tokens)
+        times = torch.tensor(cut(len(tokens), length))[:, None] + torch.arange(length)
+        return tokens[times], actions[times]
+
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
     shards = [folder / f"shard_{number:05d}.safetensors" for number in range(len(groups))]
     surplus = sorted(set(folder.glob("shard_*.safetensors")) - set(shards))
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
-    written, shape = 0, None
-    encode = partial(_encode_clip, tokenizer, vocabulary, piece, size_px)
+    dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+    written = 0
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
         for shard, group in zip(shards, groups, strict=True):
-            metadata = _metadata(tokenizer, group, vocabulary, piece, size_px)
+            metadata = {
+                "clips": json.dumps([path.stem for path in group]),
+                "content": json.dumps([clip_fingerprint(path) for path in group]),
+                "codebook": codebook_fingerprint(tokenizer),
+                "codebook_size": str(tokenizer.codebook_size),
+                "compression": str(tokenizer.compression),
+                "cut": json.dumps([piece, size_px]),
+                "action_names": json.dumps(list(vocabulary.names)),
+            }
             if shard.is_file():
-                clips, found = _read_shard(shard)
+                _, found = _read_shard(shard)
                 if found != metadata:
                     raise ValueError(
                         f"{shard} is of other clips, actions or another tokenizer (or from before "
                         "this was noted): delete it or use another folder"
                     )
-                shape = clips.tokens.shape[1:]
             else:
-                tokens, actions = _join(group, list(pool.map(encode, group)), shape)
-                tokens = tokens.to(_dtype(tokenizer))
+                tokens, actions = zip(*pool.map(encode, group), strict=True)
                 write_text(folder / COUNT_NAME, f"{len(shards)}\n")
-                write_bytes(shard, save({"tokens": tokens, "actions": actions}, metadata))
-                written, shape = written + 1, tokens.shape[1:]
+                tensors = {"tokens": torch.cat(tokens), "actions": torch.cat(actions)}
+                write_bytes(shard, save(tensors, metadata))
+                written += 1
             job.advance(len(group))
     return written
 
 
-def _encode_clip(
-    tokenizer: VQTokenizer,
-    vocabulary: ActionVocabulary,
-    piece: int | None,
-    size_px: tuple[int, int] | None,
-    path: Path,
-) -> tuple[Tensor, Tensor]:
-    """Encode the pieces of a clip: (pieces, T, height, width) and (pieces, T)."""
-    tokens = tokenizer.encode(read_video(path, size_px=size_px).frames)
-    actions = torch.zeros(len(tokens), dtype=torch.int16)
-    if vocabulary != STILL:
-        taken = read_actions(path.with_suffix(".jsonl"), vocabulary, len(tokens))
-        actions = torch.tensor([vocabulary.id_of(action) for action in taken], dtype=torch.int16)
-    starts = cut(len(tokens), piece or len(tokens))
-    times = torch.tensor(starts)[:, None] + torch.arange(piece or len(tokens))
-    return tokens[times], actions[times]
-
-
-def _join(
-    paths: Sequence[Path], clips: list[tuple[Tensor, Tensor]], shape: torch.Size | None
-) -> tuple[Tensor, Tensor]:
-    """Join the pieces of the clips of a shard, which must be of one shape (T, height, width)."""
-    expected = shape or clips[0][0].shape[1:]
-    for path, (tokens, _) in zip(paths, clips, strict=True):
-        if tokens.shape[1:] != expected:
-            raise ValueError(
-                f"{path}: expected {_describe(expected)} as in clips before it, "
-                f"got {_describe(tokens.shape[1:])}"
-            )
-    tokens, actions = zip(*clips, strict=True)
-    return torch.cat(tokens), torch.cat(actions)
-
-
-def _dtype(tokenizer: VQTokenizer) -> torch.dtype:
-    return torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
+def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
+    """Return hex digits that stand for a tokenizer's codes, in whatever type they are held."""
+    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
+    return hashlib.sha256(codebook).hexdigest()[:16]
 
 
 def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
@@ -210,24 +197,18 @@ def read_shards(folder: str | Path) -> TokenClips:
     parts = [_read_shard(path)[0] for path in paths]
     first = parts[0]
     for path, part in zip(paths, parts, strict=True):
-        for name in ("codebook_size", "codebook", "action_names"):
-            if getattr(part, name) != getattr(first, name):
+        for what, expected, found in (
+            ("codebook_size ", first.codebook_size, part.codebook_size),
+            ("codebook ", first.codebook, part.codebook),
+            ("action_names ", first.action_names, part.action_names),
+            ("", _describe(first.tokens.shape[1:]), _describe(part.tokens.shape[1:])),
+        ):
+            if found != expected:
                 raise ValueError(
-                    f"{path}: expected {name} {getattr(first, name)} as in {paths[0].name}, "
-                    f"got {getattr(part, name)}"
+                    f"{path}: expected {what}{expected} as in {paths[0].name}, got {found}"
                 )
-        if part.tokens.shape[1:] != first.tokens.shape[1:]:
-            raise ValueError(
-                f"{path}: expected {_describe(first.tokens.shape[1:])} as in {paths[0].name}, "
-                f"got {_describe(part.tokens.shape[1:])}"
-            )
-    return TokenClips(
-        torch.cat([part.tokens for part in parts]),
-        torch.cat([part.actions for part in parts]),
-        first.codebook_size,
-        first.action_names,
-        first.codebook,
-    )
+    tokens = torch.cat([part.tokens for part in parts])
+    return replace(first, tokens=tokens, actions=torch.cat([part.actions for part in parts]))
 
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
@@ -235,69 +216,32 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tokens, actions = file.get_tensor("tokens"), file.get_tensor("actions")
-        clips = TokenClips(
-            tokens,
-            actions,
-            int(metadata["codebook_size"]),
-            _names(metadata["action_names"]),
-            metadata.get("codebook", ""),
-        )
+        names = json.loads(metadata["action_names"])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"expected a list of names, got {metadata['action_names'][:60]}")
+        num_ids = int(metadata["codebook_size"])
     except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
     if tokens.dim() != 4 or not tokens.numel():
         raise ValueError(
             f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
         )
-    low, high = (int(bound) for bound in tokens.aminmax())
-    if low < 0 or high >= clips.codebook_size:
-        raise ValueError(
-            f"{path}: tokens must be in [0, codebook_size={clips.codebook_size}), "
-            f"got {low} to {high}"
-        )
     if actions.shape != tokens.shape[:2]:
         raise ValueError(
             f"{path}: actions must be {tuple(tokens.shape[:2])} as the tokens, "
             f"got {tuple(actions.shape)}"
         )
-    low, high = (int(bound) for bound in actions.aminmax())
-    if low < 0 or high >= len(clips.action_names):
-        raise ValueError(
-            f"{path}: actions must be in [0, {len(clips.action_names)}), got {low} to {high}"
-        )
-    return clips, metadata
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = json.loads(text)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"expected a list of names, got {text[:60]}")
-    return tuple(names)
-
-
-def _metadata(
-    tokenizer: VQTokenizer,
-    paths: Sequence[Path],
-    vocabulary: ActionVocabulary,
-    piece: int | None,
-    size_px: tuple[int, int] | None,
-) -> dict[str, str]:
-    return {
-        "clips": json.dumps([path.stem for path in paths]),
-        "content": json.dumps([clip_fingerprint(path) for path in paths]),
-        "codebook": codebook_fingerprint(tokenizer),
-        "codebook_size": str(tokenizer.codebook_size),
-        "compression": str(tokenizer.compression),
-        "cut": json.dumps([piece, size_px]),
-        "action_names": json.dumps(list(vocabulary.names)),
-    }
-
-
-def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
-    """Return hex digits that stand for a tokenizer's codes, in whatever type they are held."""
-    codebook = tokenizer.codebook.detach().half().cpu().numpy().tobytes()
-    return hashlib.sha256(codebook).hexdigest()[:16]
+    for what, ids, bound, shown in (
+        ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
+        ("actions", actions, len(names), str(len(names))),
+    ):
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= bound:
+            raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")
+    return TokenClips(
+        tokens, actions, num_ids, tuple(names), metadata.get("codebook", "")
+    ), metadata
 
 
 def _describe(shape: Sequence[int]) -> str:
-    """Say `64 frames of 14x24 tokens`."""
     return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"

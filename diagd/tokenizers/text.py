@@ -19,15 +19,8 @@ NUM_PLACES = 512
 def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> Tensor:
     """Encode a text with the T5 of a local folder (weights and tokenizer, as transformers saves).
 
-    Args:
-        num_places: places of the result; a longer text is cut.
-
     Returns:
-        (1, num_places, size) float32, zero behind the text.
-
-    Raises:
-        FileNotFoundError: No such folder.
-        ValueError: An empty text, or a folder that holds no T5.
+        (1, num_places, size) float32, zero behind the text; a longer text is cut.
     """
     folder = Path(folder)
     if not text.strip():
@@ -47,12 +40,7 @@ def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> 
 
 
 def read_embedding(path: str | Path) -> Tensor:
-    """Read a text encoded before: a safetensors file with one tensor (places, size) or (1, ...).
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Another kind of file, or another number or shape of tensors.
-    """
+    """Read a text encoded before: a safetensors file with one tensor (places, size) or (1, ...)."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"text embedding not found: {path}")
@@ -61,10 +49,6 @@ def read_embedding(path: str | Path) -> Tensor:
     except SafetensorError as error:
         raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-    if (
-        len(tensors) != 1
-        or tensors[0].dim() not in (2, 3)
-        or tensors[0].shape[:-2] not in ((), (1,))
-    ):
+    if len(tensors) != 1 or tensors[0].dim() < 2 or tensors[0].shape[:-2] not in ((), (1,)):
         raise ValueError(f"{path}: expected one tensor (places, size), got {shapes or 'none'}")
     return tensors[0].float().reshape(1, *tensors[0].shape[-2:])

@@ -1,4 +1,4 @@
-"""One training step of a tokenizer, and its checkpoint.
+"""Train a frame tokenizer on clips: the run and its checkpoints, a step, the measurement.
 
 The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
 stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
@@ -9,8 +9,9 @@ import json
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,19 +23,87 @@ from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import append_line, rewind_log, write_bytes
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.options import OptimisationOptions, TokenizerOptions
-from diagd.tokenizers.vq import VQTokenizer, check_frames, normalise
+from diagd.tokenizers.options import TokenizerOptions
+from diagd.tokenizers.vq import VQTokenizer, normalise
 
+LOG_NAME = "log.jsonl"
+STATE_NAME = "training/state.safetensors"
+OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
+LOG_EVERY = 50
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
 DECAY = 0.98  # of the codebook's moving average
 DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
 RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
 WARM_UP = 0.05  # share of training in which the learning rate rises
+# options on which the tokenizer does not depend, so that a run may go on under others
+WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What a worker computed on its share of a batch."""
+def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
+    """Read every n-th frame of clips of one size: (F, H_px, W_px, 3) uint8."""
+    stride = options.frame_stride
+
+    def read(number: int) -> Tensor:
+        frames = read_video(paths[number], size_px=options.size_px).frames
+        return frames[number % min(stride, len(frames)) :: stride].clone()
+
+    with one_thread_workers(options.threads) as pool:
+        chunks = list(track(pool.map(read, range(len(paths))), "reading clips", len(paths)))
+    return torch.cat(chunks)
+
+
+def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer | None:
+    """Load the tokenizer of a run in a folder that has reached its end, if there is one."""
+    state = folder / STATE_NAME
+    if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
+        return None
+    return VQTokenizer.from_pretrained(folder)
+
+
+def train_tokenizer(
+    options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
+) -> VQTokenizer:
+    """Train on frames; continues where a killed run of the same options stopped.
+
+    Args:
+        frames: (F, H_px, W_px, 3) uint8.
+        folder: where the tokenizer is written, and what a killed run needs to go on.
+        width: channels of a model trained from scratch.
+    """
+    if options.init is not None:
+        tokenizer = VQTokenizer.from_pretrained(options.init)
+    else:
+        patch = options.patch or choose_patch(*frames.shape[1:3])
+        model = linear_tokenizer_model(frames, options.codes, options.seed, width, patch)
+        tokenizer = VQTokenizer(model)
+    trainer = TokenizerTrainer(options, tokenizer)
+    state, log = folder / STATE_NAME, folder / LOG_NAME
+    if state.is_file():
+        trainer.load(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    rewind_log(log, trainer.step)
+    first, started = trainer.step, time.monotonic()
+    saved = started
+    with (
+        progress("training tokenizer", 1.0, trainer.share_done) as job,
+        one_thread_workers(options.threads) as pool,
+    ):
+        while trainer.share_done < 1:
+            row = trainer.advance(frames, pool)
+            if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
+                speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
+                append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
+            job.reach(trainer.share_done)
+            if trainer.share_done < 1 and time.monotonic() - saved > options.checkpoint_s:
+                trainer.save(state)
+                saved = time.monotonic()
+    tokenizer.save_pretrained(folder)
+    trainer.save(state)  # last: a state at its end means that the tokenizer is whole
+    return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
+
+
+class Share(NamedTuple):
+    """Results of a worker for its share of a batch."""
 
     gradients: tuple[Tensor, ...]
     loss: Tensor
@@ -50,7 +119,7 @@ class TokenizerTrainer:
     would have. Each worker runs forward and backward on its share of the batch.
     """
 
-    def __init__(self, options: OptimisationOptions, tokenizer: VQTokenizer) -> None:
+    def __init__(self, options: TokenizerOptions, tokenizer: VQTokenizer) -> None:
         self.options = options
         self.tokenizer = tokenizer.to(options.device)
         model = tokenizer.model.to(memory_format=torch.channels_last)
@@ -72,15 +141,7 @@ class TokenizerTrainer:
         return self.options.share_done(self.step, self.seconds)
 
     def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
-        """Take one optimizer step.
-
-        Args:
-            frames: (F, H_px, W_px, 3) uint8, all training frames.
-            pool: the workers.
-
-        Returns:
-            A row for the log.
-        """
+        """Take one optimizer step on a batch of the training frames; return a row for the log."""
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
@@ -94,10 +155,8 @@ class TokenizerTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        loss, error = (
-            torch.stack([getattr(share, name) for share in shares]).mean().item()
-            for name in ("loss", "error")
-        )
+        loss = torch.stack([share.loss for share in shares]).mean().item()
+        error = torch.stack([share.error for share in shares]).mean().item()
         used, perplexity = self._follow_latents(shares, generator)
         self.step += 1
         self.seconds += time.monotonic() - started
@@ -110,7 +169,7 @@ class TokenizerTrainer:
             "learning_rate": rate,
         }
 
-    def _gradients(self, frames: Tensor) -> _Share:
+    def _gradients(self, frames: Tensor) -> Share:
         with torch.autocast(self.options.device, torch.bfloat16):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
@@ -122,11 +181,9 @@ class TokenizerTrainer:
         loss = loss + COMMITMENT * functional.mse_loss(latents, codes)
         error = functional.mse_loss(values.detach().clamp(-1, 1), target)
         gradients = torch.autograd.grad(loss, self.weights)
-        return _Share(gradients, loss.detach(), error, latents.detach(), ids)
+        return Share(gradients, loss.detach(), error, latents.detach(), ids)
 
-    def _follow_latents(
-        self, shares: list[_Share], generator: torch.Generator
-    ) -> tuple[int, float]:
+    def _follow_latents(self, shares: list[Share], generator: torch.Generator) -> tuple[int, float]:
         """Move the codebook; returns how many codes are in use and their perplexity."""
         ids = torch.cat([share.ids for share in shares]).flatten()
         vectors = torch.cat([share.latents for share in shares]).movedim(1, -1).flatten(0, -2)
@@ -155,19 +212,12 @@ class TokenizerTrainer:
                 tensors[f"optimizer.{index}.{name}"] = value
         tensors |= {"counts": self.counts, "sums": self.sums}
         tensors = {name: value.contiguous() for name, value in tensors.items()}
-        metadata = {
-            "step": str(self.step),
-            "seconds": str(self.seconds),
-            "options": _fingerprint(self.options),
-        }
+        metadata = {"step": str(self.step), "seconds": str(self.seconds)}
+        metadata["options"] = _fingerprint(self.options)
         write_bytes(path, save(tensors, metadata))
 
     def load(self, path: Path) -> None:
-        """Go on from a state.
-
-        Raises:
-            ValueError: a corrupt file, or the state of a run with other options.
-        """
+        """Continue from a state of the same options."""
         self.step, self.seconds = progress_of(path, self.options)
         with safe_open(path, "pt", device=self.options.device) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -180,7 +230,7 @@ class TokenizerTrainer:
         self.counts, self.sums = tensors["counts"], tensors["sums"]
 
 
-def progress_of(state: Path, options: OptimisationOptions) -> tuple[int, float]:
+def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
     """Return the steps and seconds that a saved state has behind it.
 
     Raises:
@@ -199,16 +249,13 @@ def progress_of(state: Path, options: OptimisationOptions) -> tuple[int, float]:
     return int(metadata["step"]), float(metadata["seconds"])
 
 
-def _fingerprint(options: OptimisationOptions) -> str:
-    """Name the options on which the result depends; files by their whole path."""
-    names = {field.name for field in fields(OptimisationOptions)} - {"threads", "device"}
-    names |= {"clips", "heldout", "heldout_share", "size"}
-    names |= {"patch", "init", "frame_stride", "codes"}
-    values = {name: value for name, value in asdict(options).items() if name in names}
+def _fingerprint(options: TokenizerOptions) -> str:
+    """Spell the options on which the result depends; files by their whole path."""
     return json.dumps(
         {
             name: str(value.resolve() if isinstance(value, Path) else value)
-            for name, value in values.items()
+            for name, value in asdict(options).items()
+            if name not in WITHOUT_EFFECT
         }
     )
 
@@ -234,109 +281,9 @@ def _warm_cosine(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min((done - WARM_UP) / (1 - WARM_UP), 1)))
 
 
-LOG_NAME = "log.jsonl"
-STATE_NAME = "training/state.safetensors"
-OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
-LOG_EVERY = 50
-
-
-def find_clips(folder: Path) -> list[Path]:
-    """List the videos of a folder by name; FileNotFoundError without any."""
-    paths = sorted(folder.glob("[!.]*.mp4"))
-    if not paths:
-        raise FileNotFoundError(f"no .mp4 clips in {folder}")
-    return paths
-
-
-def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
-    """Read every n-th frame of clips of one size: (F, H_px, W_px, 3) uint8.
-
-    Raises:
-        ValueError: a corrupt clip, or clips of different sizes.
-    """
-    stride = options.frame_stride
-
-    def read(number: int) -> Tensor:
-        frames = read_video(paths[number], size_px=options.size_px).frames
-        return frames[number % min(stride, len(frames)) :: stride].clone()
-
-    with one_thread_workers(options.threads) as pool:
-        chunks = list(track(pool.map(read, range(len(paths))), "reading clips", len(paths)))
-    for path, chunk in zip(paths, chunks, strict=True):
-        if chunk.shape[1:] != chunks[0].shape[1:]:
-            raise ValueError(
-                f"{path}: expected frames of {_size(chunks[0])} as in {paths[0].name}, "
-                f"got {_size(chunk)}: give --size to make them one"
-            )
-    return torch.cat(chunks)
-
-
-def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer | None:
-    """Return the tokenizer of a run in a folder that has reached its end, if there is one.
-
-    Raises:
-        ValueError: the folder holds a run with other options, or a corrupt one.
-    """
-    state = folder / STATE_NAME
-    if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
-        return None
-    return VQTokenizer.from_pretrained(folder)
-
-
-def train_tokenizer(
-    options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
-) -> VQTokenizer:
-    """Train on frames; continues where a killed run of the same options stopped.
-
-    Args:
-        options: the run.
-        frames: (F, H_px, W_px, 3) uint8.
-        folder: where the tokenizer is written, and what a killed run needs to go on.
-        width: channels of a model trained from scratch.
-
-    Raises:
-        ValueError: frames that do not fit, or the folder holds a run with other options.
-    """
-    if options.init is not None:
-        tokenizer = VQTokenizer.from_pretrained(options.init)
-        check_frames(frames, tokenizer.compression)
-    else:
-        patch = options.patch or choose_patch(*frames.shape[1:3])
-        model = linear_tokenizer_model(frames, options.codes, options.seed, width, patch)
-        tokenizer = VQTokenizer(model)
-    trainer = TokenizerTrainer(options, tokenizer)
-    state = folder / STATE_NAME
-    if state.is_file():
-        trainer.load(state)
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / LOG_NAME
-    rewind_log(log, trainer.step)
-    first, started = trainer.step, time.monotonic()
-    saved = started
-    with (
-        progress("training tokenizer", 1.0, trainer.share_done) as job,
-        one_thread_workers(options.threads) as pool,
-    ):
-        while trainer.share_done < 1:
-            row = trainer.advance(frames, pool)
-            if trainer.step % LOG_EVERY == 0 or trainer.share_done >= 1:
-                speed = (trainer.step - first) * options.batch / (time.monotonic() - started)
-                append_line(log, json.dumps(row | {"frames_per_second": round(speed, 1)}))
-            job.reach(trainer.share_done)
-            if trainer.share_done < 1 and time.monotonic() - saved > options.checkpoint_s:
-                trainer.save(state)
-                saved = time.monotonic()
-    tokenizer.save_pretrained(folder)
-    trainer.save(state)  # last: a state at its end means that the tokenizer is whole
-    return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
-
-
 @torch.inference_mode()
 def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float]:
-    """Reconstruct frames.
-
-    Args:
-        frames: (F, H_px, W_px, 3) uint8.
+    """Reconstruct (F, H_px, W_px, 3) uint8 frames.
 
     Returns:
         Mean and lowest PSNR of the frames in dB, codes used and the perplexity of their use,
@@ -363,7 +310,3 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
         "encode_ms": round(1000 * seconds[0].item() / len(frames), 2),
         "decode_ms": round(1000 * seconds[1].item() / len(frames), 2),
     }
-
-
-def _size(frames: Tensor) -> str:
-    return f"{frames.shape[1]}x{frames.shape[2]} px"

@@ -1,4 +1,4 @@
-"""Which row of an action file led to which frame, as far as the pictures can tell.
+"""Check clips before training: what they hold, and which row of an action file led to which frame.
 
 Row t should be the action that led to frame t. A recorder that writes the action *after* frame t
 instead is off by one, and a model trained on its clips answers every key one frame late. So we ask
@@ -29,9 +29,20 @@ from torch.nn import functional
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video
-from diagd.tokenizers.shards import STILL, actions_of
-from diagd.tokenizers.training import find_clips
+from diagd.tokenizers.shards import STILL, actions_of, find_clips
 
+STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
+RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt
+WRONG_ROWS = {
+    -1: (
+        "row t - 1 led to frame t, so row t is the action taken after frame t (or the game answers "
+        'one frame late); to mend it write {"action": "none"} as the first row, drop the last one'
+    ),
+    1: (
+        "row t + 1 led to frame t, so the rows come one frame late; to mend it drop the first row, "
+        "and the last frame, which then has none"
+    ),
+}
 SHIFTS = (-1, 0, 1)  # of the row that is asked about, from the frame's own
 SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # pictures, and the blocks they are seen in
 REACH_PX = 6  # how far the whole of the larger picture may move
@@ -39,7 +50,7 @@ COMPONENTS = 16  # of the movement
 ROWS_BEFORE = 2
 RIDGE = 0.1  # of the variance of a regressor
 CHUNK_FRAMES = 32  # the unit of which means and errors of gains are taken
-FEWEST_CHUNKS = 8
+MIN_CHUNKS = 8
 FOLDS = 8
 SURE = 4.0  # standard errors
 STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
@@ -47,12 +58,11 @@ STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
 
 @dataclass(frozen=True)
 class RowTiming:
-    """What movement tells about the rows of action files.
+    """What movement tells about the rows of action files; empty where nothing could be measured.
 
     Attributes:
         gains: row, counted from the frame's own (-1, 0, 1) -> the share of what its neighbours
-            leave open about it that the movement into the frame tells; empty where there was
-            nothing to measure.
+            leave open about it that the movement into the frame tells.
         scores: row -> its gain in standard errors.
     """
 
@@ -79,62 +89,163 @@ class RowTiming:
         return best if stands_out and self.scores[best] >= SURE else None
 
 
+@dataclass(frozen=True)
+class CheckedClip:
+    """A clip that can be read.
+
+    Attributes:
+        actions: one a frame; none without an action file.
+        movement: (T - 1, D), see `movement_between`.
+        changes: of a pixel into each frame but the first, mean absolute, of 255.
+    """
+
+    path: Path
+    size_px: tuple[int, int]
+    fps: Fraction
+    actions: list[str]
+    movement: Tensor
+    changes: list[float]
+
+    @property
+    def num_frames(self) -> int:
+        return 1 + len(self.changes)
+
+
+@dataclass(frozen=True)
+class ActionUse:
+    """How an action is used.
+
+    Attributes:
+        frames: how many it led to.
+        share: of all frames but the first ones.
+        held_frames: for how many frames it is kept, on average; 0 where it is never used.
+        change: of a pixel into a frame of the action, mean absolute, of 255.
+    """
+
+    frames: int
+    share: float
+    held_frames: float
+    change: float
+
+
+@dataclass(frozen=True)
+class ClipsReport:
+    """What a folder of clips holds.
+
+    Attributes:
+        clips: those that can be used.
+        problems: what makes others useless, or the rows wrong; a line each.
+        notes: what can be trained on, but will disappoint; a line each.
+        uses: action -> how it is used; empty without action files.
+        timing: which row led to which frame; None without action files.
+    """
+
+    clips: list[CheckedClip]
+    problems: list[str]
+    notes: list[str]
+    uses: dict[str, ActionUse]
+    timing: RowTiming | None
+
+
+def check_clips(folder: Path) -> ClipsReport:
+    """Read all clips of a folder, with or without action files, and list all that is wrong.
+
+    Raises:
+        FileNotFoundError: no folder, or no videos in it.
+        ValueError: `actions.json` is no vocabulary.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder of clips not found: {folder}")
+    paths = find_clips(folder)
+    acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
+    vocabulary = actions_of(acted) if acted else STILL
+    clips: list[CheckedClip] = []
+    problems: list[str] = []
+    for path in track(paths, "reading clips"):
+        try:
+            clip = _read(path, vocabulary if acted else None)
+            _compare(clip, clips[0] if clips else clip)
+            clips.append(clip)
+        except (FileNotFoundError, ValueError) as error:
+            problems.append(str(error))
+    notes = [
+        f"{clip.path}: nothing moves in it" for clip in clips if fmean(clip.changes) < STILL_LEVELS
+    ]
+    if not acted:
+        notes.append("there are no action files (NAME.jsonl beside NAME.mp4): nobody acts")
+    if not acted or not clips:
+        return ClipsReport(clips, problems, notes, {}, None)
+    ids = [torch.tensor([vocabulary.id_of(name) for name in clip.actions]) for clip in clips]
+    timing = row_timing([clip.movement for clip in clips], ids)
+    if timing.found in WRONG_ROWS:
+        problems.append(WRONG_ROWS[timing.found])
+    uses = {name: _use(name, clips) for name in vocabulary.names}
+    never = [name for name, use in uses.items() if not use.frames]
+    rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
+    if never:
+        notes.append(f"never used, so the world cannot learn them: {', '.join(never)}")
+    if rarely:
+        notes.append(f"used in less than 1% of the frames: {', '.join(rarely)}")
+    if len(uses) - len(never) < 2:
+        notes.append("only one action is ever used: nobody could steer this world")
+    return ClipsReport(clips, problems, notes, uses, timing)
+
+
+def _read(path: Path, vocabulary: ActionVocabulary | None) -> CheckedClip:
+    video = read_video(path)
+    frames = video.frames
+    if len(frames) < 2:
+        raise ValueError(f"{path}: expected at least 2 frames, got {len(frames)}")
+    actions: list[str] = []
+    if vocabulary is not None:
+        actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+    changes = frames.float().diff(dim=0).abs().mean(dim=(1, 2, 3)).tolist()
+    size_px = frames.shape[1], frames.shape[2]
+    return CheckedClip(path, size_px, video.fps, actions, movement_between(frames), changes)
+
+
+def _compare(clip: CheckedClip, first: CheckedClip) -> None:
+    if clip.size_px != first.size_px:
+        raise ValueError(
+            f"{clip.path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
+            f"{first.path.name}, got {clip.size_px[0]}x{clip.size_px[1]}"
+        )
+    if abs(clip.fps / first.fps - 1) > 0.01:
+        raise ValueError(
+            f"{clip.path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
+            f"got {float(clip.fps):g}"
+        )
+
+
+def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
+    """Count an action; the rows of first frames, which led to nothing, are left out."""
+    changes, holds, total = list[float](), list[int](), 0
+    for clip in clips:
+        rows = clip.actions[1:]
+        total += len(rows)
+        changes += [c for row, c in zip(rows, clip.changes, strict=True) if row == name]
+        holds += [len(list(held)) for action, held in groupby(rows) if action == name]
+    return ActionUse(
+        len(changes), len(changes) / total, fmean(holds or [0.0]), fmean(changes or [0.0])
+    )
+
+
 def movement_between(frames: Tensor) -> Tensor:
-    """Describe what moves from each frame to the next, cheaply.
+    """Describe what moves between (T, H_px, W_px, 3) uint8 frames, cheaply: (T - 1, D) float.
 
     In blocks, at two sizes: movement along and across (from brightness that changes where it has a
     slope), and how much changes. For the whole: how well a shift to each side explains the change.
-
-    Args:
-        frames: (T, H_px, W_px, 3) uint8.
-
-    Returns:
-        (T - 1, D) float.
     """
     grey = frames.float().mean(dim=-1)[:, None] / 255
+    pictures = [functional.interpolate(grey, size_px, mode="area")[:, 0] for size_px, _ in SCALES]
     parts = []
-    for size_px, blocks in SCALES:
-        small = functional.interpolate(grey, size_px, mode="area")[:, 0]
+    for small, (_, blocks) in zip(pictures, SCALES, strict=True):
         change, middle = small.diff(dim=0), (small[1:] + small[:-1]) / 2
         slopes = torch.gradient(middle, dim=(1, 2))
         steepness = _block_means(slopes[0] ** 2 + slopes[1] ** 2, blocks).add(1e-3).sqrt()
         parts += [_block_means(-change * slope, blocks) / steepness for slope in slopes]
         parts.append(_block_means(change.abs(), blocks).sqrt())
-    small = functional.interpolate(grey, SCALES[0][0], mode="area")[:, 0]
-    return torch.cat([*parts, _shift_errors(small)], dim=1)
-
-
-def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
-    """Ask which row led to a frame.
-
-    Args:
-        movements: of each clip, (T - 1, D) from `movement_between`.
-        actions: of each clip, (T,) int64 ids.
-
-    Returns:
-        Gains and how sure they are; none for too few frames, or where nothing moves or is done.
-    """
-    ids = torch.cat(list(actions)) if actions else torch.zeros(0, dtype=torch.int64)
-    if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
-        return RowTiming({}, {})
-    principal = _principal_components(movements)
-    rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
-    gains: dict[int, float] = {}
-    scores: dict[int, float] = {}
-    for shift in SHIFTS:
-        samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
-        given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
-        chunks = torch.cat([_chunks(len(part[2])) + 1000 * n for n, part in enumerate(samples)])
-        _, chunks = chunks.unique(return_inverse=True)
-        if len(chunks.unique()) < FEWEST_CHUNKS:
-            return RowTiming({}, {})
-        without = _sums(_errors(given, wanted, chunks), chunks)
-        with_it = _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
-        saved = without - with_it
-        gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()
-        spread = saved.std().item() / math.sqrt(len(saved))
-        scores[shift] = saved.mean().item() / max(spread, 1e-9)
-    return RowTiming(gains, scores)
+    return torch.cat([*parts, _shift_errors(pictures[0])], dim=1)
 
 
 def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
@@ -146,16 +257,43 @@ def _shift_errors(pictures: Tensor) -> Tensor:
     reach = REACH_PX
     height, width = (side - 2 * reach for side in pictures.shape[1:])
     inside = pictures[1:, reach : reach + height, reach : reach + width]
-    ways = [(0, step) for step in range(-reach, reach + 1)]
-    ways += [(step, 0) for step in range(-reach, reach + 1) if step]
-    errors = [
-        (pictures[:-1, reach + i : reach + i + height, reach + j : reach + j + width] - inside)
-        .abs()
-        .mean(dim=(1, 2))
-        for i, j in ways
-    ]
+    shifts = [(0, step) for step in range(-reach, reach + 1)]
+    shifts += [(step, 0) for step in range(-reach, reach + 1) if step]
+    errors = []
+    for i, j in shifts:
+        moved = pictures[:-1, reach + i : reach + i + height, reach + j : reach + j + width]
+        errors.append((moved - inside).abs().mean(dim=(1, 2)))
     stacked = torch.stack(errors, dim=1)
     return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
+
+
+def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
+    """Measure which row led to a frame; nothing for too few frames, or if nothing moves or acts.
+
+    Args:
+        movements: of each clip, (T - 1, D) from `movement_between`.
+        actions: of each clip, (T,) int64 ids.
+    """
+    ids = torch.cat([torch.zeros(0, dtype=torch.int64), *actions])
+    if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
+        return RowTiming({}, {})
+    principal = _principal_components(movements)
+    rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
+    gains: dict[int, float] = {}
+    scores: dict[int, float] = {}
+    for shift in SHIFTS:
+        samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
+        given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
+        numbers = [_chunks(len(part[2])) + 1000 * clip for clip, part in enumerate(samples)]
+        _, chunks = torch.cat(numbers).unique(return_inverse=True)
+        if len(chunks.unique()) < MIN_CHUNKS:
+            return RowTiming({}, {})
+        without = _sums(_errors(given, wanted, chunks), chunks)
+        saved = without - _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
+        gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()
+        spread = saved.std().item() / math.sqrt(len(saved))
+        scores[shift] = saved.mean().item() / max(spread, 1e-9)
+    return RowTiming(gains, scores)
 
 
 def _principal_components(movements: Sequence[Tensor]) -> list[Tensor]:
@@ -200,175 +338,3 @@ def _errors(inputs: Tensor, wanted: Tensor, chunks: Tensor) -> Tensor:
 
 def _sums(values: Tensor, chunks: Tensor) -> Tensor:
     return torch.zeros(int(chunks.max()) + 1).index_add_(0, chunks, values)
-
-
-STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
-RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt
-WRONG_ROWS = {
-    -1: (
-        "row t - 1 led to frame t, so row t is the action taken after frame t (or the game answers "
-        'one frame late); to mend it write {"action": "none"} as the first row, drop the last one'
-    ),
-    1: (
-        "row t + 1 led to frame t, so the rows come one frame late; to mend it drop the first row, "
-        "and the last frame, which then has none"
-    ),
-}
-
-
-@dataclass(frozen=True)
-class CheckedClip:
-    """A clip that can be read.
-
-    Attributes:
-        path: of the video.
-        size_px: (height_px, width_px) of its frames.
-        fps: frames per second.
-        actions: one a frame; None without an action file.
-        movement: (T - 1, D), see `movement_between`.
-        changes: (T - 1,) mean absolute change of a pixel into each frame but the first, of 255.
-    """
-
-    path: Path
-    size_px: tuple[int, int]
-    fps: Fraction
-    actions: list[str] | None
-    movement: Tensor
-    changes: Tensor
-
-
-@dataclass(frozen=True)
-class ActionUse:
-    """How an action is used: frames it led to, how long it is held, what it changes.
-
-    Attributes:
-        frames: how many.
-        share: of all frames but the first ones.
-        held_frames: for how many frames it is kept, on average; 0 where it is never used.
-        change: of a pixel into a frame of the action, mean absolute, of 255.
-    """
-
-    frames: int
-    share: float
-    held_frames: float
-    change: float
-
-
-@dataclass(frozen=True)
-class ClipsReport:
-    """What a folder of clips holds.
-
-    Attributes:
-        clips: those that can be used.
-        problems: what makes others useless, or the rows wrong; a line each.
-        notes: what can be trained on, but will disappoint; a line each.
-        uses: action -> how it is used; empty without action files.
-        timing: which row led to which frame; None without action files.
-    """
-
-    clips: list[CheckedClip]
-    problems: list[str]
-    notes: list[str]
-    uses: dict[str, ActionUse]
-    timing: RowTiming | None
-
-
-def check_clips(folder: Path) -> ClipsReport:
-    """Read all clips of a folder and say what is wrong with them, all of it at once.
-
-    Args:
-        folder: of videos, with action files beside them or without.
-
-    Raises:
-        FileNotFoundError: no folder, or no videos in it.
-        ValueError: `actions.json` is no vocabulary.
-    """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder of clips not found: {folder}")
-    paths = find_clips(folder)
-    acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
-    vocabulary = actions_of(acted) if acted else STILL
-    clips: list[CheckedClip] = []
-    problems: list[str] = []
-    for path in track(paths, "reading clips"):
-        try:
-            clip = _read(path, vocabulary if acted else None)
-            if clips:
-                _compare(clip, clips[0])
-        except (FileNotFoundError, ValueError) as error:
-            problems.append(str(error))
-        else:
-            clips.append(clip)
-    timing = None
-    uses: dict[str, ActionUse] = {}
-    if acted and clips:
-        ids = [
-            torch.tensor([vocabulary.id_of(name) for name in clip.actions or []]) for clip in clips
-        ]
-        timing = row_timing([clip.movement for clip in clips], ids)
-        uses = {name: _use(name, clips) for name in vocabulary.names}
-        problems += [WRONG_ROWS[timing.found]] if timing.found in WRONG_ROWS else []
-    notes = _notes(clips, uses)
-    if not acted:
-        notes.append("there are no action files (NAME.jsonl beside NAME.mp4): nobody acts")
-    return ClipsReport(clips, problems, notes, uses, timing)
-
-
-def _read(path: Path, vocabulary: ActionVocabulary | None) -> CheckedClip:
-    video = read_video(path)
-    if len(video.frames) < 2:
-        raise ValueError(f"{path}: expected at least 2 frames, got {len(video.frames)}")
-    actions = None
-    if vocabulary is not None:
-        actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(video.frames))
-    changes = video.frames.float().diff(dim=0).abs().mean(dim=(1, 2, 3))
-    height_px, width_px = video.frames.shape[1:3]
-    movement = movement_between(video.frames)
-    return CheckedClip(path, (height_px, width_px), video.fps, actions, movement, changes)
-
-
-def _compare(clip: CheckedClip, first: CheckedClip) -> None:
-    if clip.size_px != first.size_px:
-        raise ValueError(
-            f"{clip.path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
-            f"{first.path.name}, got {clip.size_px[0]}x{clip.size_px[1]}"
-        )
-    if abs(clip.fps / first.fps - 1) > 0.01:
-        raise ValueError(
-            f"{clip.path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
-            f"got {float(clip.fps):g}"
-        )
-
-
-def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
-    """Count an action; the rows of first frames, which led to nothing, are left out."""
-    rows = [(clip.actions or [])[1:] for clip in clips]
-    changes = [
-        change
-        for clip, taken in zip(clips, rows, strict=True)
-        for action, change in zip(taken, clip.changes.tolist(), strict=True)
-        if action == name
-    ]
-    holds = [len(list(held)) for taken in rows for action, held in groupby(taken) if action == name]
-    total = sum(map(len, rows))
-    return ActionUse(
-        len(changes),
-        len(changes) / total,
-        fmean(holds) if holds else 0.0,
-        fmean(changes) if changes else 0.0,
-    )
-
-
-def _notes(clips: list[CheckedClip], uses: dict[str, ActionUse]) -> list[str]:
-    notes = [
-        f"{clip.path}: nothing moves in it" for clip in clips if clip.changes.mean() < STILL_LEVELS
-    ]
-    never = [name for name, use in uses.items() if not use.frames]
-    rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
-    if never:
-        notes.append(f"never used, so the world cannot learn them: {', '.join(never)}")
-    if rarely:
-        notes.append(f"used in less than 1% of the frames: {', '.join(rarely)}")
-    if uses and len(uses) - len(never) < 2:
-        notes.append("only one action is ever used: nobody could steer this world")
-    return notes

@@ -4,22 +4,29 @@ It holds token shards of the clips to learn from (`train/`) and of those held ou
 the parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
 """
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from diagd.console import make_console
-from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.video import read_video, video_length
-from diagd.families.checkpoints import TOKENIZER_FOLDER
+from diagd.data.actions import ActionVocabulary, read_actions, write_actions
+from diagd.data.video import read_video, video_length, write_video
+from diagd.families.checkpoints import (
+    ACTIONS_FILE,
+    DEFAULTS_FILE,
+    FORMER_DEFAULTS_FILE,
+    TOKENIZER_FOLDER,
+    write_defaults,
+)
+from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
-from diagd.tokenizers.shards import STILL, actions_of, write_shards
+from diagd.tokenizers.shards import STILL, actions_of, find_clips, write_shards
 from diagd.tokenizers.training import (
     OF_TRAINING,
-    find_clips,
     finished_tokenizer,
     load_frames,
     measure_tokenizer,
@@ -27,21 +34,35 @@ from diagd.tokenizers.training import (
 )
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.options import TokenizeOptions
-from diagd.training.setup import write_starts
 
-MOST_PIECE = 64  # frames that clips are cut into
-LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
+MAX_PIECE = 64  # frames that clips are cut into
+MAX_LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are too short
+PROMPT = "prompt.mp4"  # what is continued where nothing else is asked for
+WALK = "walk.jsonl"  # and under which actions
+SCENES_FOLDER = "scenes"
+PARTS = (  # of a world, beside its model
+    TOKENIZER_FOLDER,
+    ACTIONS_FILE,
+    DEFAULTS_FILE,
+    FORMER_DEFAULTS_FILE,
+    PROMPT,
+    "prompt.jsonl",
+    WALK,
+    SCENES_FOLDER,
+)
+NUM_SCENES = 5
+SCENE_FRAMES = 4
+WALK_FRAMES = 16
+CRF = 4  # of H.264: what a world starts from should look as it was recorded
 
 
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:
-    """Split the clips, train a tokenizer (or take one), write shards and the parts of a world.
+    """Split the clips, train or load a tokenizer, write shards and the parts of a world.
+
+    Nothing is written where clips, actions or a tokenizer are missing or do not fit.
 
     Returns:
-        What was measured on held-out clips, and how many there are of what.
-
-    Raises:
-        FileNotFoundError, ValueError: clips, actions or a tokenizer that are missing or do not fit;
-            nothing is written then.
+        The quality measured on held-out clips, and counts of clips, frames a piece and scenes.
     """
     clips = find_clips(options.clips)
     others = find_clips(options.heldout) if options.heldout else []
@@ -73,7 +94,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
         + (f"; {left_out} shorter ones are left out" if left_out else "")
         + f"; actions: {', '.join(vocabulary.names)}"
     )
-    tokenizer = _tokenizer(options, parts["train"], console).to(options.device)
+    tokenizer = _prepare_tokenizer(options, parts["train"], console).to(options.device)
     report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(parts["heldout"], options))
     console.print(
         f"the tokenizer paints held-out frames at {report['psnr']} dB with "
@@ -135,13 +156,15 @@ def piece_length(lengths: Sequence[int]) -> int:
     dropped = 0
     for length in sorted(lengths):
         dropped += length
-        if dropped > LEFT_OUT * sum(lengths):
-            return min(length, MOST_PIECE)
+        if dropped > MAX_LEFT_OUT * sum(lengths):
+            return min(length, MAX_PIECE)
     raise ValueError("there must be at least one clip")
 
 
-def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) -> VQTokenizer:
-    """Train a tokenizer, or take the one named; it is in the folder then."""
+def _prepare_tokenizer(
+    options: TokenizeOptions, clips: list[Path], console: Console
+) -> VQTokenizer:
+    """Train a tokenizer, or load the one named; it is in the folder then."""
     folder = options.out / TOKENIZER_FOLDER
     if options.tokenizer is None:
         tokenizer = finished_tokenizer(options, folder)
@@ -158,3 +181,78 @@ def _tokenizer(options: TokenizeOptions, clips: list[Path], console: Console) ->
         f"of {patch}x{patch} px (height x width)"
     )
     return tokenizer
+
+
+def copy_parts(source: Path, folder: Path) -> None:
+    """Copy what makes a world of a model, so that every command takes the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PARTS:
+        copy_whole(source / name, folder / name, OF_TRAINING)
+
+
+def write_starts(
+    folder: Path,
+    clips: Sequence[Path],
+    vocabulary: ActionVocabulary,
+    size_px: tuple[int, int] | None,
+) -> int:
+    """Write a prompt, the walk that goes on from it, scenes, actions and generation defaults.
+
+    Args:
+        clips: held-out videos, with their actions beside them unless nobody ever acts (`STILL`).
+
+    Returns:
+        How many scenes there are.
+    """
+    scenes = folder / SCENES_FOLDER
+    shutil.rmtree(scenes, ignore_errors=True)
+    scenes.mkdir(parents=True)
+    vocabulary.save(folder / ACTIONS_FILE)
+    for number, (path, share) in enumerate(_places(clips)):
+        length, fps = video_length(path)
+        given = min(SCENE_FRAMES, length)
+        start = round(share * (length - given))
+        goal = scenes / f"{path.stem}_{start:04d}.mp4" if number else folder / PROMPT
+        actions = write_start(goal, path, start, vocabulary, size_px)
+        if not number:
+            write_actions(folder / WALK, actions[start + given :][:WALK_FRAMES] or actions)
+            write_defaults(folder, GenerationDefaults(fps=float(fps), context_frames=given))
+    return len(list(scenes.glob("*.mp4")))
+
+
+def write_start(
+    goal: Path,
+    clip: Path,
+    start: int,
+    vocabulary: ActionVocabulary,
+    size_px: tuple[int, int] | None = None,
+) -> list[str]:
+    """Write up to `SCENE_FRAMES` of a clip, and their actions beside them, as a place to start.
+
+    Args:
+        goal: the video to write.
+        start: the first of the clip's frames.
+        vocabulary: the clip's actions.
+        size_px: height and width that frames are fitted to; None: as stored.
+
+    Returns:
+        All actions of the clip.
+    """
+    length, fps = video_length(clip)
+    given = min(SCENE_FRAMES, length)
+    video = read_video(clip, given, start=start, size_px=size_px)
+    write_video(goal, video.frames, fps, CRF)
+    actions = [STILL.names[0]] * length
+    if vocabulary != STILL:
+        actions = read_actions(clip.with_suffix(".jsonl"), vocabulary, length)
+    write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
+    return actions
+
+
+def _places(clips: Sequence[Path]) -> Iterator[tuple[Path, float]]:
+    """Spread the prompt and the scenes over the clips, and over the length of each."""
+    count = NUM_SCENES + 1
+    rounds = -(-count // len(clips))
+    for number in range(count):
+        path = clips[number % len(clips) if rounds > 1 else number * len(clips) // count]
+        yield path, (number // len(clips) + 1) / (rounds + 1)

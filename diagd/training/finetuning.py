@@ -6,53 +6,42 @@ under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.te
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 from diagd.console import make_console
 from diagd.families.checkpoints import load_model, model_path
-from diagd.files import write_json
-from diagd.training.loop import TrainingRun, read_clips
-from diagd.training.mixture import MixtureLoss, corruption_of, views_of
+from diagd.training.loop import read_clips
+from diagd.training.mixture import begin_run, next_steps
 from diagd.training.options import FinetuneOptions
-from diagd.training.setup import check_fit, copy_parts, next_steps
-
-RECORD_FILE = "finetune.json"
+from diagd.training.setup import check_fit
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
-    """Finetune to the last step, from the newest checkpoint if there is one."""
+    """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
     model = load_model(options.init)
     check_fit(options.init, model.config, clips)
-    most = model.config.frames_held
-    if options.window is None and options.frames > most:
+    max_frames = model.config.frames_held
+    if options.window is None and options.frames > max_frames:
         raise ValueError(
-            f"frames must be at most {most}, which the model holds, got {options.frames}; "
-            f"with --window {most} there may be more"
+            f"frames must be at most {max_frames}, which the model holds, got {options.frames}; "
+            f"with --window {max_frames} there may be more"
         )
     if options.window is not None:
         if not model.relative_positions:
             raise ValueError(
                 f"window: {options.init} knows absolute positions, so nothing may outgrow its "
-                f"context of {most} frames: leave it out"
+                f"context of {max_frames} frames: leave it out"
             )
-        if options.window != most:
+        if options.window != max_frames:
             raise ValueError(
-                f"window must be {most}, the frames that {options.init} holds and its streams see, "
-                f"got {options.window}"
+                f"window must be {max_frames}, the frames that {options.init} holds and its "
+                f"streams see, got {options.window}"
             )
-    views = views_of(options, model.config.grid_height, model.config.grid_width)
     purpose = {"init": options.init, **options.purpose()}
-    run = TrainingRun(options, clips, model, {"finetune": purpose})
-    run.resume()
-    if run.accelerator.is_main_process:
-        copy_parts(model_path(options.init), options.out)
-        write_json(options.out / RECORD_FILE, {**purpose, "options": asdict(options)})
-    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
-    loss = MixtureLoss(options, views, run.accelerator.device, wrong)
+    run, loss = begin_run("finetune", options, clips, model, model_path(options.init), purpose)
     run.train(loss)
-    seen = {} if held_out is None else loss.validate(run, held_out)
+    report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
     console = make_console(run.accelerator.is_main_process)
     console.print(next_steps(options.out, options.tokens))
-    return {"steps": run.step, **seen}
+    return report

@@ -1,11 +1,15 @@
-"""What training lowers: mean negative log-likelihood, in nats, of the tokens to be predicted.
+"""Training under a mixture of strategies: each step's loss is that of the strategy drawn for it.
 
-Actions are always given, so only visual tokens count. A sequence is read as a strategy would decode
-it (`diagd.decoding.teacher_forcing`); raster order is next-token prediction.
+The loss is the mean negative log-likelihood, in nats, of the visual tokens to be predicted; actions
+are always given. A sequence is read as a strategy would decode it
+(`diagd.decoding.teacher_forcing`); raster order is next-token prediction.
 """
 
+from bisect import bisect
+from dataclasses import asdict
 from itertools import accumulate
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +20,16 @@ from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.strategy import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
+from diagd.families.checkpoints import TOKENIZER_FOLDER
+from diagd.files import write_json
 from diagd.models.attention import Visible
+from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
+from diagd.training.corpus import copy_parts
 from diagd.training.loop import TrainingRun, generator_of
-from diagd.training.options import CorruptWith, Mixture, MixtureOptions
+from diagd.training.options import CorruptWith, Mixture, RunOptions
+
+_DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
 
 
 class ViewLoss:
@@ -50,7 +60,7 @@ class ViewLoss:
         return self._loss(model, *self._lanes(tokens if fed is None else fed), targets)
 
     def logits(self, model: nn.Module, tokens: Tensor) -> Tensor:
-        """Return (B, M, V), what the model says of the M targets in raster order."""
+        """Return (B, M, V), the model's logits for the M targets in raster order."""
         return self._logits(model, *self._lanes(tokens))
 
     def _lanes(self, fed: Tensor) -> tuple[Tensor, Tensor, Visible, Tensor]:
@@ -63,14 +73,7 @@ class ViewLoss:
 def view_logits(
     model: nn.Module, inputs: Tensor, positions: Tensor, visible: Visible, readers: Tensor
 ) -> Tensor:
-    """Return the logits (B, M, V) of the lanes to read.
-
-    Args:
-        inputs: (B, N) int64 token ids of the lanes.
-        positions: (N,) int64.
-        visible: who sees whom among the lanes.
-        readers: (M,) int64, the lanes to read.
-    """
+    """Forward token ids (B, N) at positions (N,); return logits (B, M, V) of the M readers."""
     return model(inputs, positions=positions, visible=visible, logits_to_keep=readers)
 
 
@@ -82,16 +85,13 @@ def view_loss(
     readers: Tensor,
     targets: Tensor,
 ) -> Tensor:
-    """Return the mean negative log-likelihood of the targets (B, M) int64 (see `view_logits`)."""
+    """Return the mean negative log-likelihood of the readers' targets (B, M)."""
     logits = view_logits(model, inputs, positions, visible, readers)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-_CORRUPTION = 2  # tells these generators from that of a step's strategy
-
-
 class Corruption(NamedTuple):
-    """Which tokens of a step are replaced, and by what.
+    """A rule by which some of a step's tokens are replaced in what is fed.
 
     Attributes:
         share: the largest share of the visual tokens; a step's own is drawn uniformly below it.
@@ -110,11 +110,7 @@ class Corruption(NamedTuple):
     process: int = 0
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int, loss: ViewLoss) -> Tensor:
-        """Return what is fed in place of a step's true sequences (B, N) int64.
-
-        Args:
-            loss: of the step's strategy.
-        """
+        """Return what is fed in place of a step's true sequences (B, N), under its loss."""
         struck, chances = (drawn.to(tokens.device) for drawn in self.draw(step, *tokens.shape))
         if self.kind == "uniform":
             others = 1 + (chances * (self.num_ids - 1)).long()
@@ -130,48 +126,38 @@ class Corruption(NamedTuple):
         return torch.where(struck & (tokens < self.num_ids), wrong, tokens)
 
     def draw(self, step: int, size: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return which places are struck, (B, N) bool, and a draw from [0, 1) for each."""
-        share = (
-            self.share * torch.rand((), generator=generator_of(self.seed, step, _CORRUPTION)).item()
-        )
+        """Draw the places that are struck, (B, N) bool, and a number in [0, 1) for each."""
+        key = self.seed, step, _CORRUPTION
+        share = self.share * torch.rand((), generator=generator_of(*key)).item()
         first = self.process * size + 1  # 0 would be the key of the share
-        keys = [(self.seed, step, _CORRUPTION, first + row) for row in range(size)]
-        drawn = torch.stack([torch.rand(2, length, generator=generator_of(*key)) for key in keys])
+        drawn = torch.stack(
+            [
+                torch.rand(2, length, generator=generator_of(*key, first + row))
+                for row in range(size)
+            ]
+        )
         return drawn[:, 0] < share, drawn[:, 1]
 
 
-_DRAW = 1  # tells the generator of a step's strategy from that of its batch
-
-
 def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
-    """Return the strategy of a step."""
+    """Draw the strategy of a step."""
     ends = list(accumulate(mixture.weights.values()))
     place = torch.rand((), generator=generator_of(seed, step, _DRAW)).item() * ends[-1]
-    return next(
-        strategy for strategy, end in zip(mixture.weights, ends, strict=True) if place < end
-    )
+    return list(mixture.weights)[bisect(ends, place)]
 
 
-def corruption_of(options: MixtureOptions, num_ids: int, process: int = 0) -> Corruption | None:
-    """Return how what is fed becomes wrong, if it does.
-
-    Args:
-        num_ids: visual ids.
-        process: number of the process that asks.
-    """
+def corruption_of(options: RunOptions, num_ids: int, process: int = 0) -> Corruption | None:
+    """Return the corruption that options ask for, of `num_ids` visual ids, if they do."""
     if not options.corrupt:
         return None
     return Corruption(options.corrupt, options.corrupt_with, options.seed, num_ids, process)
 
 
-def views_of(options: MixtureOptions, height: int, width: int) -> dict[Strategy, TeacherView]:
+def views_of(options: RunOptions, height: int, width: int) -> dict[Strategy, TeacherView]:
     """Lay out the strategies, and raster to compare them with, on frames of a size.
 
     Nothing stands before the first frame, which is therefore in raster order under every
     strategy; with `context_frames=0` it is learnt.
-
-    Raises:
-        ValueError: lags that do not fit the grid.
     """
     context_frames = max(1, options.context_frames)
     grid = TokenGrid(options.frames - context_frames, height, width)
@@ -183,7 +169,7 @@ def views_of(options: MixtureOptions, height: int, width: int) -> dict[Strategy,
             learn_context=options.context_frames == 0,
             window=options.window,
         )
-        for strategy in (*options.mixture().weights, Raster())
+        for strategy in (*options.mixture.weights, Raster())
     }
 
 
@@ -192,17 +178,17 @@ class MixtureLoss:
 
     Args:
         views: of the strategies of the options' mixture, and of raster.
-        corruption: what makes the tokens fed in training wrong; nothing does in validation.
+        corruption: of the tokens fed in training; those of validation are true.
     """
 
     def __init__(
         self,
-        options: MixtureOptions,
+        options: RunOptions,
         views: dict[Strategy, TeacherView],
         device: torch.device,
         corruption: Corruption | None = None,
     ) -> None:
-        self.mixture, self.seed = options.mixture(), options.seed
+        self.mixture, self.seed = options.mixture, options.seed
         self.corruption = corruption
         self.losses = {
             strategy: ViewLoss(view, device, options.compiles) for strategy, view in views.items()
@@ -226,3 +212,41 @@ class MixtureLoss:
             "validation_loss": mean,
             "validation_loss_by_strategy": {str(one): loss for one, loss in found.items()},
         }
+
+
+def begin_run(
+    command: Literal["train", "finetune"],
+    options: RunOptions,
+    clips: TokenClips,
+    model: Transformer,
+    parts: Path,
+    purpose: dict[str, object],
+) -> tuple[TrainingRun, MixtureLoss]:
+    """Begin a run, or resume the one in the folder, and make a world and a record of the folder.
+
+    Args:
+        command: names the record, COMMAND.json.
+        parts: folder with the parts of the world beside its model.
+        purpose: what makes two runs the same one, beside the model and its tokenizer.
+    """
+    views = views_of(options, model.config.grid_height, model.config.grid_width)
+    run = TrainingRun(options, clips, model, {command: purpose})
+    run.resume()
+    if run.accelerator.is_main_process:
+        copy_parts(parts, options.out)
+        write_json(options.out / f"{command}.json", {**purpose, "options": asdict(options)})
+    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
+    return run, MixtureLoss(options, views, run.accelerator.device, wrong)
+
+
+def next_steps(folder: Path, tokens: Path) -> str:
+    """Name the commands for a model that has just been trained on tokens."""
+    if not (folder / TOKENIZER_FOLDER).is_dir():
+        return (
+            f"{folder} has no tokenizer, since {tokens} has none: "
+            "the folder that diagd tokenize writes has one"
+        )
+    return (
+        f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
+        f"diagd tune --model {folder} --tokens {tokens} finds its fastest strategy"
+    )

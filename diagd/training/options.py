@@ -1,8 +1,9 @@
-"""What `diagd check` and `diagd tokenize` are told."""
+"""Options of the commands that lead from clips to a world: check, tokenize, train and so on."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -14,12 +15,13 @@ from diagd.decoding.strategies.strategy import (
     Conditions,
     Diagonal,
     Strategy,
+    check_least,
     parse_strategies,
     parse_strategy,
 )
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
-from diagd.tokenizers.options import TokenizerOptions
+from diagd.tokenizers.options import TokenizerOptions, check_values
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class TokenizeOptions(TokenizerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.heldout_share <= 0.5:
-            raise ValueError(f"heldout_share must be in (0, 0.5], got {self.heldout_share}")
+        check_values(self, ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"))
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("--tokenizer is applied as it is; to train it further use --init")
 
@@ -52,12 +53,56 @@ CorruptWith = Literal["uniform", "samples"]
 DEFAULT_MINUTES = 20.0
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
 WARM_UP_STEPS = 50
-LEAST_COMPILED_S = 600.0  # compiling takes about a minute
+MIN_COMPILED_S = 600.0  # compiling takes about a minute
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Strategies with a schedule, and how often each is drawn: a weight above 0."""
+
+    weights: dict[Strategy, float]
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> "Mixture":
+        """Read names, of which a text may hold several with spaces between, each `NAME[:WEIGHT]`.
+
+        Raises:
+            ValueError: no name, an unknown or repeated one, one without a schedule, or a weight
+                that is no number above 0.
+        """
+        weights: dict[Strategy, float] = {}
+        for word in " ".join(texts).split():
+            name, colon, weight = word.partition(":")
+            strategy = parse_strategy(name)
+            if not strategy.has_schedule:
+                raise ValueError(
+                    f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
+                )
+            if strategy in weights:
+                raise ValueError(f"strategies must be named once each, got {strategy} twice")
+            try:
+                weights[strategy] = float(weight) if colon else 1.0
+            except ValueError:
+                weights[strategy] = 0.0
+            if not 0 < weights[strategy] < math.inf:
+                raise ValueError(
+                    f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}"
+                )
+        if not weights:
+            raise ValueError("strategies must name at least one, such as k=1")
+        return cls(weights)
+
+    def __str__(self) -> str:
+        """Return the spelling that `parse` reads."""
+        return " ".join(
+            f"{strategy}" + (f":{weight:g}" if weight != 1 else "")
+            for strategy, weight in self.weights.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """What every training run is told."""
+class RunOptions:
+    """Options of every training run."""
 
     tokens: Path  # folder from diagd tokenize, or of token shards
     out: OutputFolder  # checkpoint folder to write; a run that was killed goes on from here
@@ -68,9 +113,10 @@ class LoopOptions:
     minutes: float | None = None  # minutes of training; with --steps, what ends first
     hours: float | None = None  # the same in hours; added to --minutes
     batch_size: int | None = None  # sequences a step and process; default: about 5,000 tokens
-    learning_rate: float = 3e-4  # peak; decays along a cosine to a tenth
+    learning_rate: float  # peak; decays along a cosine to a tenth
     warmup_steps: int | None = None  # of linear warm-up; default 50, or a twentieth of --steps
-    optimizer: OptimizerName = "adamw"  # muon learns faster per token: for the blocks' matrices
+    # muon for the blocks' matrices and adamw for the rest, or adamw for all
+    optimizer: OptimizerName = "muon"
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
     precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
@@ -78,35 +124,49 @@ class LoopOptions:
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints
+    strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
+    context_frames: int  # frames at the start that are given, in raster order, and not learnt
+    # frames that may be seen, the one under way included, as in a stream that has outgrown its
+    # context; longer sequences are read in one go all the same. Default: all of a sequence
+    window: int | None = None
+    corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
+    # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
+    corrupt_with: CorruptWith = "uniform"
 
     def __post_init__(self) -> None:
-        for name, lowest in (("steps", 1), ("batch_size", 1), ("log_every", 1), ("frames", 2)):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
-        for name in ("minutes", "hours"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be above 0, got {value}")
-        most = math.inf if self.steps is None else self.steps
-        if not 0 <= self.warm_up < most:
-            raise ValueError(f"warmup_steps must be in [0, steps={most}), got {self.warmup_steps}")
-        if not 0 <= self.hold < 1:
-            raise ValueError(f"hold must be in [0, 1), got {self.hold}")
-        for name in ("seed", "weight_decay", "save_minutes"):
-            value = getattr(self, name)
-            if not value >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        if not 0 <= self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be 0 or more, got {self.learning_rate}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-        if self.precision not in ("auto", "bf16", "no"):
-            raise ValueError(f"precision must be auto, bf16 or no, got {self.precision!r}")
+        check_least(self, steps=1, batch_size=1, log_every=1, frames=2)
+        max_steps = math.inf if self.steps is None else self.steps
+        frames, kinds = self.frames, get_args(CorruptWith)
+        check_values(
+            self,
+            ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
+            ("hours", self.hours is None or 0 < self.hours < math.inf, "above 0"),
+            ("warmup_steps", 0 <= self.warm_up < max_steps, f"in [0, steps={max_steps})"),
+            ("hold", 0 <= self.hold < 1, "in [0, 1)"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("save_minutes", self.save_minutes >= 0, "0 or more"),
+            ("learning_rate", 0 <= self.learning_rate < math.inf, "0 or more"),
+            ("clip_norm", self.clip_norm > 0, "above 0"),
+            ("precision", self.precision in ("auto", "bf16", "no"), "auto, bf16 or no"),
+            ("corrupt", 0 <= self.corrupt < 1, "in [0, 1)"),
+            ("corrupt_with", self.corrupt_with in kinds, f"one of {', '.join(kinds)}"),
+            ("context_frames", 0 <= self.context_frames < frames, f"in [0, frames={frames})"),
+        )
+        for strategy in self.mixture.weights:
+            strategy.check(Conditions(temperature=0))
+        if self.corrupt_with != "uniform" and not self.corrupt:
+            raise ValueError(f"corrupt_with={self.corrupt_with} needs --corrupt, a share above 0")
+        min_window = max(2, self.context_frames)
+        if self.window is not None and not min_window <= self.window < self.frames:
+            raise ValueError(
+                f"window must be in [{min_window}, frames={self.frames}): what has more frames "
+                f"outgrows it; got {self.window}"
+            )
 
     @property
     def seconds(self) -> float | None:
-        """How long to train at most; None: as long as the steps take."""
+        """The longest time to train; None: as long as the steps take."""
         if self.minutes is None and self.hours is None:
             return None
         return 60 * (self.minutes or 0) + 3600 * (self.hours or 0)
@@ -121,7 +181,7 @@ class LoopOptions:
     @property
     def compiles(self) -> bool:
         """Whether the loss is compiled: where that is wanted and possible, and pays."""
-        is_long = self.seconds is None or self.seconds >= LEAST_COMPILED_S
+        is_long = self.seconds is None or self.seconds >= MIN_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 
     def length_of(self, clips: Any) -> int:
@@ -134,137 +194,43 @@ class LoopOptions:
 
     def share_done(self, step: int, seconds: float, warm_up: int = 0) -> float:
         """Return how much of a run, but for a warm-up, is over after so many steps and seconds."""
-        shares = [0.0]
-        if self.steps is not None:
-            shares.append((step - warm_up) / (self.steps - warm_up))
-        if self.seconds is not None:
-            shares.append(seconds / self.seconds)
-        return min(max(shares), 1.0)
+        by_steps = 0.0 if self.steps is None else (step - warm_up) / (self.steps - warm_up)
+        by_time = 0.0 if self.seconds is None else seconds / self.seconds
+        return min(max(by_steps, by_time), 1.0)
 
     def learning_rate_at(self, step: int, seconds: float = 0.0) -> float:
-        """Linear warm-up, then a cosine from the peak to a tenth of it."""
+        """Warm up linearly, then follow a cosine from the peak to a tenth of it."""
         if step < self.warm_up:
             return self.learning_rate * (step + 1) / self.warm_up
         done = self.share_done(step, seconds, self.warm_up)
         return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Strategies and how often each is drawn.
-
-    Attributes:
-        weights: strategies with a schedule, and a number above 0 for each.
-    """
-
-    weights: dict[Strategy, float]
-
-    @classmethod
-    def parse(cls, texts: Iterable[str]) -> "Mixture":
-        """Read names, of which a text may hold several with spaces between, each `NAME[:WEIGHT]`.
-
-        Raises:
-            ValueError: no name, one that is none, is named twice or has no schedule, or a weight
-                that is no number above 0.
-        """
-        weights: dict[Strategy, float] = {}
-        for word in (word for text in texts for word in text.split()):
-            name, _, weight = word.partition(":")
-            strategy = parse_strategy(name)
-            if not strategy.has_schedule:
-                raise ValueError(
-                    f"strategies must have a schedule (raster, k=..., zipar=...), got {name!r}"
-                )
-            if strategy in weights:
-                raise ValueError(f"strategies must be named once each, got {strategy} twice")
-            weights[strategy] = _weight(weight, word) if ":" in word else 1.0
-        if not weights:
-            raise ValueError("strategies must name at least one, such as k=1")
-        return cls(weights)
-
-    def __str__(self) -> str:
-        """Return the spelling that `parse` reads."""
-        return " ".join(
-            f"{strategy}" + (f":{weight:g}" if weight != 1 else "")
-            for strategy, weight in self.weights.items()
-        )
-
-
-def _weight(text: str, word: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = 0.0
-    if not 0 < weight < float("inf"):
-        raise ValueError(f"a strategy's weight must be a number above 0, as in k=1:2, got {word!r}")
-    return weight
-
-
-def check_corruption(share: float, kind: str) -> None:
-    """Raise ValueError unless a share below 1 of the tokens can be replaced by the kind."""
-    if not 0 <= share < 1:
-        raise ValueError(f"corrupt must be in [0, 1), got {share}")
-    if kind not in get_args(CorruptWith):
-        raise ValueError(
-            f"corrupt_with must be one of {', '.join(get_args(CorruptWith))}, got {kind!r}"
-        )
-    if kind != "uniform" and not share:
-        raise ValueError(f"corrupt_with={kind} needs --corrupt, a share above 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixtureOptions(LoopOptions):
-    """What a training run is told of schedules."""
-
-    strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
-    context_frames: int  # frames at the start that are given, in raster order, and not learnt
-    # frames that may be seen, the one under way included, as in a stream that has outgrown its
-    # context; longer sequences are read in one go all the same. Default: all of a sequence
-    window: int | None = None
-    corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
-    # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)
-    corrupt_with: CorruptWith = "uniform"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for strategy in self.mixture().weights:
-            strategy.check(Conditions(temperature=0))
-        check_corruption(self.corrupt, self.corrupt_with)
-        if not 0 <= self.context_frames < self.frames:
-            raise ValueError(
-                f"context_frames must be in [0, frames={self.frames}), got {self.context_frames}"
-            )
-
-        least = max(2, self.context_frames)
-        if self.window is not None and not least <= self.window < self.frames:
-            raise ValueError(
-                f"window must be in [{least}, frames={self.frames}): what has more frames outgrows "
-                f"it; got {self.window}"
-            )
 
     @property
     def frames_held(self) -> int:
         """Frames that a model's context has to hold."""
         return self.window or self.frames
 
+    @cached_property
     def mixture(self) -> Mixture:
-        """Return the strategies and their weights."""
+        """The strategies and their weights."""
         return Mixture.parse(self.strategies)
 
     def purpose(self) -> dict[str, object]:
         """Return what a run is for; two runs that differ in it are not the same one."""
-        wrong = {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with} if self.corrupt else {}
-        return {
-            "strategies": str(self.mixture()),
+        purpose: dict[str, object] = {
+            "strategies": str(self.mixture),
             "context_frames": self.context_frames,
             "frames": self.frames,
-            **({"window": self.window} if self.window else {}),
-            **wrong,
         }
+        if self.window:
+            purpose["window"] = self.window
+        if self.corrupt:
+            purpose |= {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with}
+        return purpose
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(MixtureOptions):
+class TrainOptions(RunOptions):
     """Train a world model on what `diagd tokenize` wrote; the result is a folder to play.
 
     Without --steps it takes 20 minutes, and a model that fits the time.
@@ -275,8 +241,6 @@ class TrainOptions(MixtureOptions):
     init: str | None = None  # checkpoint folder to take the weights from, instead of random ones
     # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
     learning_rate: float = 3e-3
-    # muon for the blocks' matrices and adamw for the rest, or adamw for all
-    optimizer: OptimizerName = "muon"
     # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
     strategies: tuple[str, ...] = ("raster", "k=1")
     context_frames: int = 0  # frames at the start, in raster order, that are not learnt
@@ -289,13 +253,13 @@ class TrainOptions(MixtureOptions):
 
     @property
     def seconds(self) -> float | None:
-        """How long to train at most; None: as long as the steps take."""
+        """The longest time to train; None: as long as the steps take."""
         given = super().seconds
         return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(MixtureOptions):
+class FinetuneOptions(RunOptions):
     """Finetune a model for diagonal schedules; the result is a folder that `generate` takes."""
 
     init: str  # model to start from: doom, or a checkpoint folder
@@ -304,7 +268,6 @@ class FinetuneOptions(MixtureOptions):
     context_frames: int = 1  # frames at the start, in raster order, that are not learnt
     steps: int = 5000  # optimiser steps
     learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
-    optimizer: OptimizerName = "muon"  # for the blocks' matrices, and adamw for the rest; or adamw
     warmup_steps: int = 100  # steps of linear warm-up
 
 
@@ -337,12 +300,8 @@ class TuneOptions:
     make_default: bool = False  # let the model's folder decode so where nothing else is asked for
 
     def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise ValueError(f"tolerance must be 0 or more, got {self.tolerance}")
-        for name in ("clips", "context_frames"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_values(self, ("tolerance", self.tolerance >= 0, "0 or more"))
+        check_least(self, clips=1, context_frames=1)
         if self.make_default and self.model in available_models():
             raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
         if not self.row_start:
@@ -351,20 +310,12 @@ class TuneOptions:
             check_row_start(row_start)
         if self.strategy and (self.row_lag or self.overlap or self.row_start != ROW_STARTS):
             raise ValueError("strategy names the candidates: leave row_lag, overlap, row_start out")
-        self.named()
-        for row_lag in self.row_lag:
-            Diagonal(row_lag).check(Conditions(temperature=0))
-
-    def named(self) -> list[Strategy]:
-        """Return the candidates that `strategy` names.
-
-        Raises:
-            ValueError: no such strategy, or one without a schedule.
-        """
-        named: list[Strategy] = []
-        for strategy in parse_strategies(self.strategy):
+        for strategy in (*self.named, *map(Diagonal, self.row_lag)):
             if not strategy.has_schedule:
                 raise ValueError(f"tune compares schedules: leave {strategy} out")
             strategy.check(Conditions(temperature=0))
-            named.append(strategy)
-        return named
+
+    @cached_property
+    def named(self) -> list[Strategy]:
+        """The candidates that `strategy` names."""
+        return parse_strategies(self.strategy)

@@ -1,8 +1,9 @@
-"""Size a run to the time there is: measure how fast this machine trains, choose by one rule.
+"""`diagd train`: size a model to the time there is, train it, and show how its dreams get better.
 
-The rule: the largest model that sees at least 3 tokens for each of its weights. Tokens that are
-read again teach less: n passes over the same data are worth 1 + 15 * (1 - exp(-(n - 1) / 15))
-passes over new data (arXiv:2305.16264), and after 40 passes a run ends even if there is time left.
+The size: the largest model that sees at least 3 tokens for each of its weights, as fast as this
+machine is measured to train. Tokens that are read again teach less: n passes over the same data are
+worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and after 40 passes
+a run ends even if there is time left.
 """
 
 import json
@@ -10,13 +11,14 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -34,32 +36,99 @@ from diagd.models.transformer import Transformer
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
-from diagd.training.loop import Look, TrainingRun, draw_batch, plot_dreams, read_clips, windows
-from diagd.training.mixture import MixtureLoss, corruption_of, views_of
-from diagd.training.options import MixtureOptions, TrainOptions
+from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, save_figure, windows
+from diagd.training.mixture import MixtureLoss, begin_run, corruption_of, next_steps, views_of
+from diagd.training.options import RunOptions, TrainOptions
 from diagd.training.setup import (
     check_tokenizer,
-    copy_parts,
-    faster_precision,
+    choose_precision,
     fit_config,
     make_optimizers,
-    next_steps,
     start_model,
 )
 
+DEFAULT_MODEL = "mc-ar-doom"  # where steps are given, and no time to size a model to
 TOKENS_A_WEIGHT = 3.0
 WORTH_OF_PASSES = 15.0
-MOST_PASSES = 40
+MAX_PASSES = 40
 USEFUL_PASSES = 8  # beyond them, more clips would teach more than more time
 PLAN_FILE = "plan.json"
 PROBED = ("mc-ar-128x3", "mc-ar-256x5")
 PROBE_STEPS = 3
 PROBE_SHARE = 0.1  # of the time, at most, but for a step that is under way
+RISE = 0.02  # nats a token by which a held-out loss has clearly risen
+PICTURE = "dreams.png"
+STRATEGY = "k=1"  # of dreams, as the page decodes
+
+
+def pretrain(options: TrainOptions) -> dict[str, Any]:
+    """Train to the end, from the newest checkpoint if there is one; report the losses."""
+    clips, held_out = read_clips(options)
+    plan, started = None, monotonic()
+    if options.seconds is not None:
+        plan = plan_run(options, clips, options.model)
+        steps = min(options.steps or plan.steps, plan.steps)
+        minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
+        options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
+    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
+    model = start_model(config, options.seed, options.init)
+    if options.init is not None:
+        check_tokenizer(options.init, clips)
+    run, loss = begin_run("train", options, clips, model, options.tokens, options.purpose())
+    console = make_console(run.accelerator.is_main_process)
+    if run.step:
+        console.print(f"going on after step {run.step}")
+    elif plan is not None and options.seconds is not None:
+        console.print(plan.describe(options.seconds))
+    if held_out is None:
+        run.train(loss)
+        report = {}
+    else:
+        console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
+        run.train(loss, _look(run, held_out, loss))
+        report = loss.validate(run, held_out)
+        if run.accelerator.is_main_process:
+            _warn(run.log_file, console)
+    console.print(next_steps(options.out, options.tokens))
+    return {"steps": run.step, **report}
+
+
+def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
+    """Return what is done at each stage: the held-out loss, and a strip where one can be painted.
+
+    A model that is spread over several processes paints none.
+    """
+    strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
+    if folder.is_dir() and run.accelerator.num_processes == 1:
+        tokenizer = VQTokenizer.from_pretrained(folder)
+        strip = DreamStrip(run.options.out, held_out, tokenizer, run.options.frames)
+
+    def look() -> dict[str, Any]:
+        if strip is not None:
+            strip.add(run.accelerator.unwrap_model(run.model), run.step)
+        return loss.validate(run, held_out)
+
+    return look
+
+
+def _warn(log: Path, console: Console) -> None:
+    """Warn if the held-out loss has risen again: clips are learnt by heart."""
+    looks = [
+        (line["validation_loss"], line["step"])
+        for line in read_json_lines(log)
+        if "validation_loss" in line
+    ]
+    if looks and looks[-1][0] > min(looks)[0] + RISE:
+        best, step = min(looks)
+        console.print(
+            f"the held-out loss was {best:.3f} at step {step} and is {looks[-1][0]:.3f} now: "
+            "record more clips, or train for less time"
+        )
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run in a given time comes to.
+    """The model and the amount of data of a run in a given time.
 
     Attributes:
         model: name of a preset.
@@ -90,7 +159,7 @@ class RunPlan:
         return self.data_tokens * min(self.passes, worth)
 
     def describe(self, seconds: float) -> str:
-        """Say in a few lines what to expect of a run that has so many seconds left."""
+        """Describe in a few lines what to expect of a run that has so many seconds left."""
         ends = datetime.now() + timedelta(seconds=seconds)
         model = f"{self.model}, {_count(self.weights)} weights"
         if self.sized:
@@ -101,19 +170,15 @@ class RunPlan:
             f"{self.passes:.1f} passes over the {_count(self.data_tokens)} of the clips "
             "(the bundled world: 8.3M weights, 29M tokens, 1.3 passes)",
         ]
-        if self.passes >= MOST_PASSES:
-            lines.append(f"it ends after {MOST_PASSES} passes: further ones teach next to nothing")
+        if self.passes >= MAX_PASSES:
+            lines.append(f"it ends after {MAX_PASSES} passes: further ones teach next to nothing")
         if self.passes > USEFUL_PASSES:
             lines.append("more clips would teach it more than more time")
         return "\n".join(lines)
 
 
-def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> RunPlan:
-    """Choose a model for the time, or take the one named; the plan of a killed run is kept.
-
-    Raises:
-        ValueError: several processes, of which only one would be measured.
-    """
+def plan_run(options: RunOptions, clips: TokenClips, model: str | None) -> RunPlan:
+    """Choose a model for the time unless one is named; the plan of a killed run is kept."""
     path = options.out / PLAN_FILE
     if path.is_file():
         plan = RunPlan(**json.loads(path.read_text(encoding="utf-8")))
@@ -132,18 +197,16 @@ def plan_run(options: MixtureOptions, clips: TokenClips, model: str | None) -> R
         costs.insert(0, (0, 0.0))
     seconds_left = options.seconds - (time.monotonic() - started)
     data_tokens = len(clips.tokens) * clips.tokens.shape[1] * (clips.tokens[0, 0].numel() + 1)
-    step = processes * options.batch_of(clips) * options.length_of(clips)
-    steps = math.ceil(MOST_PASSES * data_tokens / step)
-    most = min(options.steps or steps, steps) * step
-    plan = None
+    tokens_per_step = processes * options.batch_of(clips) * options.length_of(clips)
+    steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
+    max_tokens = min(options.steps or steps, steps) * tokens_per_step
+    plans: list[RunPlan] = []
     for name in WORLD_SIZES if model is None else [model]:
         weights = num_weights(fit_config(name, clips, options.frames_held))
-        seconds = _seconds_per_token(costs, weights) / processes
-        tokens = min(seconds_left / seconds, most)
-        larger = RunPlan(name, weights, model is None, steps, tokens, data_tokens)
-        if plan is None or larger.worth >= TOKENS_A_WEIGHT * weights:
-            plan = larger
-    assert plan is not None
+        tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
+        plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
+    affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
+    plan = [*plans[:1], *affordable][-1]
     write_json(path, asdict(plan))
     return plan
 
@@ -154,9 +217,7 @@ def num_weights(config: ModelConfig) -> int:
         return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
-def _probe(
-    options: MixtureOptions, clips: TokenClips, model: str, limit: float
-) -> tuple[int, float]:
+def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
     """Train a model for some steps; return its weights, and the seconds a token takes.
 
     Args:
@@ -170,12 +231,12 @@ def _probe(
     wrong = corruption_of(options, clips.codebook_size)
     loss_of = MixtureLoss(replace(options, compile=False), views, device, wrong)
     optimizers = make_optimizers(probe, options.optimizer, options.learning_rate, 0.0)
-    precision = faster_precision() if options.precision == "auto" else options.precision
+    rounds = choose_precision(options) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()
         tokens = draw_batch(clips, options.frames, options.batch_of(clips), step).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=rounds):
             loss = loss_of(probe, tokens, step)
         loss.backward()
         for optimizer in optimizers:
@@ -185,8 +246,7 @@ def _probe(
         times.append((time.monotonic() - started) / tokens.numel())
         if time.monotonic() - began > limit:
             break
-    taken = statistics.median(times[1:] or times)
-    return sum(weight.numel() for weight in probe.parameters()), taken
+    return num_weights(config), statistics.median(times[1:] or times)
 
 
 def _seconds_per_token(costs: Sequence[tuple[int, float]], weights: int) -> float:
@@ -200,12 +260,8 @@ def _count(number: float) -> str:
     return f"{number / 1e6:.1f}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
 
 
-PICTURE = "dreams.png"
-STRATEGY = "k=1"  # as the page decodes
-
-
 class DreamStrip:
-    """The same few held-out frames, gone on from again and again.
+    """The same few held-out frames, continued at every stage of a run.
 
     Args:
         folder: where `dreams.png` appears, and the strips it is made of, in `dreams/`.
@@ -226,25 +282,26 @@ class DreamStrip:
         """Dream, and draw the strips of all stages up to this step."""
         strips = self.folder / "dreams"
         strips.mkdir(exist_ok=True)
+        newest = strips / f"step_{step:08d}.png"
         self._write(strips / "truth.png", self.tokens[0])
-        self._write(strips / _name(step), self._dream(model))
-        stages = sorted(path for path in strips.glob("step_*.png") if path.name <= _name(step))
+        self._write(newest, self._dream(model))
         rows = {"truth": strips / "truth.png"}
-        rows |= {f"step {int(path.stem.removeprefix('step_'))}": path for path in stages}
+        for path in sorted(strips.glob("step_*.png")):
+            if path <= newest:
+                rows[f"step {int(path.stem.removeprefix('step_'))}"] = path
         plot_dreams(self.folder / PICTURE, rows, self._num_given(model))
 
     def _dream(self, model: Transformer) -> Tensor:
         """Return the given frames and the dreamt ones, (frames, height, width) int64."""
         num_given, (_, frames, height, width) = self._num_given(model), self.tokens.shape
         given = self.tokens[0, :num_given]
-        defaults = GenerationDefaults()
         out = generate_tokens(
             model,
             prompt_tokens((), given, self.actions[:, 1:num_given]).to(model.device),
             STRATEGY,
             self.actions[:, num_given:].to(model.device),
             context_frames=num_given,
-            sampling=defaults.sampling(None, (0, self.num_codes)),
+            sampling=GenerationDefaults().sampling(None, (0, self.num_codes)),
             grid=TokenGrid(frames - num_given, height, width),
         )
         return torch.cat([given, out.tokens[0].cpu()])
@@ -256,82 +313,20 @@ class DreamStrip:
         write_image(path, contact_sheet(self.tokenizer.decode(tokens), columns=len(tokens)))
 
 
-def _name(step: int) -> str:
-    return f"step_{step:08d}.png"
-
-
-DEFAULT_MODEL = "mc-ar-doom"
-HELD_OUT_LOSS = "validation_loss"
-RECORD_FILE = "train.json"
-RISE = 0.02  # nats a token by which a held-out loss has clearly risen
-
-
-def pretrain(options: TrainOptions) -> dict[str, Any]:
-    """Train to the end, from the newest checkpoint if there is one."""
-    clips, held_out = read_clips(options)
-    plan, started = None, monotonic()
-    if options.seconds is not None:
-        plan = plan_run(options, clips, options.model)
-        steps = min(options.steps or plan.steps, plan.steps)
-        minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
-        options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
-    config = fit_config(options.model or DEFAULT_MODEL, clips, options.frames_held)
-    model = start_model(config, options.seed, options.init)
-    if options.init is not None:
-        check_tokenizer(options.init, clips)
-    views = views_of(options, config.grid_height, config.grid_width)
-    run = TrainingRun(options, clips, model, {"train": options.purpose()})
-    run.resume()
-    is_main = run.accelerator.is_main_process
-    if is_main:
-        copy_parts(options.tokens, options.out)
-        write_json(options.out / RECORD_FILE, {**options.purpose(), "options": asdict(options)})
-    console = make_console(is_main)
-    if run.step:
-        console.print(f"going on after step {run.step}")
-    elif plan is not None and options.seconds is not None:
-        console.print(plan.describe(options.seconds))
-    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
-    loss, look = MixtureLoss(options, views, run.accelerator.device, wrong), None
-    if held_out is not None:
-        look = _look(run, held_out, loss)
-        console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
-    run.train(loss, look)
-    report: dict[str, Any] = {"steps": run.step}
-    if held_out is not None:
-        report |= loss.validate(run, held_out)
-        if is_main:
-            _warn(run.log_file, console)
-    console.print(next_steps(options.out, options.tokens))
-    return report
-
-
-def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
-    """Return what is done at each stage: the held-out loss, and a strip where one can be painted.
-
-    A model that is spread over several processes paints none.
-    """
-    strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
-    if folder.is_dir() and run.accelerator.num_processes == 1:
-        tokenizer = VQTokenizer.from_pretrained(folder)
-        strip = DreamStrip(run.options.out, held_out, tokenizer, run.options.frames)
-
-    def look() -> dict[str, Any]:
-        if strip is not None:
-            strip.add(run.accelerator.unwrap_model(run.model), run.step)
-        return loss.validate(run, held_out)
-
-    return look
-
-
-def _warn(log: Path, console: Console) -> None:
-    """Say so if the held-out loss has risen again: clips are learnt by heart."""
-    looks = [line for line in read_json_lines(log) if HELD_OUT_LOSS in line]
-    if not looks:
-        return
-    best, last = min(looks, key=lambda line: line[HELD_OUT_LOSS]), looks[-1]
-    if last[HELD_OUT_LOSS] > best[HELD_OUT_LOSS] + RISE:
-        console.print(
-            f"the held-out loss was {best[HELD_OUT_LOSS]:.3f} at step {best['step']} and is "
-            f"{last[HELD_OUT_LOSS]:.3f} now: record more clips, or train for less time"
-        )
+def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
+    """Draw strips of frames, picture files under their labels, below each other."""
+    pictures = {label: plt.imread(picture) for label, picture in rows.items()}
+    height, width = next(iter(pictures.values())).shape[:2]
+    figure, axes = plt.subplots(
+        len(rows),
+        figsize=(9, 0.4 + len(rows) * 8 * height / width),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
+        axis.imshow(picture, interpolation="nearest")
+        axis.set(xticks=[], yticks=[])
+        axis.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
+    plural = "s" if num_given > 1 else ""
+    axes[0, 0].set_title(f"{num_given} frame{plural} given, the others dreamt", fontsize=9)
+    save_figure(figure, path)

@@ -5,6 +5,7 @@ likelier, in nats a token, held-out clips are in raster order. Nothing is genera
 frontier takes as many readings of the clips as there are candidates.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from diagd.files import write_json
 from diagd.models.transformer import Transformer
 from diagd.system import provenance
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
-from diagd.training.loop import plot_frontier, plot_profiles, windows
+from diagd.training.loop import chart, windows
 from diagd.training.options import Axis, TuneOptions
 from diagd.training.setup import check_fit
 
 DEFAULT_CLIPS = 16
+GAP_LABEL = "nats a token above raster"
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:
@@ -35,32 +37,29 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     Returns:
         The document of tune.json: options, grid, a row for each candidate, raster first, and the
         choice, None where no candidate is within the tolerance.
-
-    Raises:
-        FileNotFoundError, ValueError: a model or clips that are missing or do not fit.
     """
     device = device_of(options.device)
     clips = read_shards(part_of(options.tokens, "heldout"))
     model = _load(options.model, clips, device)
-    yardstick = _load(options.baseline, clips, device) if options.baseline else None
-    held = model.config.frames_held
+    baseline = _load(options.baseline, clips, device) if options.baseline else None
+    held, context_frames = model.config.frames_held, options.context_frames
     frames = min(held, clips.tokens.shape[1]) if options.frames is None else options.frames
-    if not options.context_frames < frames <= held:
+    if not context_frames < frames <= held:
         raise ValueError(
-            f"frames must be in [context_frames + 1={options.context_frames + 1}, {held}], "
+            f"frames must be in [context_frames + 1={context_frames + 1}, {held}], "
             f"which the model holds, got {frames}"
         )
-    grid = TokenGrid(frames - options.context_frames, *clips.tokens.shape[2:])
+    grid = TokenGrid(frames - context_frames, *clips.tokens.shape[2:])
     candidates = list_candidates(options, grid)
-    judged = options.clips or min(DEFAULT_CLIPS, len(clips.tokens))
-    cut = [ids.split(1) for ids in windows(clips, judged, frames, options.seed)]
-    single = list(zip(*cut, strict=True))
-    nll = _measure(model, candidates, single, options.context_frames)
-    raster = nll[0]
-    if yardstick is not None:
-        (raster,) = _measure(yardstick, candidates[:1], single, options.context_frames)
+    num_clips = options.clips or min(DEFAULT_CLIPS, len(clips.tokens))
+    tokens, actions = windows(clips, num_clips, frames, options.seed)
+    single = list(zip(tokens.split(1), actions.split(1), strict=True))
+    costs = _measure(model, candidates, single, context_frames)
+    raster = costs[0]
+    if baseline is not None:
+        (raster,) = _measure(baseline, candidates[:1], single, context_frames)
     rows = [
-        _row(strategy, grid, cost, raster) for strategy, cost in zip(candidates, nll, strict=True)
+        _row(strategy, grid, cost, raster) for strategy, cost in zip(candidates, costs, strict=True)
     ]
     for row in rows:
         row["frontier"] = not any(_beats(other, row) for other in rows)
@@ -69,7 +68,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     return {
         "options": {
             **asdict(options),
-            "clips": judged,
+            "clips": num_clips,
             "tokens": str(options.tokens),
             "out": options.out and str(options.out),
         },
@@ -87,7 +86,7 @@ def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
         ValueError: lags that the grid does not allow.
     """
     if options.strategy:
-        named = [Raster(), *options.named()]
+        named = [Raster(), *options.named]
         for strategy in named:
             strategy.schedule(grid)
         return list(dict.fromkeys(named))
@@ -136,7 +135,7 @@ def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> d
         "name": strategy.name,
         "row_lag": schedule.row_lag,
         "frame_lag": schedule.frame_lag,
-        "row_start": "" if strategy == Raster() else strategy.schedule(grid).row_start,
+        "row_start": "" if strategy == Raster() else schedule.row_start,
         "num_steps": schedule.num_steps,
         "speedup": schedule.speedup,
         **gap_to_raster(cost, raster),
@@ -147,7 +146,7 @@ def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> d
 
 
 def _beats(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Say whether a row is as fast and cheaper, or as cheap and faster."""
+    """Whether a row is as fast and cheaper, or as cheap and faster."""
     return row["num_steps"] <= other["num_steps"] and (
         (row["gap"], row["num_steps"]) < (other["gap"], other["num_steps"])
     )
@@ -155,7 +154,7 @@ def _beats(row: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     """Print what `tune` returned: candidates, their gaps by the axes asked for, the choice."""
-    console, rows = make_console(), document["rows"]
+    console, rows, choice = make_console(), document["rows"], document["choice"]
     title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
     lines = [
         [
@@ -176,16 +175,14 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]
         header = ["strategy", *map(str, range(len(lines[0]) - 1))]
         print_table(console, f"nats above raster by {axis}", header, lines)
-    choice = document["choice"]
     console.print(
-        f"within {options.tolerance} nats of raster: "
-        + (choice["name"] if choice else "no strategy")
+        f"within {options.tolerance} nats of raster: {choice['name'] if choice else 'no strategy'}"
     )
     console.print(advise(document, options))
 
 
 def advise(document: dict[str, Any], options: TuneOptions) -> str:
-    """Say which command uses the answer, and which one keeps it."""
+    """Name the command that uses the answer, and the one that keeps it."""
     choice = document["choice"]
     if choice is None:
         return f"next: a larger --tolerance, or diagd finetune --init {options.model}"
@@ -199,19 +196,19 @@ def advise(document: dict[str, Any], options: TuneOptions) -> str:
 
 def make_default(document: dict[str, Any], options: TuneOptions) -> None:
     """Write the choice, if there is one, into the generation defaults of the model's folder."""
-    if document["choice"] is None:
-        return
-    found = find_model(options.model)
-    defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
-    write_defaults(found.path.parent, defaults)
+    if document["choice"] is not None:
+        found = find_model(options.model)
+        defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
+        write_defaults(found.path.parent, defaults)
 
 
 def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:
     """Write tune.json and the plots beside it."""
+    rows = document["rows"]
     write_json(folder / "tune.json", document, indent=1)
-    plot_frontier(folder / "tune.png", document["rows"], options.tolerance)
+    plot_frontier(folder / "tune.png", rows, options.tolerance)
     for axis in options.by:
-        plot_profiles(folder / f"tune_{axis}.png", axis, _profiles(document["rows"], axis))
+        plot_profiles(folder / f"tune_{axis}.png", axis, _profiles(rows, axis))
 
 
 def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
@@ -222,3 +219,33 @@ def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
         if lags not in best or row["gap"] < best[lags]["gap"]:
             best[lags] = row
     return {row["name"]: row[f"gap_by_{axis}"] for row in best.values()}
+
+
+def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
+    """Plot the gap of strategies over their steps."""
+    with chart(path, 4.5, "row start", xlabel="steps", ylabel=GAP_LABEL, xscale="log") as axis:
+        for row_start in dict.fromkeys(row["row_start"] for row in rows):
+            own = [row for row in rows if row["row_start"] == row_start]
+            axis.errorbar(
+                [row["num_steps"] for row in own],
+                [row["gap"] for row in own],
+                yerr=[row["gap_error"] or 0.0 for row in own],
+                fmt="o",
+                markersize=4,
+                capsize=2,
+                label=row_start or "raster",
+            )
+        frontier = sorted(
+            (row["num_steps"], row["gap"], row["name"]) for row in rows if row["frontier"]
+        )
+        axis.plot(*zip(*[point[:2] for point in frontier], strict=True), color="gray", linewidth=1)
+        for steps, gap, name in frontier:
+            axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
+        axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
+
+
+def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[float]]) -> None:
+    """Plot the gap of strategies over frames, rows or columns."""
+    with chart(path, xlabel=axis_name, ylabel=GAP_LABEL) as axis:
+        for name, values in profiles.items():
+            axis.plot(range(len(values)), values, marker=".", linewidth=1, label=name)

@@ -82,21 +82,6 @@ def test_shards_of_clips_that_have_changed_since_are_not_taken_for_theirs(tmp_pa
         write_shards(small_tokenizer(), paths, folder, WALK)
 
 
-@pytest.mark.parametrize("clips_per_shard", [1, 8])
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (rectangles(3), "expected 4 frames of 3x5 tokens as in clips before it, got 3 frames of"),
-        (rectangles(4, size=(32, 40)), "got 4 frames of 4x5 tokens"),
-    ],
-)
-def test_clips_of_different_shapes_are_refused(tmp_path, frames, message, clips_per_shard):
-    paths = write_clips(tmp_path, num_clips=2, actions=False)
-    write_video(paths[1], frames)
-    with pytest.raises(ValueError, match=rf"clip_000001\.mp4: .*{message}"):
-        write_shards(small_tokenizer(), paths, tmp_path / "shards", STILL, clips_per_shard)
-
-
 def test_actions_must_match_the_frames(tmp_path):
     paths = write_clips(tmp_path, num_clips=1)
     write_actions(paths[0].with_suffix(".jsonl"), ["none"])

@@ -151,7 +151,7 @@ def test_the_loss_of_a_step_is_that_of_the_strategy_drawn_for_it(options):
     """With a rate of almost zero, the model stays what it was."""
     run = options(strategies=("raster k=1", "k=1,d=2"), learning_rate=1e-12, steps=12)
     finetune(run)
-    drawn = [str(draw_strategy(run.mixture(), run.seed, step)) for step in range(12)]
+    drawn = [str(draw_strategy(run.mixture, run.seed, step)) for step in range(12)]
     assert set(drawn) == {"raster", "k=1", "k=1,d=2"}
     for step, loss in enumerate(losses_of(run.out)):
         tokens = draw_batch(clips_of(), run.frames, run.batch_size, step)
@@ -242,7 +242,7 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
     finetune(one)
     launch(2, two)
     assert losses_of(two.out) == pytest.approx(losses_of(one.out), abs=1e-3)
-    drawn = {draw_strategy(one.mixture(), one.seed, step) for step in range(one.steps)}
+    drawn = {draw_strategy(one.mixture, one.seed, step) for step in range(one.steps)}
     assert len(drawn) == 2
 
 

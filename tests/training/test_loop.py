@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,17 +178,6 @@ def test_what_a_run_began_with_is_not_changed_on_the_way(changes, message, optio
     pretrain(options(steps=2, warmup_steps=0, learning_rate=1e-3))
 
 
-def test_a_run_from_before_these_were_noted_goes_on(options):
-    pretrain(options(steps=1, warmup_steps=0))
-    path = options().out / "training" / "run.json"
-    state = json.loads(path.read_text())
-    for name in ("seed", "hold", "batch_size", "optimizer"):
-        del state[name]
-    path.write_text(json.dumps(state))
-    pretrain(options(steps=2, warmup_steps=0))
-    assert log_of(options().out)[-1]["step"] == 2
-
-
 def test_a_run_of_another_model_is_refused(options):
     pretrain(options(steps=1, warmup_steps=0))
     message = r"run holds a run of another model, tokenizer or schedule; choose another --out"
@@ -305,6 +295,21 @@ def test_what_ends_first_ends_a_run(options, second_a_step):
     assert log_of(options("time").out)[-1]["step"] == 6
     pretrain(options("steps", steps=4, minutes=0.1))
     assert log_of(options("steps").out)[-1]["step"] == 4
+
+
+@pytest.mark.parametrize(("pace", "agreements"), [(0.01, 2), (0.1, 6), (2.0, 50)])
+def test_processes_agree_on_the_time_about_once_a_second(pace, agreements):
+    """A step of two processes waits for the other one only where they agree."""
+    asked = []
+    accelerator = SimpleNamespace(num_processes=2, is_main_process=True, device="cpu")
+    accelerator.reduce = lambda value, how: asked.append(how) or value
+    run = loop.TrainingRun.__new__(loop.TrainingRun)
+    run.accelerator, run.step, run.seconds, run.agreed_at, run.agree_at = accelerator, 0, 0.0, 0, 0
+    for step in range(1, 51):
+        run.step = step
+        run.seconds = run._clock(10 + pace * step)  # the first step compiles
+        assert 0 <= 10 + pace * step - run.seconds <= loop.AGREE_S + pace
+    assert len(asked) == pytest.approx(agreements, abs=1)
 
 
 @pytest.mark.parametrize("killed_after", [1, 7])

@@ -42,7 +42,7 @@ def timed(options):
 
 
 def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, monkeypatch):
-    monkeypatch.setattr(pretraining, "MOST_PASSES", 10**9)
+    monkeypatch.setattr(pretraining, "MAX_PASSES", 10**9)
     monkeypatch.setattr(pretraining, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
     for number, name in enumerate(WORLD_SIZES):
         run = timed(out=str(number))

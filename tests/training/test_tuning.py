@@ -54,7 +54,9 @@ def costs(monkeypatch, gaps):
     """Let strategies cost what the test says, in nats a token, by row lag (3 is raster)."""
 
     def nll(model, tokens, actions, strategy, context_frames):
-        gap = gaps[getattr(strategy, "row_lag", 3)] + 0.001 * len(strategy.row_start)
+        gap = gaps[getattr(strategy, "row_lag", 3)] + 0.001 * len(
+            getattr(strategy, "row_start", "temporal")
+        )
         return tokens[:, context_frames:].float() * 0 + gap
 
     monkeypatch.setattr(tuning, "strategy_nll", nll)
