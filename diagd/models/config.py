@@ -61,52 +61,54 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        is_3d = self.position == "rope3d"
-        width = self.num_heads * self.head_dim
-        for is_wrong, problem in (
-            (
-                self.num_heads % self.num_kv_heads,
-                f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, "
-                f"got {self.num_heads}",
-            ),
-            (width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}, got {width}"),
-            (
-                self.image_vocab_size > self.vocab_size,
-                f"image_vocab_size must be at most vocab_size={self.vocab_size}, "
-                f"got {self.image_vocab_size}",
-            ),
-            (
-                self.prefix_length >= self.max_positions,
-                f"prefix_length must be below max_positions={self.max_positions}, "
-                f"got {self.prefix_length}",
-            ),
-            (
-                self.position == "rope" and self.head_dim % 2,
-                f"position='rope' needs an even head_dim, got {self.head_dim}",
-            ),
-            (
-                is_3d and (self.head_dim % 2 or self.head_dim < 6),
-                f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}",
-            ),
-            (
-                self.position_table and self.hidden_size % 2,
-                f"position_table=True needs an even hidden_size, got {self.hidden_size}",
-            ),
-            (
-                self.yarn_factor != 1.0 and not is_3d,
-                f"yarn_factor={self.yarn_factor} needs position='rope3d', got {self.position!r}",
-            ),
-            (
-                self.norm == "rms" and not self.norm_affine,
-                "norm_affine=False needs norm='layer', got norm='rms'",
-            ),
-            (
-                self.tie_embeddings and self.extra_embeddings,
-                f"tie_embeddings needs extra_embeddings=0, got {self.extra_embeddings}",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(problem)
+        _refuse(
+            self.num_heads % self.num_kv_heads,
+            f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}",
+            self.num_heads,
+        )
+        width, is_3d = self.num_heads * self.head_dim, self.position == "rope3d"
+        _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
+        _refuse(
+            self.image_vocab_size > self.vocab_size,
+            f"image_vocab_size must be at most vocab_size={self.vocab_size}",
+            self.image_vocab_size,
+        )
+        _refuse(
+            self.prefix_length >= self.max_positions,
+            f"prefix_length must be below max_positions={self.max_positions}",
+            self.prefix_length,
+        )
+        is_odd = self.head_dim % 2
+        _refuse(
+            is_odd and self.position == "rope",
+            "position='rope' needs an even head_dim",
+            self.head_dim,
+        )
+        _refuse(
+            is_3d and (is_odd or self.head_dim < 6),
+            "position='rope3d' needs an even head_dim of at least 6",
+            self.head_dim,
+        )
+        _refuse(
+            self.position_table and self.hidden_size % 2,
+            "position_table=True needs an even hidden_size",
+            self.hidden_size,
+        )
+        _refuse(
+            self.yarn_factor != 1.0 and not is_3d,
+            f"yarn_factor={self.yarn_factor} needs position='rope3d'",
+            repr(self.position),
+        )
+        _refuse(
+            self.norm == "rms" and not self.norm_affine,
+            "norm_affine=False needs norm='layer'",
+            "norm='rms'",
+        )
+        _refuse(
+            self.tie_embeddings and self.extra_embeddings,
+            "tie_embeddings needs extra_embeddings=0",
+            self.extra_embeddings,
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -140,22 +142,24 @@ class ModelConfig:
         return self.grid_height * self.grid_width
 
 
+def _refuse(is_wrong: object, rule: str, got: object) -> None:
+    if is_wrong:
+        raise ValueError(f"{rule}, got {str(got)[:20]}")
+
+
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
     name, is_bool = field.name, isinstance(value, bool)
     if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            choices = ", ".join(map(repr, _CHOICES[name]))
-            raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+        choices = ", ".join(map(repr, _CHOICES[name]))
+        _refuse(value not in _CHOICES[name], f"{name} must be one of {choices}", repr(value))
     elif field.type is bool:
-        if not is_bool:
-            raise ValueError(f"{name} must be true or false, got {value!r}")
+        _refuse(not is_bool, f"{name} must be true or false", repr(value))
     elif field.type is float:
         is_number = isinstance(value, int | float) and not is_bool
-        if not is_number or not 0 < value <= sys.float_info.max:
-            raise ValueError(f"{name} must be a finite number above 0, got {repr(value)[:20]}")
+        is_wrong = not is_number or not 0 < value <= sys.float_info.max
+        _refuse(is_wrong, f"{name} must be a finite number above 0", repr(value))
     else:
         lowest = 0 if field.default == 0 else 1
-        if is_bool or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"{name} must be an integer of at least {lowest}, got {value!r}")
-        if value > _MAX_SIZE:
-            raise ValueError(f"{name} must be at most {_MAX_SIZE}, got {repr(value)[:20]}")
+        is_wrong = is_bool or not isinstance(value, int) or value < lowest
+        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", repr(value))
+        _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", value)
