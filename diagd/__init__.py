@@ -36,7 +36,7 @@ _NAMES = {  # by the module that defines them
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 # without those that need gymnasium, which may be missing
-__all__ = [name for name in _MODULES if _MODULES[name] != "gym"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted({*_MODULES} - {*_NAMES["gym"]})  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
