@@ -1,8 +1,10 @@
 """diagd: fast decoding of autoregressive video models, a diagonal of tokens at a time.
 
 The names below are the public ones; they are imported when first used, so that `import diagd` and
-`diagd --help` take no time.
+`diagd --help` are instant.
 """
+
+# ruff: noqa: F401, `__all__` is derived
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -13,54 +15,28 @@ if TYPE_CHECKING:
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
     from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
     from diagd.families.checkpoints import load_model, save_model
-    from diagd.gym import GymEnv as GymEnv  # not in __all__: gymnasium may be missing
-    from diagd.gym import GymVectorEnv as GymVectorEnv
+    from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
     from diagd.models.huggingface import HuggingFaceModel
     from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
     from diagd.pipeline.hf_generate import custom_generate
 
 __version__ = "0.1.0"
-__all__ = [
-    "DecodingEngine",
-    "Diagonal",
-    "DiagonalSchedule",
-    "Exact",
-    "GeneratedTokens",
-    "GeneratedVideo",
-    "GuidedModel",
-    "HuggingFaceModel",
-    "Raster",
-    "SamplingOptions",
-    "TokenGrid",
-    "VideoGenerator",
-    "custom_generate",
-    "generate_tokens",
-    "load_model",
-    "parse_strategy",
-    "save_model",
-]
-_MODULES = {
-    "DecodingEngine": "decoding.generate_tokens",
-    "Diagonal": "decoding.strategies.strategy",
-    "DiagonalSchedule": "decoding.schedule",
-    "Exact": "decoding.strategies.strategy",
-    "GeneratedTokens": "decoding.generate_tokens",
-    "GeneratedVideo": "pipeline.generator",
-    "GuidedModel": "models.guidance",
-    "GymEnv": "gym",
-    "GymVectorEnv": "gym",
-    "HuggingFaceModel": "models.huggingface",
-    "Raster": "decoding.strategies.strategy",
-    "SamplingOptions": "decoding.sampling_options",
-    "TokenGrid": "decoding.schedule",
-    "VideoGenerator": "pipeline.generator",
-    "custom_generate": "pipeline.hf_generate",
-    "generate_tokens": "decoding.generate_tokens",
-    "load_model": "families.checkpoints",
-    "parse_strategy": "decoding.strategies.strategy",
-    "save_model": "families.checkpoints",
+_NAMES = {  # by the module that defines them
+    "decoding.generate_tokens": ("DecodingEngine", "GeneratedTokens", "generate_tokens"),
+    "decoding.sampling_options": ("SamplingOptions",),
+    "decoding.schedule": ("DiagonalSchedule", "TokenGrid"),
+    "decoding.strategies.strategy": ("Diagonal", "Exact", "Raster", "parse_strategy"),
+    "families.checkpoints": ("load_model", "save_model"),
+    "gym": ("GymEnv", "GymVectorEnv"),
+    "models.guidance": ("GuidedModel",),
+    "models.huggingface": ("HuggingFaceModel",),
+    "pipeline.generator": ("GeneratedVideo", "VideoGenerator"),
+    "pipeline.hf_generate": ("custom_generate",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+# without those that need gymnasium, which may be missing
+__all__ = sorted({*_MODULES} - {*_NAMES["gym"]})  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

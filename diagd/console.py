@@ -1,8 +1,7 @@
-"""What commands print: tables that fit, and progress that can be read in a log as well.
+"""Terminal output: tables that fit, and progress that can be read in a log as well.
 
 A terminal is as wide as it is. A pipe or a file has no width, so nothing is folded there, unless
-COLUMNS says so. A bar moves on a terminal; elsewhere a plain line says every now and then how far
-the work is.
+COLUMNS is set. A bar moves on a terminal; elsewhere a line now and then tells the progress.
 """
 
 import os
@@ -19,13 +18,13 @@ from rich.text import Text
 
 Item = TypeVar("Item")
 
-FIRST_LINE_S = 10.0  # after so many seconds a log says how long a job will take,
-NEXT_LINE_S = 30.0  # and then every so many how far it is
+FIRST_LINE_S = 10.0  # until the first line of progress in a log
+NEXT_LINE_S = 30.0  # from line to line after it
 UNFOLDED = 10_000  # columns of what has no width
 
 
 def make_console(shown: bool = True) -> Console:
-    """Return a console for what stdout is now; of several processes, one shows what it prints."""
+    """Return a console for the current stdout; pass False in all but one of several processes."""
     console = Console(highlight=False, markup=False, quiet=not shown)
     if not (console.is_terminal or console.is_jupyter or "COLUMNS" in os.environ):
         console.width = UNFOLDED
@@ -39,17 +38,17 @@ def print_table(
     rows: Iterable[Sequence[str]],
     num_labels: int = 1,
 ) -> None:
-    """Print a table, whole: columns that do not fit beside the others follow in a further block.
+    """Print a table; columns that do not fit beside the others follow in a further block.
 
     Args:
-        header: the title of each column.
-        rows: the cells of each line.
-        num_labels: so many first columns name the line, and stand in every block.
+        num_labels: number of first columns that name the row, repeated in every block.
     """
-    columns = [
-        _aligned(column, left=place < num_labels)
-        for place, column in enumerate(zip(header, *rows, strict=True))
-    ]
+    columns = []
+    for place, column in enumerate(zip(header, *rows, strict=True)):
+        width = max(map(cell_len, column))
+        gaps = [" " * (width - cell_len(cell)) for cell in column]
+        pairs = zip(column, gaps, strict=True)
+        columns.append([c + gap if place < num_labels else gap + c for c, gap in pairs])
     labels, rest = columns[:num_labels], columns[num_labels:]
     console.print(Text(title), soft_wrap=True)
     while rest:
@@ -62,6 +61,10 @@ def print_table(
             console.print(Text(line), soft_wrap=True)
 
 
+def _width(columns: list[list[str]]) -> int:
+    return sum(cell_len(column[0]) + 2 for column in columns) - 2
+
+
 def print_tables(
     console: Console,
     titles: Sequence[str],
@@ -69,28 +72,18 @@ def print_tables(
     rows: Sequence[Sequence[str]],
     num_labels: int = 1,
 ) -> None:
-    """Print rows in a table for each title, of which `titles` names that of each row."""
+    """Print rows in a table for each distinct title; `titles` has that of each row."""
     for title in dict.fromkeys(titles):
         own = [row for name, row in zip(titles, rows, strict=True) if name == title]
         print_table(console, title, header, own, num_labels)
 
 
-def _aligned(cells: Sequence[str], left: bool) -> list[str]:
-    width = max(map(cell_len, cells))
-    gaps = [" " * (width - cell_len(cell)) for cell in cells]
-    return [c + gap if left else gap + c for c, gap in zip(cells, gaps, strict=True)]
-
-
-def _width(columns: list[list[str]]) -> int:
-    return len("  ".join("-" * cell_len(column[0]) for column in columns))
-
-
 class Job:
-    """Work under way: how much of it is done, and how long the rest will take.
+    """Work under way.
 
     Attributes:
-        what: its name, which may change on the way.
-        done, total: in items, or a share and 1.0.
+        what: its name, which may change.
+        done, total: counted in items, or a share and 1.0.
     """
 
     def __init__(self, what: str, total: float, done: float, show: Callable[["Job"], None]) -> None:
@@ -98,11 +91,11 @@ class Job:
         self._first, self._started, self._show = done, time.monotonic(), show
 
     def advance(self, count: int = 1) -> None:
-        """Say that so many more items are done."""
+        """Add items that are done."""
         self.reach(self.done + count)
 
     def reach(self, done: float) -> None:
-        """Say that so much is done."""
+        """Set how much is done."""
         self.done = done
         self._show(self)
 
@@ -123,11 +116,13 @@ class Job:
         if counts:
             text += f", {rate:.3g}/s" if rate >= 1 else f", {1 / rate:.3g} s each"
         left = (self.total - self.done) / rate
-        return f"{text}, {_spell(left)} left" if left > 0 else f"{text}, took {_spell(seconds)}"
+        return (
+            f"{text}, {_duration(left)} left" if left > 0 else f"{text}, took {_duration(seconds)}"
+        )
 
 
-def _spell(seconds: float) -> str:
-    """Write a time with the two units that matter: `8 h 34 min`, `2 min 5 s`, `12 s`."""
+def _duration(seconds: float) -> str:
+    """Format a time in its two largest units: `8 h 34 min`, `2 min 5 s`, `12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -137,17 +132,15 @@ def _spell(seconds: float) -> str:
 
 @contextmanager
 def progress(what: str, total: float, done: float = 0, shown: bool = True) -> Iterator[Job]:
-    """Show how far a long job is: a bar on a terminal, a line now and then elsewhere.
+    """Show the progress of a long job: a bar on a terminal, a line now and then elsewhere.
 
     Args:
-        total: how many items there are, or 1.0 where shares of the whole are counted.
-        done: what was done before, by a run that was killed.
-        shown: whether to show anything; of several processes, one does.
+        total: number of items, or 1.0 where shares of the whole are counted.
+        done: how much an earlier run that was killed has done.
+        shown: False in all but one of several processes.
     """
     console = make_console()
-    if not shown:
-        yield Job(what, total, done, lambda job: None)
-    elif console.is_terminal:
+    if shown and console.is_terminal:
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[pace]}")
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=total, pace="")
@@ -157,24 +150,23 @@ def progress(what: str, total: float, done: float = 0, shown: bool = True) -> It
                 bar.update(task, description=job.what, completed=job.done, pace=job.pace)
 
             yield Job(what, total, done, move)
-    else:
-        due = time.monotonic() + FIRST_LINE_S
-        lines = 0
+        return
+    due, is_late = time.monotonic() + FIRST_LINE_S, False
 
-        def write(job: Job) -> None:
-            nonlocal due, lines
-            if time.monotonic() >= due and job.done < job.total:
-                print(f"{job.what}: {job.pace}", flush=True)
-                due, lines = time.monotonic() + NEXT_LINE_S, lines + 1
-
-        job = Job(what, total, done, write)
-        yield job
-        if lines:
+    def write(job: Job) -> None:
+        nonlocal due, is_late
+        if shown and time.monotonic() >= due and job.done < job.total:
             print(f"{job.what}: {job.pace}", flush=True)
+            due, is_late = time.monotonic() + NEXT_LINE_S, True
+
+    job = Job(what, total, done, write)
+    yield job
+    if is_late:
+        print(f"{job.what}: {job.pace}", flush=True)
 
 
 def track(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """Go through items and show how far that is; `total` counts items that have no length."""
+    """Yield items and show progress; `total` counts items that have no length."""
     count = len(items) if isinstance(items, Sequence) else total
     assert count is not None
     with progress(what, count) as job:
@@ -185,7 +177,7 @@ def track(items: Iterable[Item], what: str, total: int | None = None) -> Iterato
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show that something is under way of which no part can be counted."""
+    """Show that work is under way of which no part can be counted."""
     console = make_console()
     if console.is_terminal:
         with console.status(what):
@@ -196,7 +188,7 @@ def waiting(what: str) -> Iterator[None]:
     def tell() -> None:
         pause = FIRST_LINE_S
         while not over.wait(pause):
-            print(f"{what}: {_spell(time.monotonic() - started)} so far", flush=True)
+            print(f"{what}: {_duration(time.monotonic() - started)} so far", flush=True)
             pause = NEXT_LINE_S
 
     threading.Thread(target=tell, daemon=True).start()

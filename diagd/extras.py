@@ -1,4 +1,4 @@
-"""Packages that only some commands need: what is there, and how to get what is not."""
+"""Optional packages: which are installed, and how to install the others."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -14,16 +14,12 @@ EXTRAS = {  # as in pyproject.toml, by the names of the modules
 
 
 def missing_modules(names: Iterable[str]) -> list[str]:
-    """Return those modules that are not installed; nothing is imported."""
+    """Return those modules that are not installed, without importing any."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 def require(purpose: str, *modules: str) -> None:
-    """Raise ValueError, saying what to install, unless modules of an extra are there.
-
-    Args:
-        purpose: what needs them, such as `diagd play`.
-    """
+    """Raise ValueError, with the command to install them, unless modules of an extra are there."""
     if missing := missing_modules(modules):
         extra = next(name for name, brought in EXTRAS.items() if set(missing) <= set(brought))
         raise ValueError(

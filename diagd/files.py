@@ -1,8 +1,8 @@
 """Files that are whole or not there: a run killed in the middle of writing leaves the old file.
 
-What is written lies under a hidden name beside the goal (`.NAME.1a2b3c4d.partial`, another one for
-every writer) until one rename puts it in place. Logs of JSON lines grow in place instead; there,
-only the last line can be torn, and readers pass it over.
+Data goes to a hidden name beside the target (`.NAME.1a2b3c4d.partial`, another one for every
+writer) until one rename puts it in place. Logs of JSON lines grow in place instead; only their last
+line can be torn, and readers skip it.
 
 A disk that is full or read-only is an OSError that names the file wanted, and leaves no half of it.
 Libraries that write files have errors of their own for that, so what they make is written here,
@@ -23,7 +23,7 @@ FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path to write to, which becomes `path` when the block ends well.
+    """Yield a temporary path to write to, which becomes `path` when the block ends without error.
 
     Its folder is made. After an exception `path` is as it was, and no other file is left.
 
@@ -33,18 +33,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with _naming(path, temporary):
+        with _errors_naming(path, temporary):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # a disk that is read-only has nothing to remove, and says so
+        with suppress(OSError):  # moved; or the disk is read-only, and an error said so
             temporary.unlink()
 
 
 @contextmanager
-def _naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an error of the system that names no file, or a temporary one, name the file wanted."""
+def _errors_naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Name the file wanted in errors of the system that name none, or the temporary one."""
     try:
         yield
     except OSError as error:
@@ -65,17 +65,22 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
+    """Write a JSON document, whole or not at all; paths inside become strings."""
+    write_text(path, json.dumps(value, indent=indent, default=os.fspath) + "\n")
+
+
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a log and wait until it is on the disk; after an error it is not there.
+    """Append a line to a log and wait until it is on disk; after an error it is not there.
 
     Raises:
         OSError: it cannot be written; names `path`.
     """
-    with _naming(path), path.open("ab", buffering=0) as file:
+    with _errors_naming(path), path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         left = memoryview(f"{line}\n".encode())
         try:
-            while left:  # a disk takes what it still can before it says that it is full
+            while left:  # a disk that fills up accepts a part before it fails
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
@@ -83,14 +88,52 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file, or the files of a folder, each whole or not at all; others at the goal stay.
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line, but for a last line that a killed run left torn.
 
-    What a writer that was killed left half-written is no file of the folder.
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a whole line that is no JSON object; names the file and the line.
+    """
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            records.append(parse_object(line))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
+    return records
+
+
+def parse_object(line: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object, or raise ValueError."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # also: too long a number, nested too deeply
+        record = None
+    if not isinstance(record, dict):
+        shown = line if isinstance(line, str) else line.decode(errors="replace")
+        raise ValueError(f"expected a JSON object, got {shown[:60]!r}")
+    return record
+
+
+def rewind_log(path: Path, step: int) -> None:
+    """Cut a log of JSON lines, if there is one, back to a step, so that it can be appended to.
 
     Args:
-        source: passed over if there is none.
-        without: names of files and folders inside that are left out.
+        step: the step of the checkpoint from which a killed run resumes; lines have a `step`.
+
+    Raises:
+        ValueError: a whole line that is no JSON object.
+    """
+    if path.is_file():
+        kept = [line for line in read_json_lines(path) if line["step"] <= step]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
+    """Copy a file or folder, each file whole or not at all; other files at the goal stay.
+
+    Half-written files (`.partial`), names in `without`, and a source that is missing are skipped.
     """
     if source.is_file():
         with replacing(goal) as temporary:
@@ -103,10 +146,10 @@ def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write to, `NAME.partial`, that takes the place of `folder` in the end.
+    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` in the end.
 
-    After an exception `folder` is as it was, and nothing else is left; what a kill leaves is
-    removed by the next writer. There may be one at a time.
+    After an exception `folder` is as it was, and nothing else is left; the remains of a killed
+    writer are removed by the next one. There may be one writer at a time.
     """
     fresh = folder.with_name(f"{folder.name}.partial")
     try:
@@ -118,66 +161,24 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
-    """Write a JSON document, whole or not at all; paths inside become strings.
-
-    Raises:
-        TypeError: something inside is neither JSON nor a path.
-    """
-    write_text(path, json.dumps(value, indent=indent, default=os.fspath) + "\n")
-
-
 def swap_folder(fresh: Path, folder: Path) -> None:
-    """Put a fresh folder in the place of another; killed on the way, `recover_folder` helps."""
+    """Put a fresh folder in the place of another; `recover_folder` repairs a kill in between."""
+    previous = _previous(folder)
     if folder.exists():
-        shutil.rmtree(_previous(folder), ignore_errors=True)
-        os.replace(folder, _previous(folder))
+        shutil.rmtree(previous, ignore_errors=True)
+        os.replace(folder, previous)
     os.replace(fresh, folder)
-    shutil.rmtree(_previous(folder), ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
 def recover_folder(folder: Path) -> None:
-    """Bring back the old folder if `swap_folder` was killed between its two renames."""
+    """Restore the old folder if `swap_folder` was killed between its two renames."""
     if _previous(folder).exists() and not folder.exists():
         os.replace(_previous(folder), folder)
 
 
 def _previous(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.previous")
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, but for a last line that a killed run left torn.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a whole line that is no JSON object; names the file and the line.
-    """
-    records: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            shown = line[:60].decode(errors="replace")
-            raise ValueError(f"{path}:{number}: expected a JSON object, got {shown!r}")
-        records.append(record)
-    return records
-
-
-def rewind_log(path: Path, step: int) -> None:
-    """Cut a log of JSON lines, if there is one, back to a step; it can be appended to then.
-
-    Args:
-        step: of the checkpoint from which a killed run goes on; lines hold theirs as `step`.
-
-    Raises:
-        ValueError: a whole line that is no JSON object.
-    """
-    if path.is_file():
-        kept = [line for line in read_json_lines(path) if line["step"] <= step]
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def check_suffix(path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""What differs between operating systems: locks that end with their process, and memory's peak.
+"""The machine: locks, memory and cores under each operating system, and what a result ran on.
 
 No other module but the decoder of uploads, which runs alone, imports what only Unix has.
 """
@@ -19,20 +19,22 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-_TRIM_THRESHOLD, _MOST_MAPPED = -1, -4  # glibc's M_TRIM_THRESHOLD and M_MMAP_MAX
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's M_TRIM_THRESHOLD and M_MMAP_MAX
+_ROOT = Path(__file__).resolve().parent.parent
+_MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".jit")
 
 
 @contextmanager
 def only_writer(folder: Path, file: str = "") -> Iterator[None]:
-    """Make a folder, and be the only one who writes there while the block runs.
+    """Make a folder, and lock it against other writers while the block runs.
 
-    The system gives the lock back when the process ends, however it ends. A folder that is empty
-    afterwards, and was not there before, is removed again, and so are the half-written files of one
-    who was killed (see `diagd.files`). Processes that torchrun or accelerate
-    started together are one writer: the first holds the lock, the others need none.
+    The system releases the lock when the process ends, however it ends. A new folder that is empty
+    afterwards is removed again, and so are half-written files of a killed writer (see
+    `diagd.files`). Processes that torchrun or accelerate started together are one writer: the first
+    holds the lock, the others need none.
 
     Args:
-        file: of the folder, where others may write to other files of it meanwhile.
+        file: lock only this file of the folder; others may write to other files of it.
 
     Raises:
         ValueError: another process writes there.
@@ -54,8 +56,9 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
                 "another folder"
             ) from None
         try:
-            for rubbish in () if file else folder.glob(".*.partial"):  # of a writer that was killed
-                rubbish.unlink(missing_ok=True)
+            if not file:
+                for rubbish in folder.glob(".*.partial"):
+                    rubbish.unlink(missing_ok=True)
             yield
         finally:
             with suppress(PermissionError):  # Windows removes it once it is unlocked, Unix before
@@ -63,12 +66,12 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
             lock.release()
     finally:
         for each in missing:
-            with suppress(OSError):  # something lies there
+            with suppress(OSError):  # it is not empty
                 each.rmdir()
 
 
 def process_peak_bytes() -> int:
-    """Return the most memory that this process has held at once."""
+    """Return the peak memory of this process."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     import resource  # Unix only
@@ -78,118 +81,40 @@ def process_peak_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what is freed, for a loop whose rounds need the same again.
+    """Have glibc keep freed memory, for a loop whose rounds allocate the same sizes again.
 
-    glibc gives large blocks back at once, so every training step would have its pages mapped and
+    It would return large blocks at once, so that every training step has its pages mapped and
     cleared anew. Elsewhere nothing is done.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
             mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_MOST_MAPPED, 0)
+            mallopt(_MMAP_MAX, 0)
             mallopt(_TRIM_THRESHOLD, -1)
 
 
 def check_memory(num_bytes: int, what: str) -> None:
-    """Refuse what is larger than this machine's memory.
-
-    Args:
-        what: the subject of the error, with the sizes that were asked for.
-
-    Raises:
-        ValueError: it would never fit; says what was asked for and what there is.
-    """
+    """Raise ValueError if an allocation, named by `what`, exceeds this machine's memory."""
     memory = psutil.virtual_memory().total
     if num_bytes > memory:
         raise ValueError(
-            f"{what} would take {_gigabytes(num_bytes)}, this machine has {_gigabytes(memory)}"
+            f"{what} would take {num_bytes / 1e9:,.1f} GB, this machine has {memory / 1e9:,.1f} GB"
         )
 
 
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB"
-
-
-_ROOT = Path(__file__).resolve().parent.parent
-_MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".jit")
-
-
-def provenance(device: Any) -> dict[str, Any]:
-    """Return commit, device (of torch), torch version and threads, ready for a JSON file."""
-    import torch  # here, for flags are refused without it
-
-    on_cuda = device.type == "cuda"
-    return {
-        "commit": git_commit(),
-        "device": torch.cuda.get_device_name(device) if on_cuda else cpu_name(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-    }
-
-
-def settings_of(options: Any) -> dict[str, str]:
-    """Spell the fields of a script's options, a dataclass, without those that are paths.
-
-    Where files lay on one machine says nothing about what was measured.
-    """
-    values = ((field.name, getattr(options, field.name)) for field in fields(options))
-    return {name: str(value) for name, value in values if not isinstance(value, Path)}
-
-
-def git_commit(root: Path = _ROOT) -> str | None:
-    """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True)
-    except FileNotFoundError:  # no git here
-        return None
-    return done.stdout.strip() or None
-
-
-def cpu_name() -> str:
-    """Return the processor's name and the number of its cores."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
-
-
-def fingerprint(model: Path) -> str:
-    """Return 12 hex digits that stand for a model: SHA-256 over its file, or the files of a folder.
-
-    Of a folder, weights and configs count.
-    """
-    digest = hashlib.sha256()
-    for path in [model] if model.is_file() else sorted(model.rglob("*")):
-        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
-            digest.update(str(path.relative_to(model)).encode() + b"\0")
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:12]
-
-
-def clip_fingerprint(video: Path) -> str:
-    """Return hex digits that stand for a clip: its file, and its actions if they lie beside it."""
-    parts = (video, video.with_suffix(".jsonl"))
-    return "-".join(fingerprint(part) for part in parts if part.is_file())
-
-
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many threads of this process can run at once, at least 1.
+    """Return the number of threads of this process that can run at once, at least 1.
 
     Args:
-        root: Of the file system in which Linux tells of control groups (version 1 or 2).
+        root: of the file system in which Linux describes control groups (version 1 or 2).
     """
-    bound = getattr(os, "sched_getaffinity", None)
-    cores = len(bound(0)) if bound else os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, math.ceil(min([cores, *_quotas(root)])))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield every limit on this process's time, in cores: of its group, and of those above."""
+    """Yield every limit on this process's CPU time, in cores: of its group and those above."""
     try:
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -208,10 +133,66 @@ def _quotas(root: Path) -> Iterator[float]:
 
 def _quota(folder: Path) -> Iterator[float]:
     for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        try:
+        # OSError: of the other version; ValueError: "max", no limit
+        with suppress(OSError, ValueError):
             text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
             quota, period = map(float, text.split())
-        except (OSError, ValueError):  # another version's files, or "max": no limit
-            continue
-        if quota > 0:
-            yield quota / period
+            if quota > 0:
+                yield quota / period
+
+
+def provenance(device: Any) -> dict[str, Any]:
+    """Return commit, device (of torch), torch version and threads, ready for a JSON file."""
+    import torch  # here: command lines are checked without it
+
+    on_cuda = device.type == "cuda"
+    return {
+        "commit": git_commit(),
+        "device": torch.cuda.get_device_name(device) if on_cuda else cpu_name(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+
+
+def settings_of(options: Any) -> dict[str, str]:
+    """Format the fields of a script's options, a dataclass, without paths of this machine."""
+    values = ((field.name, getattr(options, field.name)) for field in fields(options))
+    return {name: str(value) for name, value in values if not isinstance(value, Path)}
+
+
+def git_commit(root: Path = _ROOT) -> str | None:
+    """Return the commit of a checkout, with `-dirty` where files differ; None outside of one."""
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:  # no git here
+        return None
+    return done.stdout.strip() or None
+
+
+def cpu_name() -> str:
+    """Return the processor's name and the number of its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def fingerprint(model: Path) -> str:
+    """Return 12 hex digits of SHA-256 over a file, or over the weights and configs of a folder."""
+    digest = hashlib.sha256()
+    for path in [model] if model.is_file() else sorted(model.rglob("*")):
+        if path == model or (path.suffix in _MODEL_SUFFIXES and path.is_file()):
+            digest.update(str(path.relative_to(model)).encode() + b"\0")
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def clip_fingerprint(video: Path) -> str:
+    """Return the fingerprint of a clip: of its video, and of its actions if they lie beside it."""
+    parts = (video, video.with_suffix(".jsonl"))
+    return "-".join(fingerprint(part) for part in parts if part.is_file())

@@ -1,8 +1,8 @@
-"""Many tasks, done by this process or by several that Ray starts, on one machine or a cluster.
+"""Tasks done by this process, or by several that Ray starts on one machine or a cluster.
 
 Every process makes its worker once, such as a model that is loaded, and then does one task after
-the other. One that dies is started again and its task done again, by Ray. Results come back to the
-process that asked, which alone writes, so they are those of one process, in another order.
+the other. Ray restarts one that dies, and does its task again. Results return to the process that
+asked, which alone writes them, so they are those of one process, in another order.
 """
 
 import itertools
@@ -26,13 +26,13 @@ RETRIES = 3  # of a task whose process died
 
 @dataclass(frozen=True)
 class Pool:
-    """Who does the work, and how much of a machine each may use.
+    """Processes that work, and the share of a machine that each may use.
 
     Attributes:
         size: number of processes; one without an address is this process itself, without Ray.
         cpus, gpus: share of each that Ray starts; it runs ceil(cpus) threads.
         address: of a cluster, such as `auto` or `ray://head:10001`; None starts one here. Its
-            machines have diagd installed, and find what tasks name under the same paths.
+            machines have diagd installed, and find the files of tasks under the same paths.
     """
 
     size: int = 1
@@ -58,7 +58,7 @@ class Pool:
 def do_tasks(
     tasks: Sequence[Task], make: Callable[[], Worker[Task, Result]], pool: Pool
 ) -> Iterator[tuple[Task, Result | ValueError]]:
-    """Yield each task with its result, as they come, or with what was wrong with it.
+    """Yield each task with its result, in the order they are done, or with its error.
 
     Args:
         tasks: picklable, and so are their results.
@@ -79,7 +79,7 @@ def do_tasks(
 
 
 def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
-    """Do a task; a mistake of the user's is a result, too, so that the other tasks go on."""
+    """Return a user's mistake as a result, so that the other tasks go on."""
     try:
         return worker(task)
     except (ValueError, OSError) as error:
@@ -87,12 +87,12 @@ def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
 
 
 class _Actor:
-    """A process of Ray's, in which relative paths mean what they do here."""
+    """A process of Ray's, in which relative paths mean the same as here."""
 
     def __init__(
         self, make: Callable[[], Worker[Any, Any]], num_threads: int, folder: Path
     ) -> None:
-        import torch  # as ray: whoever only asks for a pool needs none
+        import torch  # here, as ray: `Pool` is for the command line, too
 
         torch.set_num_threads(num_threads)
         with suppress(OSError):  # a machine without that folder may have what has a whole path
@@ -100,7 +100,7 @@ class _Actor:
         self._make, self._worker = make, None
 
     def do(self, task: Any) -> tuple[bool, Any]:
-        """Return whether there is a worker, and what it did or why there is none."""
+        """Return whether the worker could be made, and its result, or the error of making it."""
         try:
             self._worker = self._worker or self._make()
         except (ValueError, OSError) as error:  # one line, not Ray's forty
@@ -125,13 +125,10 @@ def _do_with_ray(
     try:
         _check_resources(pool, ray.cluster_resources())
         start: Any = ray.remote(_Actor).options(
-            num_cpus=pool.cpus,
-            num_gpus=pool.gpus,
-            max_restarts=-1,
-            max_task_retries=RETRIES,
+            num_cpus=pool.cpus, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=RETRIES
         )
-        given = make, max(1, math.ceil(pool.cpus)), Path.cwd()
-        idle = [start.remote(*given) for _ in range(pool.size)]
+        arguments = make, max(1, math.ceil(pool.cpus)), Path.cwd()
+        idle = [start.remote(*arguments) for _ in range(pool.size)]
         left, running = iter(tasks), {}
         while True:
             for task in itertools.islice(left, len(idle)):
@@ -153,11 +150,11 @@ def _do_with_ray(
         ray.shutdown()
 
 
-def _check_resources(pool: Pool, there: Mapping[str, float]) -> None:
-    """Raise now: Ray would wait for what never comes."""
+def _check_resources(pool: Pool, available: Mapping[str, float]) -> None:
+    """Raise ValueError now: Ray would wait for ever."""
     for kind, share in (("CPU", pool.cpus), ("GPU", pool.gpus)):
-        if pool.size * share > there.get(kind, 0):
+        if pool.size * share > available.get(kind, 0):
             raise ValueError(
                 f"{pool.size} workers of {share:g} {kind}s each need more than the "
-                f"{there.get(kind, 0):g} there are"
+                f"{available.get(kind, 0):g} there are"
             )

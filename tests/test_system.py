@@ -27,7 +27,7 @@ NOT_TO_IMPORT = (  # it runs the program; they are imported where Triton is
     "diagd.backends.triton.sampling",
 )
 IMPORT_ALL = f"""
-import builtins, importlib, pkgutil
+import builtins, importlib, pathlib
 plain = builtins.__import__
 def without_unix(name, globals=None, *rest, **more):
     if str((globals or {{}}).get("__name__")).startswith("diagd") and name in {UNIX_ONLY}:
@@ -35,7 +35,9 @@ def without_unix(name, globals=None, *rest, **more):
     return plain(name, globals, *rest, **more)
 builtins.__import__ = without_unix
 import diagd
-names = [module.name for module in pkgutil.walk_packages(diagd.__path__, "diagd.")]
+folder = pathlib.Path(diagd.__file__).parent
+paths = [path.relative_to(folder.parent).with_suffix("") for path in folder.rglob("*.py")]
+names = [".".join(path.parts) for path in paths if path.name not in ("__init__", "__main__")]
 for name in names:
     if name not in {NOT_TO_IMPORT}:
         importlib.import_module(name)
@@ -62,7 +64,7 @@ def holder(tmp_path):
 def test_every_module_can_be_imported_where_unix_modules_are_missing():
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True)
     assert not done.stderr, done.stderr
-    assert int(done.stdout) > 150
+    assert int(done.stdout) > 80
 
 
 def test_a_folder_is_made_and_no_lock_is_left_in_it(tmp_path):

@@ -1,13 +1,14 @@
-"""Read out whom the tokens of a sequence attend to, layer by layer, a few queries at a time.
+"""Measure which tokens those of a frame attend to, layer by layer, a few queries at a time.
 
-A fast attention never holds its probabilities. Here the sequence is fed through the cache in
-chunks; while it passes, hooks on the attention modules hand the probabilities of the chunk to the
-caller, one layer after the other. Memory is that of one layer and one chunk. The hooks are gone
-when the call returns.
+A fused attention never holds its probabilities. Here the sequence is fed through the cache in
+chunks, and hooks on the attention modules compute the probabilities of a chunk, one layer after the
+other. Memory is that of one layer and one chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.models.attention import Attention
+from diagd.models.attention import Attention, split_heads
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
@@ -23,12 +24,26 @@ from diagd.models.transformer import Transformer
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
 
+# What a token is to the one that is written: the first of these that holds
+KINDS = (
+    "conditioning",  # a prefix or action token
+    "previous_in_row",  # (t, i, j - 1)
+    "row_above",  # (t, i - 1, j)
+    "two_rows_above",  # (t, i - 2, j)
+    "further_up",  # same column, three rows above or more
+    "previous_frame",  # (t - 1, i, j)
+    "older_frames",  # the same place, two frames before or more
+    "neighbours",  # at most a row and a column away, in this frame or the one before
+    "elsewhere",
+)
+ROW_LAGS = (1, 2, 4)
+
 
 @torch.no_grad()
 def capture_attention(
     model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
-    """Feed tokens causally and hand out the attention of those from `first` on.
+    """Feed tokens causally and pass on the attention of those from `first` on.
 
     Args:
         model: our own decoder, or a model of transformers with eager attention.
@@ -37,7 +52,7 @@ def capture_attention(
         sink: called for every layer of every chunk of at most `chunk` queries.
 
     Raises:
-        ValueError: the model cannot tell, or the sequence does not fit it.
+        ValueError: a model without eager attention, or a sequence that does not fit it.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -45,34 +60,28 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    start = 0
-    hooks: list[Any] = []
-    probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
     modules = _attention_modules(model)
+    probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
     cache: Any = model.make_cache(len(tokens), length + 1)
 
-    def listen_to(layer: int) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            sink(layer, start, probabilities(module, inputs, output))
+    def feed(start: int, end: int) -> None:
+        slots = torch.arange(start, end, device=tokens.device)
+        visible = torch.arange(end, device=tokens.device) <= slots[:, None]
+        model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
 
-        return hook
+    def hook(layer: int, start: int, *call: Any) -> None:
+        sink(layer, start, probabilities(*call))
 
-    try:
-        while start < length:
-            if start >= first and not hooks:
-                listeners = enumerate(modules)
-                hooks = [m.register_forward_hook(listen_to(layer)) for layer, m in listeners]
-            end = min(start + chunk, length if start >= first else first)
-            slots = torch.arange(start, end, device=tokens.device)
-            visible = torch.arange(end, device=tokens.device) <= slots[:, None]
-            model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
-            start = end
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for start in range(0, first, chunk):
+        feed(start, min(start + chunk, first))
+    for start in range(first, length, chunk):
+        with ExitStack() as hooks:
+            for layer, module in enumerate(modules):
+                hooks.enter_context(module.register_forward_hook(partial(hook, layer, start)))
+            feed(start, min(start + chunk, length))
 
 
-def _attention_modules(model: Transformer | HuggingFaceModel) -> list[nn.Module]:
+def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
     """Return one module a layer, in order."""
     if isinstance(model, Transformer):
         return [block.self_attn for block in model.model.blocks]
@@ -103,7 +112,7 @@ def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
     assert isinstance(module, Attention)
     x, rotary, _, visible, cache = inputs
-    queries = module.q_proj(x).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)
+    queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)
     if rotary is not None:
@@ -114,31 +123,15 @@ def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
     return scores.masked_fill(~visible, float("-inf")).softmax(-1)
 
 
-# What a token may be to the one that is written; each token is the first of these that holds.
-KINDS = (
-    "conditioning",  # a prefix or action token
-    "previous_in_row",  # (t, i, j - 1)
-    "row_above",  # (t, i - 1, j)
-    "two_rows_above",  # (t, i - 2, j)
-    "further_up",  # same column, three rows above or more
-    "previous_frame",  # (t - 1, i, j)
-    "older_frames",  # the same place, two frames before or more
-    "neighbours",  # at most a row and a column away, in this frame or the one before
-    "elsewhere",
-)
-ROW_LAGS = (1, 2, 4)
-
-
 @dataclass(frozen=True)
 class FrameAttention:
-    """Whom the tokens of one frame attend to. Q = height * width queries, N tokens up to there.
+    """Attention of the tokens of one frame: Q = height * width queries over N tokens.
 
     Attributes:
-        height, width: tokens of a frame.
-        frame: which one, from 0.
+        frame: counted from 0.
         slots_per_frame: its tokens and the actions after them.
         mean_map: (Q, N) float32, mean over clips and the layers and heads asked for. A row is a
-            token written, a column a token looked at.
+            token written, a column a token attended to.
         shares: (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1 over kinds.
         hidden: (layers, heads, row lags) float32, mass on tokens of the frame that diagonals with
             the lags `ROW_LAGS` have not written yet.
@@ -160,41 +153,48 @@ class FrameAttention:
         return {
             "frame": self.frame,
             "grid": f"{self.height}x{self.width}",
-            "shares": _named(self.shares.mean((0, 1))),
-            "shares_if_even": _named(self.even_shares),
+            "shares": _by_kind(self.shares.mean((0, 1))),
+            "shares_if_even": _by_kind(self.even_shares),
             "not_written_yet": _by_lag(self.hidden.mean((0, 1))),
             "not_written_yet_if_even": _by_lag(self.even_hidden),
             "layers": [
                 {
-                    "shares": _named(shares.mean(0)),
+                    "shares": _by_kind(shares.mean(0)),
                     "not_written_yet": _by_lag(hidden.mean(0)),
-                    "heads": [_named(head) for head in shares],
+                    "heads": [_by_kind(head) for head in shares],
                 }
                 for shares, hidden in zip(self.shares, self.hidden, strict=True)
             ],
         }
 
     def around(self, frames_back: int, reach: int) -> Tensor:
-        """Return the mean mass at every offset from the place written.
+        """Return the mean mass at every offset from the token written.
 
         Returns:
             (2 * reach + 1, 2 * reach + 1) float32 over row and column offsets -reach .. reach;
-            NaN where no token looked at is at such an offset.
+            NaN at offsets that no attended token has.
         """
-        start = self.mean_map.shape[1] - (frames_back + 1) * self.slots_per_frame
-        start += self.slots_per_frame - self.height * self.width
-        looked_at = self.mean_map[:, start : start + self.height * self.width]
+        count, size = self.height * self.width, 2 * reach + 1
+        end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
+        mass = self.mean_map[:, end - count : end]
         rows, columns = _places(self.height, self.width)
         row_offset = rows[None] - rows[:, None] + reach
         column_offset = columns[None] - columns[:, None] + reach
-        size = 2 * reach + 1
         near = (row_offset >= 0) & (row_offset < size)
         near &= (column_offset >= 0) & (column_offset < size)
         if frames_back == 0:
             near &= torch.ones_like(near).tril(-1)
         offsets = (row_offset * size + column_offset)[near]
-        mass = torch.zeros(size * size).index_add_(0, offsets, looked_at[near])
-        return (mass / offsets.bincount(minlength=size * size)).view(size, size)
+        total = torch.zeros(size * size).index_add_(0, offsets, mass[near])
+        return (total / offsets.bincount(minlength=size * size)).view(size, size)
+
+
+def _by_kind(shares: Tensor) -> dict[str, float]:
+    return {kind: round(share, 5) for kind, share in zip(KINDS, shares.tolist(), strict=True)}
+
+
+def _by_lag(masses: Tensor) -> dict[str, float]:
+    return {f"row_lag_{k}": round(m, 5) for k, m in zip(ROW_LAGS, masses.tolist(), strict=True)}
 
 
 def measure_attention(
@@ -214,9 +214,9 @@ def measure_attention(
 
     Args:
         tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
-            the first frame; what comes after `frame` is not looked at.
-        frame: which frame, from 0; 1 is the paper's.
-        layer, head: what `mean_map` is to show; None is the mean. The shares are of all.
+            the first frame; tokens after `frame` are ignored.
+        frame: counted from 0; 1 is the paper's.
+        layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
 
     Raises:
@@ -237,36 +237,35 @@ def measure_attention(
         if chosen is not None and not 0 <= chosen < count:
             raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
     kinds = _kinds(height, width, frame, num_action_tokens, prefix_length)
-    unwritten = _unwritten(height, width, start)
+    classes = torch.cat([kinds, _unwritten(height, width, start)])  # (kinds + row lags, Q, N) bool
     mean_map = torch.zeros(size, start + size)
-    shares = torch.zeros(layers, heads, len(KINDS))
-    hidden = torch.zeros(layers, heads, len(ROW_LAGS))
+    masses = torch.zeros(layers, heads, len(classes))
 
     def add(at: int, query: int, probabilities: Tensor) -> None:
         mean = probabilities.mean(0).cpu()  # (heads, L, M) over the clips
         rows = slice(query - start + 1, query - start + 1 + mean.shape[1])
-        read = mean.shape[2]
-        shares[at].index_add_(1, kinds[rows, :read].flatten(), mean.flatten(1))
-        hidden[at] += mean.flatten(1) @ unwritten[:, rows, :read].flatten(1).float().T
+        seen = mean.shape[2]
+        masses[at] += mean.flatten(1) @ classes[:, rows, :seen].flatten(1).float().T
         if layer in (None, at):
-            mean_map[rows, :read] += mean.mean(0) if head is None else mean[head]
+            mean_map[rows, :seen] += mean.mean(0) if head is None else mean[head]
 
     capture_attention(model, tokens[:, : start + size - 1], start - 1, add, chunk)
-    mean_map /= layers if layer is None else 1
     even = torch.ones(size, start + size).tril(start - 1)
     even /= even.sum(1, keepdim=True)
-    even_shares = torch.zeros(len(KINDS)).index_add_(0, kinds.flatten(), even.flatten())
-    even_hidden = (unwritten * even).sum((1, 2))
+    shares, hidden = (masses / size).split((len(KINDS), len(ROW_LAGS)), -1)
+    even_shares, even_hidden = (
+        (part * even).sum((1, 2)) / size for part in classes.split((len(KINDS), len(ROW_LAGS)))
+    )
     return FrameAttention(
-        height=height,
-        width=width,
-        frame=frame,
-        slots_per_frame=size + num_action_tokens,
-        mean_map=mean_map,
-        shares=shares / size,
-        hidden=hidden / size,
-        even_shares=even_shares / size,
-        even_hidden=even_hidden / size,
+        height,
+        width,
+        frame,
+        size + num_action_tokens,
+        mean_map / (layers if layer is None else 1),
+        shares,
+        hidden,
+        even_shares,
+        even_hidden,
     )
 
 
@@ -277,44 +276,38 @@ def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -> Tensor:
-    """Return what every token is to every token of a frame; (Q, N) indices of `KINDS`."""
+    """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
     rows, columns = _places(height, width)
-    slots = torch.arange(prefix, prefix + (frame + 1) * (height * width + num_actions))
-    cell = (slots - prefix) % (height * width + num_actions)
-    frames_back = frame - (slots - prefix) // (height * width + num_actions)
+    slots_per_frame = height * width + num_actions
+    slots = torch.arange((frame + 1) * slots_per_frame - num_actions)
+    cell, frames_back = slots % slots_per_frame, frame - slots // slots_per_frame
     up, left = rows[:, None] - cell // width, columns[:, None] - cell % width
-    same_place = (up == 0) & (left == 0)
-    here, same_column = frames_back == 0, left == 0
-    holds = [
-        (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
-        here & (up == 0) & (left == 1),
-        here & same_column & (up == 1),
-        here & same_column & (up == 2),
-        here & same_column & (up > 2),
-        (frames_back == 1) & same_place,
-        (frames_back > 1) & same_place,
-        (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
-        torch.ones_like(same_place),
-    ]
-    kinds = torch.stack(holds).int().argmax(0)  # the first that holds
-    kinds = kinds[:, : len(slots) - num_actions]
-    return F.pad(kinds, (prefix, 0))
+    is_same_place = (up == 0) & (left == 0)
+    is_above = (frames_back == 0) & (left == 0)
+    holds = torch.stack(
+        [
+            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
+            (frames_back == 0) & (up == 0) & (left == 1),
+            is_above & (up == 1),
+            is_above & (up == 2),
+            is_above & (up > 2),
+            (frames_back == 1) & is_same_place,
+            (frames_back > 1) & is_same_place,
+            (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
+            torch.ones_like(is_same_place),
+        ]
+    )
+    first = F.pad(holds.int().argmax(0), (prefix, 0))  # 0: the prefix is conditioning, too
+    return first == torch.arange(len(KINDS)).view(-1, 1, 1)
 
 
 def _unwritten(height: int, width: int, start: int) -> Tensor:
-    """Return which earlier tokens each schedule has yet to write; (row lags, Q, N) bool."""
-    grid, late = TokenGrid(1, height, width), []
+    """Mark the earlier tokens that diagonals have yet to write; (row lags, Q, N) bool."""
+    grid = TokenGrid(1, height, width)
     earlier = torch.ones(height * width, height * width, dtype=torch.bool).tril(-1)
+    late = []
     for lag in ROW_LAGS:
         step_of = DiagonalSchedule.spatial(grid, min(lag, width)).step_of
         steps = torch.tensor([step_of(0, i, j) for i in range(height) for j in range(width)])
         late.append(earlier & (steps[None] >= steps[:, None]))
     return F.pad(torch.stack(late), (start, 0))
-
-
-def _named(shares: Tensor) -> dict[str, float]:
-    return {kind: round(share, 5) for kind, share in zip(KINDS, shares.tolist(), strict=True)}
-
-
-def _by_lag(masses: Tensor) -> dict[str, float]:
-    return {f"row_lag_{k}": round(m, 5) for k, m in zip(ROW_LAGS, masses.tolist(), strict=True)}

@@ -8,7 +8,7 @@ from diagd.flags import Device, OutputFile, output_file
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """Show whom the tokens of a frame attend to: a figure, and the numbers behind it."""
+    """Measure which tokens those of a frame attend to, and draw a figure."""
 
     model: str = "doom"  # the bundled model, or a checkpoint folder
     clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own

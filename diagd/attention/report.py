@@ -1,4 +1,4 @@
-"""The figure of `diagd attention`: the map, what lies around a token, and the shares by layer."""
+"""`diagd attention`: measure, draw the figure, print and write the numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -23,117 +23,17 @@ from diagd.pipeline.world_folder import load_parts
 
 REACH = 6  # rows and columns around a place that the figure shows
 
-_LABELS = {
-    "previous_in_row": "previous token in the row",
-    "row_above": "row above, same column",
-    "two_rows_above": "two rows above, same column",
-    "further_up": "further up, same column",
-    "previous_frame": "frame before, same place",
-    "older_frames": "older frames, same place",
-    "neighbours": "around these (1 row, 1 column)",
-    "conditioning": "action or prefix",
-    "elsewhere": "everything else",
+_STYLES = {  # label and colour of each kind of token, in the order of the bars
+    "previous_in_row": ("previous token in the row", "#4c72b0"),
+    "row_above": ("row above, same column", "#c44e52"),
+    "two_rows_above": ("two rows above, same column", "#e08a8c"),
+    "further_up": ("further up, same column", "#f2c6c6"),
+    "previous_frame": ("frame before, same place", "#55a868"),
+    "older_frames": ("older frames, same place", "#a3d3ae"),
+    "neighbours": ("around these (1 row, 1 column)", "#ccb974"),
+    "conditioning": ("action or prefix", "#8172b2"),
+    "elsewhere": ("everything else", "#d0d0d0"),
 }
-_COLORS = {
-    "previous_in_row": "#4c72b0",
-    "row_above": "#c44e52",
-    "two_rows_above": "#e08a8c",
-    "further_up": "#f2c6c6",
-    "previous_frame": "#55a868",
-    "older_frames": "#a3d3ae",
-    "neighbours": "#ccb974",
-    "conditioning": "#8172b2",
-    "elsewhere": "#d0d0d0",
-}
-
-
-def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
-    """Write the figure as PNG."""
-    figure, axes = plt.subplot_mosaic(
-        [["map", "map", "map"], ["before", "itself", "shares"]],
-        figsize=(14, 11.5),
-        layout="constrained",
-        width_ratios=[1, 1, 1.7],
-        height_ratios=[1.25, 1],
-    )
-    figure.suptitle(title)
-    _draw_map(axes["map"], attention)
-    around = [attention.around(frames_back, REACH) for frames_back in (1, 0)]
-    high = max(float(mass.nan_to_num().max()) for mass in around)
-    for name, mass in zip(("before", "itself"), around, strict=True):
-        _draw_around(axes[name], mass, LogNorm(high / 300, high))
-    axes["before"].set_title("around the place written (box),\nin the frame before")
-    axes["itself"].set_title("around the place written (box),\nin the frame itself")
-    nearby = [axes["before"], axes["itself"]]
-    image = axes["itself"].images[0]
-    figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
-    _draw_shares(axes["shares"], attention.report())
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
-
-
-def _draw_map(axis: Axes, attention: FrameAttention) -> None:
-    """Draw the frame before and the frame itself, and name their diagonals."""
-    count, width = len(attention.mean_map), attention.width
-    slots_per_frame = attention.slots_per_frame
-    shown = attention.mean_map[:, -count - slots_per_frame :].numpy()
-    high = float(np.quantile(shown, 0.9995))
-    axis.imshow(
-        shown.clip(min=high / 1000),
-        norm=LogNorm(high / 1000, high),
-        cmap="magma",
-        aspect="auto",
-        interpolation="nearest",
-    )
-    axis.axvline(slots_per_frame - 0.5, color="white", linewidth=1.5)
-    # kind, columns from the diagonal of the frame before, and where its name stands (0 to 1)
-    marks = (
-        ("previous_frame", 0, 0.25, (0.2, 0.88)),
-        ("row_above", slots_per_frame - width, 0.3, (0.8, 0.88)),
-        ("previous_in_row", slots_per_frame - 1, 0.45, (0.88, 0.74)),
-        ("two_rows_above", slots_per_frame - 2 * width, 0.8, (0.4, 0.1)),
-    )
-    for kind, offset, share, label_at in marks:
-        row = share * count
-        axis.annotate(
-            _LABELS[kind],
-            xy=(row + offset, row),
-            xytext=label_at,
-            textcoords="axes fraction",
-            horizontalalignment="center",
-            color="white",
-            fontsize=11,
-            in_layout=False,
-            bbox={"facecolor": "black", "alpha": 0.75, "edgecolor": "none"},
-            arrowprops={"arrowstyle": "->", "color": "white"},
-        )
-    axis.set_xlabel("token looked at: the frame before | the frame itself, both in raster order")
-    axis.set_ylabel("token written, in raster order")
-
-
-def _draw_around(axis: Axes, mass: Tensor, norm: LogNorm) -> None:
-    reach = len(mass) // 2
-    edges = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
-    axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
-    axis.set_facecolor("#e8e8e8")
-    axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
-    axis.set(xlabel="columns away", ylabel="rows away", xticks=range(-reach, reach + 1, 2))
-    axis.set_yticks(range(-reach, reach + 1, 2))
-
-
-def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
-    rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
-    rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
-    left = [0.0] * len(rows)
-    for kind, label in _LABELS.items():
-        shares = [row[kind] for row in rows.values()]
-        if any(shares):
-            axis.barh(list(rows), shares, left=left, color=_COLORS[kind], label=label)
-            left = [a + b for a, b in zip(left, shares, strict=True)]
-    axis.set(xlim=(0, 1), xlabel="share of attention", title="whom attention goes to")
-    axis.invert_yaxis()
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
@@ -158,23 +58,19 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
         layer=options.layer,
         head=options.head,
     )
-    chosen = [
-        f"{name} {number}"
-        for name, number in (("layer", options.layer), ("head", options.head))
-        if number is not None
-    ]
-    title = f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), "
-    title += ", ".join(chosen) or "mean of all layers and heads"
-    draw_attention(options.output, title, attention)
+    layer = "mean of all layers" if options.layer is None else f"layer {options.layer}"
+    head = "all heads" if options.head is None else f"head {options.head}"
+    draw_attention(
+        options.output,
+        f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), {layer}, {head}",
+        attention,
+    )
     numbers = options.output.with_suffix(".json")
-    report = {
-        "model": options.model,
-        "clips": [clip.name for clip in clips],
-        "kinds": list(KINDS),
-        **attention.report(),
-    }
+    names = [clip.name for clip in clips]
+    report = {"model": options.model, "clips": names, "kinds": list(KINDS), **attention.report()}
     write_json(numbers, report, indent=1)
-    _print(report, options.output, numbers)
+    _print(report)
+    make_console().print(f"wrote {options.output} and {numbers}")
     return {"figure": str(options.output), "numbers": str(numbers), **report}
 
 
@@ -200,7 +96,7 @@ def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
     return world.prompt(resize(frames[-num_frames:], *world.frame_size_px), actions)[0]
 
 
-def _print(report: dict[str, Any], figure: Path, numbers: Path) -> None:
+def _print(report: dict[str, Any]) -> None:
     lines = []
     for kind in KINDS:
         share, even = report["shares"][kind], report["shares_if_even"][kind]
@@ -212,4 +108,83 @@ def _print(report: dict[str, Any], figure: Path, numbers: Path) -> None:
     print_table(console, f"{report['model']}: share of attention, all layers", header, lines)
     lost = ", ".join(f"{mass:.1%} ({k})" for k, mass in report["not_written_yet"].items())
     console.print(f"on tokens that diagonals have not written yet: {lost}")
-    console.print(f"wrote {figure} and {numbers}")
+
+
+def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
+    """Write the figure as PNG."""
+    figure, axes = plt.subplot_mosaic(
+        [["map", "map", "map"], ["before", "itself", "shares"]],
+        figsize=(14, 11.5),
+        layout="constrained",
+        width_ratios=[1, 1, 1.7],
+        height_ratios=[1.25, 1],
+    )
+    figure.suptitle(title)
+    _draw_map(axes["map"], attention)
+    around = [attention.around(frames_back, REACH) for frames_back in (1, 0)]
+    high = max(float(mass.nan_to_num().max()) for mass in around)
+    nearby = [axes["before"], axes["itself"]]
+    for axis, name, mass in zip(nearby, ("before", "itself"), around, strict=True):
+        _draw_around(axis, mass, LogNorm(high / 300, high))
+        axis.set_title(f"around the token written (box),\nin the frame {name}")
+    image = axes["itself"].images[0]
+    figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
+    _draw_shares(axes["shares"], attention.report())
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+
+
+def _draw_map(axis: Axes, attention: FrameAttention) -> None:
+    """Draw the frame before and the frame itself, and label their diagonals."""
+    count, width = len(attention.mean_map), attention.width
+    slots_per_frame = attention.slots_per_frame
+    shown = attention.mean_map[:, -count - slots_per_frame :].numpy()
+    high = float(np.quantile(shown, 0.9995))
+    norm = LogNorm(high / 1000, high, clip=True)
+    axis.imshow(shown, norm=norm, cmap="magma", aspect="auto", interpolation="nearest")
+    axis.axvline(slots_per_frame - 0.5, color="white", linewidth=1.5)
+    look = {
+        "textcoords": "axes fraction",
+        "horizontalalignment": "center",
+        "color": "white",
+        "fontsize": 11,
+        "in_layout": False,
+        "bbox": {"facecolor": "black", "alpha": 0.75, "edgecolor": "none"},
+        "arrowprops": {"arrowstyle": "->", "color": "white"},
+    }
+    # kind, columns from the diagonal of the frame before, row (0 to 1), place of the label (0 to 1)
+    for kind, offset, row, label_at in (
+        ("previous_frame", 0, 0.25, (0.2, 0.88)),
+        ("row_above", slots_per_frame - width, 0.3, (0.8, 0.88)),
+        ("previous_in_row", slots_per_frame - 1, 0.45, (0.88, 0.74)),
+        ("two_rows_above", slots_per_frame - 2 * width, 0.8, (0.4, 0.1)),
+    ):
+        place = row * count + offset, row * count
+        axis.annotate(_STYLES[kind][0], xy=place, xytext=label_at, **look)
+    axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
+    axis.set_ylabel("token written, in raster order")
+
+
+def _draw_around(axis: Axes, mass: Tensor, norm: LogNorm) -> None:
+    reach = len(mass) // 2
+    edges = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
+    axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
+    axis.set_facecolor("#e8e8e8")
+    axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
+    axis.set(xlabel="columns away", ylabel="rows away", xticks=range(-reach, reach + 1, 2))
+    axis.set_yticks(range(-reach, reach + 1, 2))
+
+
+def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
+    rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
+    rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
+    left = [0.0] * len(rows)
+    for kind, (label, color) in _STYLES.items():
+        shares = [row[kind] for row in rows.values()]
+        if any(shares):
+            axis.barh(list(rows), shares, left=left, color=color, label=label)
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+    axis.set(xlim=(0, 1), xlabel="share of attention", title="share of attention by kind of token")
+    axis.invert_yaxis()
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=8, frameon=False)

@@ -1,7 +1,7 @@
-"""Actions: words people write, conditioning tokens models read, jsonl files on disk.
+"""Actions as names, as conditioning tokens of a model, and as jsonl files.
 
 An action file holds one JSON object a frame, `{"action": "forward"}`; row t is the action that led
-from frame t - 1 to frame t (row 0, before anything happened, is by custom `none`).
+from frame t - 1 to frame t (row 0, before anything happened, is by convention `none`).
 On the command line a sequence is written `forward*8,left*4`.
 """
 
@@ -16,22 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.files import write_json, write_text
+from diagd.files import parse_object, write_json, write_text
 
-# One action a frame: `forward*8,left*4`, or (T,) names or integers, their places in `codec.names`
+# One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
 
 IDLE_NAMES = ("none", "noop", "no-op", "no_op", "nothing", "idle", "null")
 
 
 class ActionCodec(Protocol):
-    """How actions, written as words, become the conditioning tokens of a model.
+    """Translate between the names of actions and the conditioning tokens of a model.
 
     Attributes:
-        names: words for what can be done (see `idle_action`).
-        num_tokens: tokens an action takes.
+        num_tokens: tokens of one action.
         num_ids: local ids are in [0, num_ids); a model's action ids follow its visual ones.
-        combines: whether words joined by `+` are an action, too (`forward+jump`).
+        combines: whether names joined by `+` are an action, too (`forward+jump`).
     """
 
     @property
@@ -48,13 +47,13 @@ class ActionCodec(Protocol):
         ...
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Return the action that a line of an action file means, or raise ValueError."""
+        """Return the action on one line of an action file, or raise ValueError."""
         ...
 
 
 @dataclass(frozen=True)
 class ActionVocabulary:
-    """The actions a world model understands; an action's id is its place in `names`."""
+    """The actions a world model understands; an action's id is its index in `names`."""
 
     names: tuple[str, ...]
     num_tokens = 1
@@ -68,22 +67,19 @@ class ActionVocabulary:
             )
 
     def id_of(self, name: str) -> int:
-        """Return the id of an action, or raise ValueError naming the known ones."""
         if name not in self.names:
             raise ValueError(f"unknown action {name!r}, expected one of: {', '.join(self.names)}")
         return self.names.index(name)
 
     @property
     def num_ids(self) -> int:
-        """One id for each name."""
         return len(self.names)
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the action's id, or raise ValueError naming the known ones."""
         return (self.id_of(action),)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Read `{"action": NAME}`; whatever else the line holds is ignored."""
+        """Read `{"action": NAME}` and ignore everything else on the line."""
         action = record.get("action")
         if not isinstance(action, str):
             raise ValueError(f'expected {{"action": NAME}}, got {json.dumps(record)[:60]}')
@@ -107,17 +103,16 @@ class ActionVocabulary:
 
 
 def idle_action(codec: ActionCodec) -> str:
-    """Return the action that is doing nothing: `none`, `noop` or the like, else the first one."""
-    idle = (name for name in codec.names if name.lower() in IDLE_NAMES)
-    return next(idle, codec.names[0])
+    """Return the action of doing nothing: `none`, `noop` or the like, else the first one."""
+    return next((name for name in codec.names if name.lower() in IDLE_NAMES), codec.names[0])
 
 
 def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
-    """Return actions as names, in whatever form they are given.
+    """Return actions, in any of the forms of `Actions`, as names.
 
     Args:
-        num_frames: actions wanted. The last action of a string goes on until there are so many;
-            whoever gives a list means its length.
+        num_frames: actions wanted: the last action of a string is repeated up to this number. A
+            list keeps its length.
 
     Raises:
         ValueError: an unknown action, or something that is no sequence of actions.
@@ -126,26 +121,23 @@ def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None
         actions = parse_actions(given, codec)
         return actions + actions[-1:] * ((num_frames or 0) - len(actions))
     values = given.tolist() if isinstance(given, Tensor | np.ndarray) else given
-    names, size = [], len(codec.names)
+    names = []
     for value in values if isinstance(values, Iterable) else [None]:
         if isinstance(value, bool) or not isinstance(value, str | int | np.integer):
             raise ValueError(
                 "actions must be a string such as forward*8,left*4, names, or (T,) integers, "
                 f"got {values if value is None else value!r}"
             )
-        if not isinstance(value, str) and not 0 <= value < size:
-            raise ValueError(f"actions as numbers must be in [0, {size}), got {value}")
+        if isinstance(value, str):
+            codec.tokens_of(value)
+        elif not 0 <= value < len(codec.names):
+            raise ValueError(f"actions as numbers must be in [0, {len(codec.names)}), got {value}")
         names.append(value if isinstance(value, str) else codec.names[int(value)])
-        codec.tokens_of(names[-1])
     return names
 
 
 def parse_actions(text: str, codec: ActionCodec) -> list[str]:
-    """Turn `forward*8,left*4` into twelve actions.
-
-    Raises:
-        ValueError: an unknown action or a count that is no positive integer.
-    """
+    """Parse `forward*8,left*4` into twelve actions, or raise ValueError."""
     actions = []
     for part in re.split(r",(?![^()]*\))", text):  # a camera(PITCH,YAW) stays whole
         name, star, count = part.strip().partition("*")
@@ -161,10 +153,10 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
 def split_actions(
     actions: list[str] | None, given: int
 ) -> tuple[list[str] | None, list[str] | None]:
-    """Return the actions between so many given frames, and those that lead on from them.
+    """Return the actions between the first `given` frames, and those that follow them.
 
     Args:
-        actions: one for each frame, that led to it: what led to the first one, nobody saw.
+        actions: one a frame, the one that led to it; that of the first frame is dropped.
     """
     return (None, None) if actions is None else (actions[1:given], actions[given:])
 
@@ -179,20 +171,14 @@ def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = 
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"action file not found: {path}")
-    actions = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text file") from None
+    actions = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):  # also: too long a number, nested too deeply
-            record = None
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:60]!r}")
-        try:
-            actions.append(codec.action_of(record))
+            actions.append(codec.action_of(parse_object(line)))
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
     if num_frames is not None and len(actions) != num_frames:

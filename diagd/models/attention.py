@@ -1,5 +1,6 @@
-"""Layers of the decoder that know of one position only: norms and MLPs, under LLaMA's names."""
+"""Layers of the decoder under LLaMA's names: norms, MLPs, attention, and its cache."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
@@ -24,14 +25,12 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension of x."""
         x32 = x.float()
         x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)
 
 
 def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
-    """Build the norm the config names, over hidden_size."""
     if config.norm == "rms":
         return RMSNorm(config.hidden_size, config.norm_eps)
     return nn.LayerNorm(
@@ -52,7 +51,6 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, L, hidden_size) to the same shape."""
         if self.gate_up_proj is None:
             gate, up = self.gate_proj(x), self.up_proj(x)
         else:
@@ -69,7 +67,6 @@ class GELU(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, L, hidden_size) to the same shape."""
         return self.down_proj(F.gelu(self.up_proj(x), approximate="tanh"))
 
 
@@ -82,22 +79,25 @@ def check_sizes(batch_size: int, num_slots: int) -> None:
 
 
 def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
-    """Raise ValueError where a cache in this machine's memory could never be."""
+    """Raise ValueError for a cache larger than this machine's memory."""
     check_memory(num_bytes, f"a cache of batch_size={batch_size} and num_slots={num_slots}")
 
 
 def refuse_context(context: Tensor | None) -> None:
-    """Raise ValueError where a model without cross-attention is given something to attend to."""
+    """Raise ValueError for a context given to a model without cross-attention."""
     if context is not None:
         raise ValueError("context must be None: this model has no cross-attention")
 
 
-# What cross-attention reads: a layer's keys and values, (B or 1, kv_heads, M, head_dim) each
+# Input of cross-attention: keys and values of each layer, (B or 1, kv_heads, M, head_dim) each
 Text = list[tuple[Tensor, Tensor]]
 
 
 class StaticKVCache:
-    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
+    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer.
+
+    They begin as zeros, which keep a masked slot from turning 0 * NaN into NaN.
+    """
 
     def __init__(
         self,
@@ -110,7 +110,6 @@ class StaticKVCache:
         dtype: torch.dtype = torch.float32,
         text: Text | None = None,
     ) -> None:
-        """Allocate zeroed buffers; zeros keep a masked slot from turning 0 * NaN into NaN."""
         shape = (batch_size, num_kv_heads, num_slots, head_dim)
         if torch.device(device).type == "cpu":
             size = 2 * num_layers * math.prod(shape) * dtype.itemsize
@@ -120,8 +119,8 @@ class StaticKVCache:
         self.text = text
 
     def renew(self, text: Text | None) -> bool:
-        """Empty the buffers and take another text in, where they stand; False where it differs."""
-        theirs, own = _tensors_of(text), _tensors_of(self.text)
+        """Zero the buffers in place and copy a text in; False where its shape is another one."""
+        theirs, own = (list(itertools.chain(*(each or ()))) for each in (text, self.text))
         if [tensor.shape for tensor in theirs] != [tensor.shape for tensor in own]:
             return False
         for buffer, tensor in zip(own, theirs, strict=True):
@@ -140,18 +139,13 @@ class StaticKVCache:
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
 
 
-def _tensors_of(text: Text | None) -> list[Tensor]:
-    return [tensor for pair in text or () for tensor in pair]
-
-
 class RuleKernel(NamedTuple):
-    """In place of a mask over cache slots: the rule that it follows from, and what applies it.
+    """The rule that a mask over cache slots follows from, and a kernel that applies it.
 
     Attributes:
         kernel: (queries, keys, values, positions, *rule) -> (B, heads, L, D), as `attend` with the
             mask `diagd.decoding.visibility.visible_slots(positions, *rule)`.
-        positions: (L,) int64, where the lanes stand in raster order.
-        rule: the rest.
+        positions: (L,) int64 raster positions of the lanes.
     """
 
     kernel: Callable[..., Tensor]
@@ -160,43 +154,50 @@ class RuleKernel(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the mask: lanes and slots."""
+        """Lanes and slots."""
         return self.rule.shape
 
 
 class MaskKernel(NamedTuple):
-    """A mask as a backend's kernel takes it, and that kernel; without a cache.
+    """A mask (L, L) in a backend's own form, and its kernel; used without a cache.
 
     Attributes:
-        kernel: (queries, keys, values, mask) -> (B, heads, L, D), as `attend` with the mask (L, L).
-        mask: what it made of the mask, tensors.
+        kernel: (queries, keys, values, mask) -> (B, heads, L, D), as `attend` with the mask.
     """
 
     kernel: Callable[..., Tensor]
     mask: tuple[Tensor, ...]
 
 
-# (L, M) bool; or what FlexAttention or a kernel makes of it; or what needs none; None: causal
+# (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal
 Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
 
 
-class Attention(nn.Module):
+class GroupedQueries(nn.Module):
+    """Projections of grouped-query attention, with keys and values from inputs of `kv_size`."""
+
+    def __init__(self, config: ModelConfig, kv_size: int) -> None:
+        super().__init__()
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.widths = width, kv_width, kv_width
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.bias)
+        self.k_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
+        self.v_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+
+class Attention(GroupedQueries):
     """Grouped-query self-attention, causal over its own tokens or masked over a cache."""
 
     mergeable: ClassVar = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.layer, self.head_dim = layer, config.head_dim
-        self.widths = width, kv_width, kv_width
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
+        super().__init__(config, config.hidden_size)
+        self.layer = layer
         self.qkv_proj: nn.Module | None = None  # all three in one, after merge_linears
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -206,27 +207,19 @@ class Attention(nn.Module):
         visible: Visible,
         cache: StaticKVCache | None,
     ) -> Tensor:
-        """Attend from every lane of x.
+        """Attend from every lane of x (B, L, hidden_size).
 
         Args:
-            x: (B, L, hidden_size).
-            rotary: Cosines and sines, each (L, head_dim / 2); None rotates nothing.
-            slots: (L,) int64, where the cache takes this call's keys and values.
-            visible: (L, M) bool, True = may attend; M counts cache slots, or is L without a cache.
-                None means causal. Without a cache also a MaskKernel or (to be compiled) a
-                BlockMask; with one also a RuleKernel.
-            cache: Buffers to write and then read; None attends to this call's own tokens.
-
-        Returns:
-            (B, L, hidden_size).
+            rotary: cosines and sines, each (L, head_dim / 2); None rotates nothing.
+            slots: (L,) int64, where this call's keys and values are written.
+            visible: see `attend`; M counts cache slots, or is L without a cache.
+            cache: written and then read; None attends to this call's own tokens.
         """
         if self.qkv_proj is None:
             projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         else:
             projected = self.qkv_proj(x).split(self.widths, dim=-1)
-        queries, keys, values = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in projected
-        )
+        queries, keys, values = (split_heads(part, self.head_dim) for part in projected)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
@@ -237,36 +230,30 @@ class Attention(nn.Module):
         return self.o_proj(attend(queries, keys, values, visible).transpose(1, 2).flatten(2))
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(GroupedQueries):
     """Grouped-query attention from the sequence to a text, without positions (Cosmos V2W)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.bias)
-        self.k_proj = nn.Linear(config.context_size, kv_width, bias=config.bias)
-        self.v_proj = nn.Linear(config.context_size, kv_width, bias=config.bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, kv_heads, M, head_dim) of a text (B, M, context_size)."""
         keys, values = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for part in (self.k_proj(context), self.v_proj(context))
+            split_heads(projection(context), self.head_dim)
+            for projection in (self.k_proj, self.v_proj)
         )
         return (keys if self.k_norm is None else self.k_norm(keys)), values
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend from x (B, L, hidden_size) to all of the projected keys and values."""
-        queries = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        queries = split_heads(self.q_proj(x), self.head_dim)
         if self.q_norm is not None:
             queries = self.q_norm(queries)
         visible = torch.ones(x.shape[1], keys.shape[2], dtype=torch.bool, device=x.device)
         out = attend(queries, keys, values, visible)
         return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """(B, L, heads * head_dim) -> (B, heads, L, head_dim)."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
@@ -276,12 +263,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
     values are then read once and never repeated, and every SDPA kernel takes it.
 
     Args:
-        queries: (B, heads, L, D).
-        keys: (B, kv_heads, M, D); kv_heads divides heads.
-        values: (B, kv_heads, M, D).
-        visible: (L, M) bool, True = may attend; None means causal, and then L = M.
-            A BlockMask is for FlexAttention, which skips what nobody sees but has to be compiled
-            to be quick. A MaskKernel and a RuleKernel attend by themselves.
+        visible: (L, M) bool, True = may attend; None means causal, and then L = M. A BlockMask is
+            for FlexAttention, which has to be compiled to be fast.
 
     Returns:
         (B, heads, L, D).

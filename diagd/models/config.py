@@ -1,8 +1,7 @@
-"""Describe a decoder-only video model: one frozen record for the MC-AR, Cosmos and WHAM families.
+"""Shape and kind of a decoder: one frozen record for the MC-AR, Cosmos and WHAM families.
 
-Field names are Hugging Face's without `num_hidden_`/`attention_` padding. A record that exists is
-legal: every illegal value and combination is refused when it is built, so the layers never check
-again.
+Field names are Hugging Face's without `num_hidden_`/`attention_` padding. Illegal values and
+combinations are refused when a record is built, so layers never check again.
 """
 
 import dataclasses
@@ -23,11 +22,10 @@ _CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(P
 class ModelConfig:
     """Shape and kind of one decoder.
 
-    The grid is what one frame looks like in tokens; 3-D rotary positions are computed from it, and
-    it tells a reader of the checkpoint what the model generates.
+    The grid is one frame in tokens; 3-D rotary positions are computed from it.
 
     Raises:
-        ValueError: A field has the wrong type or range, or two fields contradict each other.
+        ValueError: a field has the wrong type or range, or two fields contradict each other.
     """
 
     hidden_size: int  # width of the residual stream
@@ -43,13 +41,9 @@ class ModelConfig:
     grid_width: int  # token columns of a frame
     num_action_tokens: int = 0  # conditioning tokens before each generated frame
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
-    extra_embeddings: int = (
-        0  # embedding rows beyond vocab_size: ids that are fed but never predicted
-    )
+    extra_embeddings: int = 0  # rows beyond vocab_size: ids that are fed but never predicted
     norm: Norm = "rms"  # RMSNorm or LayerNorm
-    norm_affine: bool = (
-        True  # the norms inside the blocks have parameters (the final norm always has)
-    )
+    norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
     mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
     bias: bool = False  # linear layers and layer norms have biases (the output layer never has)
@@ -67,46 +61,54 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}, "
-                f"got {self.num_heads}"
-            )
-        if self.num_heads * self.head_dim > _MAX_SIZE:
-            raise ValueError(
-                f"num_heads * head_dim must be at most {_MAX_SIZE}, "
-                f"got {self.num_heads} * {self.head_dim}"
-            )
-        if self.image_vocab_size > self.vocab_size:
-            raise ValueError(
-                f"image_vocab_size must be at most vocab_size={self.vocab_size}, "
-                f"got {self.image_vocab_size}"
-            )
-        if self.prefix_length >= self.max_positions:
-            raise ValueError(
-                f"prefix_length must be below max_positions={self.max_positions}, "
-                f"got {self.prefix_length}"
-            )
-        if self.position == "rope" and self.head_dim % 2:
-            raise ValueError(f"position='rope' needs an even head_dim, got {self.head_dim}")
-        if self.position == "rope3d" and (self.head_dim % 2 or self.head_dim < 6):
-            raise ValueError(
-                f"position='rope3d' needs an even head_dim of at least 6, got {self.head_dim}"
-            )
-        if self.position_table and self.hidden_size % 2:
-            raise ValueError(
-                f"position_table=True needs an even hidden_size, got {self.hidden_size}"
-            )
-        if self.yarn_factor != 1.0 and self.position != "rope3d":
-            raise ValueError(
-                f"yarn_factor={self.yarn_factor} needs position='rope3d', got {self.position!r}"
-            )
-        if self.norm == "rms" and not self.norm_affine:
-            raise ValueError("norm_affine=False needs norm='layer', got norm='rms'")
-        if self.tie_embeddings and self.extra_embeddings:
-            raise ValueError(
-                f"tie_embeddings needs extra_embeddings=0, got {self.extra_embeddings}"
-            )
+        _refuse(
+            self.num_heads % self.num_kv_heads,
+            f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}",
+            self.num_heads,
+        )
+        width, is_3d = self.num_heads * self.head_dim, self.position == "rope3d"
+        _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
+        _refuse(
+            self.image_vocab_size > self.vocab_size,
+            f"image_vocab_size must be at most vocab_size={self.vocab_size}",
+            self.image_vocab_size,
+        )
+        _refuse(
+            self.prefix_length >= self.max_positions,
+            f"prefix_length must be below max_positions={self.max_positions}",
+            self.prefix_length,
+        )
+        is_odd = self.head_dim % 2
+        _refuse(
+            is_odd and self.position == "rope",
+            "position='rope' needs an even head_dim",
+            self.head_dim,
+        )
+        _refuse(
+            is_3d and (is_odd or self.head_dim < 6),
+            "position='rope3d' needs an even head_dim of at least 6",
+            self.head_dim,
+        )
+        _refuse(
+            self.position_table and self.hidden_size % 2,
+            "position_table=True needs an even hidden_size",
+            self.hidden_size,
+        )
+        _refuse(
+            self.yarn_factor != 1.0 and not is_3d,
+            f"yarn_factor={self.yarn_factor} needs position='rope3d'",
+            repr(self.position),
+        )
+        _refuse(
+            self.norm == "rms" and not self.norm_affine,
+            "norm_affine=False needs norm='layer'",
+            "norm='rms'",
+        )
+        _refuse(
+            self.tie_embeddings and self.extra_embeddings,
+            "tie_embeddings needs extra_embeddings=0",
+            self.extra_embeddings,
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
@@ -126,41 +128,38 @@ class ModelConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a plain dict that `json` can write and `from_dict` can read."""
+        """Return the fields as a dict that `json` can write and `from_dict` can read."""
         return dataclasses.asdict(self)
 
     @property
     def frames_held(self) -> int:
-        """Frames of a clip that fill the context, actions between them."""
+        """Frames that fit into the context, with the actions between them."""
         slots = self.max_positions + self.num_action_tokens - self.prefix_length
         return slots // (self.tokens_per_frame + self.num_action_tokens)
 
     @property
     def tokens_per_frame(self) -> int:
-        """Visual tokens of one frame."""
         return self.grid_height * self.grid_width
 
 
+def _refuse(is_wrong: object, rule: str, got: object) -> None:
+    if is_wrong:
+        raise ValueError(f"{rule}, got {str(got)[:20]}")
+
+
 def _check_value(field: dataclasses.Field[Any], value: Any) -> None:
-    if field.name in _CHOICES:
-        if value not in _CHOICES[field.name]:
-            choices = ", ".join(map(repr, _CHOICES[field.name]))
-            raise ValueError(f"{field.name} must be one of {choices}, got {value!r}")
+    name, is_bool = field.name, isinstance(value, bool)
+    if name in _CHOICES:
+        choices = ", ".join(map(repr, _CHOICES[name]))
+        _refuse(value not in _CHOICES[name], f"{name} must be one of {choices}", repr(value))
     elif field.type is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{field.name} must be true or false, got {value!r}")
+        _refuse(not is_bool, f"{name} must be true or false", repr(value))
     elif field.type is float:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value <= sys.float_info.max
-        ):
-            raise ValueError(
-                f"{field.name} must be a finite number above 0, got {repr(value)[:20]}"
-            )
+        is_number = isinstance(value, int | float) and not is_bool
+        is_wrong = not is_number or not 0 < value <= sys.float_info.max
+        _refuse(is_wrong, f"{name} must be a finite number above 0", repr(value))
     else:
         lowest = 0 if field.default == 0 else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"{field.name} must be an integer of at least {lowest}, got {value!r}")
-        if value > _MAX_SIZE:
-            raise ValueError(f"{field.name} must be at most {_MAX_SIZE}, got {repr(value)[:20]}")
+        is_wrong = is_bool or not isinstance(value, int) or value < lowest
+        _refuse(is_wrong, f"{name} must be an integer of at least {lowest}", repr(value))
+        _refuse(value > _MAX_SIZE, f"{name} must be at most {_MAX_SIZE}", value)

@@ -3,8 +3,7 @@
 logits = unconditional + scale * (conditional - unconditional)
 
 Every batch row is run twice, side by side: once after the prompt that the engine feeds, once after
-another one. What is generated is fed to both. To the engine the pair is one model, so schedules,
-sampling and streams stay what they are.
+another one. Generated tokens are fed to both. To the engine the pair is one model.
 """
 
 import torch
@@ -20,26 +19,21 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
 
     The two prompts need not be of one length: the unconditional rows have slots ahead of the
     engine's for all but the last of their tokens, which is fed when the engine feeds its own last
-    prompt token. Slots are positions here, as the engine has it.
+    prompt token. Slots and positions of a lane are the same here, as in the engine.
 
     Args:
-        model: what runs the pairs.
-        unconditional: (1, U) or (B, U) int64, read in place of the prompt's first tokens: an empty
-            or a negative prompt with the model's own image start.
-        prompt_length: tokens of the engine's prompt that it stands for, at least 1: the text before
-            the context frames. Both see what comes after.
-        scale: 1 is the model as it is, more follows the prompt more closely.
+        unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
+            image start; it replaces the first `prompt_length` tokens of the engine's prompt, the
+            text before the context frames. Both rows see what comes after.
+        prompt_length: at least 1.
+        scale: 1 is the model as it is; a larger one follows the prompt more closely.
 
     Raises:
-        ValueError: An argument out of its range.
+        ValueError: an argument out of its range.
     """
 
     def __init__(
-        self,
-        model: HuggingFaceModel,
-        unconditional: Tensor,
-        prompt_length: int,
-        scale: float,
+        self, model: HuggingFaceModel, unconditional: Tensor, prompt_length: int, scale: float
     ) -> None:
         if unconditional.ndim != 2 or not unconditional.numel():
             raise ValueError(
@@ -70,10 +64,10 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> SlotCache:
-        """Make a cache for batch_size pairs, the unconditional prompt but its last token in it.
+        """Make a cache of batch_size pairs that holds the unconditional prompt but its last token.
 
         Raises:
-            ValueError: A context is given, or a batch that the unconditional prompts do not fit.
+            ValueError: a context, or a batch size that the unconditional prompts do not fit.
         """
         given, ahead = len(self.unconditional), self.num_ahead
         if given not in (1, batch_size):
@@ -86,8 +80,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         return cache
 
     def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
-        """Never: the unconditional prompt is in it."""
-        return False
+        return False  # the unconditional prompt is in it
 
     def forward(
         self,
@@ -98,12 +91,9 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         cache: SlotCache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
-        """Run one decoding step of all pairs; see `HuggingFaceModel.forward`.
+        """Run one decoding step of all pairs; return guided logits in float32.
 
-        Lanes of the prompt mean nothing to the unconditional rows, which never see them again.
-
-        Returns:
-            Guided logits (B, lanes kept, vocab_size), float32.
+        The unconditional rows run the prompt's lanes as well, but never see them again.
         """
         ahead, last = self.num_ahead, self.prompt_length - 1
         theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)

@@ -1,11 +1,10 @@
-"""A cache for models of transformers that is written by slot.
+"""Causal language models of transformers behind the protocol, with a cache written by slot.
 
 The stock caches append, or write at a running index. This one writes where the step says and hands
 attention a prefix of the buffer, so a model can be fed in any order.
 """
 
 import inspect
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +15,24 @@ from diagd.decoding.model import CausalModel
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
+_NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
+_MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
+_PROBE_TOKENS = 6
+_PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
+
 
 class SlotCacheLayer(CacheLayerMixin):
     """Keys and values of one layer, each (B, heads, num_slots, D), written by slot."""
 
     is_compileable = True
+    slots: Tensor  # (L,) int64, where the coming step writes
+    num_visible = 0  # how many slots it reads
 
     def __init__(self, batch_size: int, num_slots: int) -> None:
         super().__init__()
         self.batch_size, self.num_slots = batch_size, num_slots
-        self.slots: Tensor | None = None
-        self.num_visible = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate zeroed buffers for the heads and sizes seen in (B, heads, L, D) states."""
         self.keys, self.values = (
             states.new_zeros(self.batch_size, states.shape[1], self.num_slots, states.shape[3])
             for states in (key_states, value_states)
@@ -44,52 +47,41 @@ class SlotCacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        assert self.slots is not None
         self.keys.index_copy_(2, self.slots, key_states)
         self.values.index_copy_(2, self.slots, value_states)
         return self.keys[:, :, : self.num_visible], self.values[:, :, : self.num_visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys attention sees, and the offset of the first."""
-        return self.num_visible, 0
+        return self.num_visible, 0  # keys that attention sees, and the offset of the first
 
     def get_seq_length(self) -> int:
-        """Return how many keys attention sees; transformers' word for it."""
         return self.num_visible
 
     def get_max_length(self) -> int:
-        """Return num_slots."""
         return self.num_slots
 
 
 class SlotCache(Cache):
-    """Cache of a transformers model, written by slot in any order; the last slot is scratch."""
+    """Cache of a transformers model, written by slot in any order; the last slot is scratch.
+
+    Each layer allocates its buffers at the first step, once, at full size.
+    """
 
     def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
-        """Make empty layers; each allocates its buffers at the first step, once, full size."""
         self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]
         super().__init__(layers=list(self.slot_layers))
 
     def begin_step(self, slots: Tensor, num_visible: int) -> None:
-        """Say where the coming step writes, (L,) int64, and how many slots it reads.
-
-        transformers passes neither to `update`, so the layers have to be told beforehand.
-        """
+        """Tell the layers where the coming step writes: transformers does not pass it on."""
         for layer in self.slot_layers:
             layer.slots, layer.num_visible = slots, num_visible
 
     def renew(self) -> None:
-        """Empty the buffers, where they stand."""
+        """Zero the buffers in place."""
         for layer in self.slot_layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys.zero_()
                 layer.values.zero_()
-
-
-_NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
-_MASKED_ATTENTION = ("eager", "sdpa")  # the implementations that honour a 4-D mask
-_PROBE_TOKENS = 6
-_PROBE_TOLERANCE = 1e-2  # of the spread of the logits; half precision gets sqrt(eps) where larger
 
 
 class HuggingFaceModel(CausalModel):
@@ -97,18 +89,17 @@ class HuggingFaceModel(CausalModel):
 
     Args:
         model: as transformers 5 loads it, with `attn_implementation` eager or sdpa; its weights and
-            code stay as they are.
+            code are not changed, but it is put in evaluation mode.
 
     Raises:
-        ValueError: The model is no causal language model, takes no position ids (ALiBi models),
+        ValueError: the model is no causal language model, takes no position ids (ALiBi models),
             carries a state from token to token, limits attention to a window, ignores the 4-D mask,
             or cannot write image tokens with its forward.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Wrap the model and put it in evaluation mode, without which dropout would be active."""
         _check_model(model)
-        self.model = model.eval()
+        self.model = model.eval()  # else dropout would be active
         self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
         self._cache_argument = cache_argument(model)
         _check_order_does_not_matter(self)
@@ -141,17 +132,11 @@ class HuggingFaceModel(CausalModel):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> SlotCache:
-        """Make a cache of num_slots slots, the scratch slot (the last one) included.
-
-        Raises:
-            ValueError: A context is given, or a size is below 1.
-        """
         refuse_context(context)
         check_sizes(batch_size, num_slots)
         return SlotCache(self.config.num_hidden_layers, batch_size, num_slots)
 
     def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
-        """Empty a cache; see `CausalModel.renew_cache`."""
         refuse_context(context)
         cache.renew()
         return True
@@ -165,19 +150,10 @@ class HuggingFaceModel(CausalModel):
         cache: SlotCache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
-        """Run one decoding step.
+        """Run one decoding step; see `CausalModel.forward`.
 
-        Args:
-            tokens: (B, L) int64.
-            positions: (L,) int64 in [0, max_positions); (B, L) where batch rows differ.
-            slots: (L,) int64, cache slot of every lane; written before attention.
-            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read.
-                (B, L, M) where batch rows differ.
-            cache: From `make_cache`, changed in place.
-            logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
-
-        Returns:
-            Logits (B, lanes kept, vocab_size) in the model's dtype.
+        Positions may be (B, L), and visible (B, L, M), where batch rows differ; logits_to_keep may
+        be a tensor of lane indices. Logits are in the model's dtype.
         """
         cache.begin_step(slots, visible.shape[-1])
         never = torch.finfo(self.dtype).min
@@ -198,7 +174,7 @@ class HuggingFaceModel(CausalModel):
         """Run the plain causal model on (B, N) int64 tokens; returns (B, N, vocab_size).
 
         Raises:
-            ValueError: A context is given, or N exceeds max_positions.
+            ValueError: a context is given, or N exceeds max_positions.
         """
         refuse_context(context)
         if tokens.shape[1] > self.max_positions:
@@ -210,45 +186,43 @@ class HuggingFaceModel(CausalModel):
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """Return how the model's forward calls the cache: transformers renamed it in 5.24."""
-    return "cache" if "cache" in _parameters(model) else "past_key_values"
-
-
-def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(model.forward).parameters
+    """Return the name of the cache among the arguments of forward: it changed in 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"expected a transformers causal LM, got {type(model).__name__}")
-    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder or not model.can_generate():
+    name = type(model).__name__
+    is_ours = isinstance(model, PreTrainedModel) and model.can_generate()
+    if not is_ours or model.config.is_encoder_decoder:
         raise ValueError(f"expected a transformers causal LM, got {name}")
-    if model._is_stateful:
-        raise ValueError(
-            f"{name} cannot be fed out of order: it carries a state from token to token"
-        )
-    if hasattr(model, "prepare_embeddings_for_image_generation"):
-        raise ValueError(f"{name} cannot be used: it writes images with a head beside its forward")
-    needed, parameters = (*_NEEDED_ARGUMENTS, cache_argument(model)), _parameters(model)
-    missing = [argument for argument in needed if argument not in parameters]
-    if missing or getattr(config, "alibi", False):
+    config = model.config.get_text_config(decoder=True)
+    needed = {*_NEEDED_ARGUMENTS, cache_argument(model)}
+    missing = sorted(needed - set(inspect.signature(model.forward).parameters))
+    if getattr(config, "alibi", False):
         missing = missing or ["position_ids (it uses ALiBi)"]
-        raise ValueError(f"{name} cannot be fed out of order: it takes no {', '.join(missing)}")
-    if not hasattr(config, "max_position_embeddings"):
-        raise ValueError(f"{name} cannot be used: its config has no max_position_embeddings")
-    window = getattr(config, "sliding_window", None)
+    writes_images = hasattr(model, "prepare_embeddings_for_image_generation")
+    is_unbounded = not hasattr(config, "max_position_embeddings")
+    window = getattr(config, "sliding_window", None) or 0
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (window or 0) > 0:
-        raise ValueError(
-            f"{name} cannot be used: it needs full attention in every layer, "
-            f"got {', '.join(sorted(kinds))} with sliding_window={window}"
-        )
-    if config._attn_implementation not in _MASKED_ATTENTION:
-        raise ValueError(
-            f"{name} must run {' or '.join(_MASKED_ATTENTION)} attention, "
-            f"which honours a 4-D mask, got {config._attn_implementation!r}"
-        )
+    attention = config._attn_implementation
+    for holds, problem in (
+        (model._is_stateful, "cannot be fed out of order: it carries a state from token to token"),
+        (writes_images, "cannot be used: it writes images with a head beside its forward"),
+        (missing, f"cannot be fed out of order: it takes no {', '.join(missing)}"),
+        (is_unbounded, "cannot be used: its config has no max_position_embeddings"),
+        (
+            kinds != {"full_attention"} or window > 0,
+            "cannot be used: it needs full attention in every layer, "
+            f"got {', '.join(sorted(kinds))} with sliding_window={window}",
+        ),
+        (
+            attention not in _MASKED_ATTENTION,
+            f"must run {' or '.join(_MASKED_ATTENTION)} attention, which honours a 4-D mask, "
+            f"got {attention!r}",
+        ),
+    ):
+        if holds:
+            raise ValueError(f"{name} {problem}")
 
 
 @torch.no_grad()
@@ -277,7 +251,7 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
 
 
 class _GivenRotary(nn.Module):
-    """Stands where LLaMA computes its rotary embedding, and asks ours."""
+    """Replace LLaMA's rotary embedding with ours."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -296,15 +270,9 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         ValueError: the model is not LLaMA-like.
     """
     config = model.config
-    if (
-        config.norm != "rms"
-        or config.mlp != "swiglu"
-        or config.qk_norm
-        or config.position == "learned"
-        or config.extra_embeddings
-        or config.context_size
-        or config.position_table
-    ):
+    is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
+    added = config.qk_norm, config.extra_embeddings, config.context_size, config.position_table
+    if not is_llama or any(added):
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     llama_config = LlamaConfig(
         hidden_size=config.hidden_size,

@@ -15,12 +15,11 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos con
 def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
     """Return (..., 3) int64 (frame, row, column) of positions (...) of the 1-D sequence.
 
-    With n action tokens a frame, q = position + n - prefix_length counts from the place where the
-    first frame's own actions would stand. An action token is at row -1 of the frame it precedes,
-    its index being the column. Positions of the prefix get (0, 0, 0): zero angles.
+    Action tokens are at row -1 of the frame they precede, their index being the column; positions
+    of the prefix are (0, 0, 0), zero angles.
     """
     actions, width = config.num_action_tokens, config.grid_width
-    q = positions + actions - config.prefix_length
+    q = positions + actions - config.prefix_length  # as if the first frame had actions, too
     frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
     cell = rest - actions
     is_action = cell < 0
@@ -54,15 +53,10 @@ class Rotary(nn.Module):
 
     Angles within max_positions are float32 products, as models are trained with; those of whole
     multiples of max_positions are added in float64.
-
-    Attributes:
-        frequencies: (head_dim / 2,) float64, radians that a pair turns for each coordinate.
-        axes: (head_dim / 2,) int64, which coordinate that is: the position, or the frame, row or
-            column.
     """
 
-    frequencies: Tensor
-    axes: Tensor
+    frequencies: Tensor  # (head_dim / 2,) float64, radians a pair turns for each coordinate
+    axes: Tensor  # (head_dim / 2,) int64, which coordinate: the position, or frame, row or column
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,7 +71,7 @@ class Rotary(nn.Module):
         self.register_buffer("axes", torch.cat(axes), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Follow the model to its device, but not to its number type."""
+        """Follow the model to its device, but not to its dtype."""
         device = fn(self.axes).device
         self.axes, self.frequencies = self.axes.to(device), self.frequencies.to(device)
         return self
@@ -104,8 +98,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PositionTable(nn.Module):
     """Sines and cosines of frame, row and column, added to the residual stream (Cosmos V2W).
 
-    An axis takes the D features [sin(p * w) | cos(p * w)], w_k = 10000^(-k / (D / 2)); frame, row
-    and column stand side by side. Rounded to bfloat16 whatever the model's type; a prefix gets 0.
+    An axis has the D features [sin(p * w) | cos(p * w)], w_k = 10000^(-k / (D / 2)); frame, row and
+    column are concatenated. Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
     """
 
     table: Tensor

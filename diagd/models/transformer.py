@@ -1,4 +1,4 @@
-"""Embedding, blocks and final norm: everything of the decoder but the output layer."""
+"""The decoder that all families share: embedding, blocks, final norm and output layer."""
 
 import math
 
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.self_attn = Attention(config, layer)
         has_text = config.context_size > 0
         self.cross_attention_layernorm = make_norm(config, config.norm_affine) if has_text else None
-        self.cross_attn = CrossAttention(config) if has_text else None
+        self.cross_attn = CrossAttention(config, config.context_size) if has_text else None
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
 
@@ -46,7 +46,6 @@ class Block(nn.Module):
         cache: StaticKVCache | None,
         text: Text | None,
     ) -> Tensor:
-        """Add attention and MLP to the residual stream x; arguments as in `Attention.forward`."""
         x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
             assert text is not None
@@ -60,21 +59,17 @@ class DecoderStack(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        learned = config.position == "learned"
-        self.embed_tokens = nn.Embedding(
-            config.vocab_size + config.extra_embeddings, config.hidden_size
-        )
-        self.embed_positions = (
-            nn.Embedding(config.max_positions, config.hidden_size) if learned else None
-        )
-        self.rotary = None if learned else Rotary(config)
+        size, num_embeddings = config.hidden_size, config.vocab_size + config.extra_embeddings
+        is_learned = config.position == "learned"
+        self.embed_tokens = nn.Embedding(num_embeddings, size)
+        self.embed_positions = nn.Embedding(config.max_positions, size) if is_learned else None
+        self.rotary = None if is_learned else Rotary(config)
         self.position_table = PositionTable(config) if config.position_table else None
         self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_layers)])
         self.norm = make_norm(config)
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers, as what they are."""
         return [layer for layer in self.layers if isinstance(layer, Block)]
 
     def forward(
@@ -99,15 +94,11 @@ class DecoderStack(nn.Module):
     def read_text(self, context: Tensor) -> Text:
         """Project a text (B, M, context_size) for every block, once."""
         context = context.to(self.embed_tokens.weight.dtype)
-        return [
-            block.cross_attn.project(context)
-            for block in self.blocks
-            if block.cross_attn is not None
-        ]
+        layers = [block.cross_attn for block in self.blocks]
+        return [layer.project(context) for layer in layers if layer is not None]
 
 
 _INIT_STD = 0.02
-_RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
 
 
 class Transformer(
@@ -123,11 +114,9 @@ class Transformer(
         super().__init__()
         self.config = config
         self.model = DecoderStack(config)
-        self.lm_head = (
-            None
-            if config.tie_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        )
+        self.lm_head = None
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @classmethod
     def random(
@@ -137,9 +126,9 @@ class Transformer(
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "Transformer":
-        """Build a model with seeded random weights, each drawn once, where and as it will be used.
+        """Build a model with seeded random weights, each drawn once, on device and in dtype.
 
-        Matrices are normal with std 0.02, those that write to the residual stream narrowed by
+        Matrices are normal with std 0.02, those that write to the residual stream scaled by
         1/sqrt(2 * num_layers); norms are one, biases zero. A seed repeats on one kind of device.
         """
         with torch.device("meta"):
@@ -151,8 +140,8 @@ class Transformer(
             if weight.dim() == 1:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                narrow = name.endswith(_RESIDUAL_PROJECTIONS)
-                std = _INIT_STD / math.sqrt(2 * config.num_layers) if narrow else _INIT_STD
+                is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = _INIT_STD / math.sqrt(2 * config.num_layers) if is_residual else _INIT_STD
                 weight.normal_(0.0, std, generator=generator)
             weights[name] = weight
         model.load_state_dict(weights, assign=True)
@@ -191,14 +180,11 @@ class Transformer(
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:
-        """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
+        """Allocate a cache; see `CausalModel.make_cache`.
 
         Args:
             context: (1 or B, M, context_size) text that a model with cross-attention needs; its
                 keys and values are computed here, once.
-
-        Raises:
-            ValueError: A context that does not fit the model, or a size below 1.
         """
         check_sizes(batch_size, num_slots)
         text = self._read_text(context, batch_size)
@@ -215,7 +201,6 @@ class Transformer(
         )
 
     def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
-        """Empty a cache and let it read another text, as long; see `CausalModel.renew_cache`."""
         return cache.renew(self._read_text(context, len(cache.keys[0])))
 
     def forward(
@@ -233,18 +218,15 @@ class Transformer(
         Args:
             tokens: (B, L) int64.
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
-            slots: (L,) int64, cache slot of every lane, written before attention. A cache needs it.
-            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read. A
-                cache needs it; without one M = L, None means causal, and a BlockMask will do.
-            cache: From `make_cache`, changed in place; None runs without a cache.
-            text: What cross-attention reads without a cache; a cache holds its own.
+            slots: (L,) int64, cache slot of every lane, written before attention.
+            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read.
+                Without a cache M = L, None means causal, and a BlockMask will do.
+            cache: from `make_cache`, changed in place; it needs slots and visible.
+            text: input of cross-attention without a cache; a cache holds its own.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
 
         Returns:
             Logits (B, lanes kept, vocab_size) in the model's dtype.
-
-        Raises:
-            ValueError: A cache is given without slots or visible.
         """
         if cache is not None and (slots is None or visible is None):
             raise ValueError("a cache needs slots and visible, got None")
@@ -280,7 +262,7 @@ class Transformer(
             Logits (B, N, vocab_size).
 
         Raises:
-            ValueError: A context that does not fit the model, or N exceeds max_positions while
+            ValueError: a context that does not fit the model, or N exceeds max_positions while
                 positions is None.
         """
         text = self._read_text(context, len(tokens))

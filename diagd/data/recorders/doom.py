@@ -1,7 +1,7 @@
-"""Who plays ViZDoom: one who looks at a maze, and one who fights, fetches things and looks around.
+"""ViZDoom, and its players: one explores a maze, one fights, fetches things and looks around.
 
 Players see what is in the picture, not the map: how far away everything is, and where monsters and
-things to pick up stand. All chance comes from their seed.
+things to pick up are. All randomness comes from their seed.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from diagd.data.recorders.recording import RecordOptions
 from diagd.extras import require
 
 NEAR_DEPTH = 9  # of 255: about one stride from a wall
-AIM = 0.05  # how far from the middle even a narrow monster is shot at, in halves of the width
+AIM = 0.05  # offset at which even a narrow monster is shot at
 WORTH_FETCHING = 0.0004  # area of a thing that is near enough
-ASIDE = 0.3  # from the middle, in halves of the width: about two frames of turning
+ASIDE = 0.3  # offset of about two frames of turning
+DODGING = 0.1  # share of the monsters in the line of fire that are not shot at
 
 Moves = Sequence[tuple[str, int, int, float]]  # action, shortest and longest hold, weight
 
@@ -45,51 +47,37 @@ ROAMS: Moves = (
     ("attack+forward", 1, 4, 2),
 )
 DODGES: Moves = (("strafe_left", 2, 4, 1), ("strafe_right", 2, 4, 1), ("none", 1, 2, 0.5))
-DODGING = 0.1  # how often a monster in the line of fire is not shot at
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Something in the picture.
+    """Something in the picture."""
 
-    Attributes:
-        offset: of its middle from the picture's: -1 at the left edge, 1 at the right one.
-        width: as a share of the picture's.
-        area: as a share of the picture's; larger is nearer.
-    """
-
-    offset: float
-    width: float
-    area: float
+    offset: float  # of its middle: -1 at the left edge of the picture, 1 at the right one
+    width: float  # as a share of the picture's
+    area: float  # as a share of the picture's; larger is nearer
 
 
 @dataclass(frozen=True)
 class View:
-    """What a player sees of a frame.
+    """What a player sees of a frame."""
 
-    Attributes:
-        depth: (H_px, W_px) uint8, 0 near, 255 far.
-        monsters: alive and in sight.
-        pickups: things to walk over: medicine, ammunition, weapons.
-    """
-
-    depth: np.ndarray
-    monsters: Sequence[Sight] = ()
-    pickups: Sequence[Sight] = ()
+    depth: np.ndarray  # (H_px, W_px) uint8, 0 near, 255 far
+    monsters: Sequence[Sight] = ()  # alive
+    pickups: Sequence[Sight] = ()  # medicine, ammunition, weapons
 
 
 class Explorer:
-    """Walks, looks around, and turns away from walls before it faces them."""
+    """Walk and look around, and turn away from walls before facing them."""
 
     moves = WALKS
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.action = "none"
-        self.frames_left = 0
+        self.action, self.frames_left = "none", 0
 
     def choose(self, view: View) -> str:
-        """Name the next action."""
+        """Return the next action."""
         left, ahead, right = _distances(view.depth)
         if ahead < NEAR_DEPTH and not (self.action in ("left", "right") and self.frames_left > 0):
             self.action = "left" if left + self.random.uniform(-3, 3) > right else "right"
@@ -100,23 +88,23 @@ class Explorer:
         return self.action
 
     def _plan(self, moves: Moves) -> None:
-        """Draw an action, and for how many frames to keep it."""
+        """Draw an action and the number of frames to hold it."""
         weights = [weight for *_, weight in moves]
         self.action, shortest, longest, _ = self.random.choices(moves, weights)[0]
         self.frames_left = self.random.randint(shortest, longest)
 
 
 class Roamer(Explorer):
-    """An explorer who steps aside and fires, too, though there may be nothing to fire at."""
+    """An explorer that steps aside and fires, too, whether or not there is a target."""
 
     moves = ROAMS
 
 
 class Hunter(Roamer):
-    """Shoots at monsters, fetches what lies about, and explores where there is neither.
+    """Shoot at monsters, fetch things, and explore where there is neither.
 
-    It is no machine: it is distracted now and then, each seed more or less often, so that every
-    action is seen in every kind of place.
+    It is distracted now and then, each seed more or less often, so that every action is seen in
+    every kind of place.
     """
 
     def __init__(self, seed: int) -> None:
@@ -124,18 +112,16 @@ class Hunter(Roamer):
         self.attention = self.random.uniform(0.85, 0.97)
 
     def choose(self, view: View) -> str:
-        """Name the next action."""
         if self.frames_left <= 0 and self.random.random() < self.attention:
             near = [pickup for pickup in view.pickups if pickup.area > WORTH_FETCHING]
             _, ahead, _ = _distances(view.depth)
             if view.monsters:
-                return self._fight(max(view.monsters, key=lambda sight: sight.area))
+                return self._fight(max(view.monsters, key=attrgetter("area")))
             if near and ahead >= NEAR_DEPTH:
-                return self._fetch(max(near, key=lambda sight: sight.area))
+                return self._fetch(max(near, key=attrgetter("area")))
         return super().choose(view)
 
     def _fight(self, monster: Sight) -> str:
-        """Turn to a monster, step aside where it is nearly ahead, and shoot."""
         side = "left" if monster.offset < 0 else "right"
         distance, reach = abs(monster.offset), max(monster.width, AIM)
         if distance > ASIDE:
@@ -149,7 +135,6 @@ class Hunter(Roamer):
         return self._one_of({"attack": 7, "attack+forward": 2})
 
     def _fetch(self, pickup: Sight) -> str:
-        """Walk to something; where it is aside, on a curve or by stepping aside."""
         side = "left" if pickup.offset < 0 else "right"
         if abs(pickup.offset) < ASIDE / 2:
             return "forward"
@@ -160,7 +145,7 @@ class Hunter(Roamer):
 
 
 def _distances(depth: np.ndarray) -> tuple[float, float, float]:
-    """Return how far it is to the left, ahead and to the right, in a band about the horizon."""
+    """Return the mean depth to the left, ahead and to the right, in a band about the horizon."""
     middle = depth.shape[0] // 2
     columns = depth[middle - 8 : middle + 8].mean(axis=0)
     left, ahead, right = (float(part.mean()) for part in np.array_split(columns, 3))
@@ -176,37 +161,22 @@ BUTTONS = {
     "attack": "ATTACK",
 }
 WALKING = ActionVocabulary(("none", "forward", "left", "right", "forward+left", "forward+right"))
-ACTIONS = ActionVocabulary(
-    (
-        *WALKING.names,
-        *("strafe_left", "strafe_right"),
-        *("attack", "attack+left", "attack+right", "attack+forward"),
-    )
-)
+_ARMED = "strafe_left", "strafe_right", "attack", "attack+left", "attack+right", "attack+forward"
+ACTIONS = ActionVocabulary((*WALKING.names, *_ARMED))
 DRAWING_TICS = 40  # to put a weapon away and draw another
 PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # as ViZDoom calls kinds of objects
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """How a scenario is played.
-
-    Attributes:
-        config: its name in the vizdoom package.
-        player: who plays it, made from a seed.
-        actions: what may be done.
-        skill: of the game, from 1, easy, to 5; None: what the config says.
-        weapon: in hand from the start; None: what the game gives.
-        start_tics: of the game's clock before an episode begins, in which monsters gather; None:
-            what the config says.
-    """
+    """How a scenario of the vizdoom package is played; None is what its config says."""
 
     config: str
     player: type[Explorer] = Hunter
     actions: ActionVocabulary = ACTIONS
-    skill: int | None = None
-    weapon: str | None = None
-    start_tics: int | None = None
+    skill: int | None = None  # of the game, from 1, easy, to 5
+    weapon: str | None = None  # in hand from the start
+    start_tics: int | None = None  # before an episode begins, in which monsters gather
 
 
 SCENARIOS = {
@@ -232,7 +202,6 @@ class DoomGame:
         self.state: Any = None
 
     def start(self, seed: int, skip: int) -> np.ndarray | None:
-        """Begin an episode: a new spawn, a new player."""
         self.game.set_seed(seed)
         self.game.new_episode()
         self.player = self.scenario.player(seed)
@@ -243,7 +212,6 @@ class DoomGame:
         return self._press("none", skip) if skip else self._look()
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Let the player, who sees what is in the picture, press buttons."""
         action = self.player.choose(view_of(self.state))
         picture = self._press(action, repeat)
         return None if picture is None else (action, picture)
@@ -254,16 +222,15 @@ class DoomGame:
         return self._look()
 
     def _look(self) -> np.ndarray | None:
-        """Keep what there is to see; None where the episode has ended."""
+        """Keep the state and return its picture, or None if the episode has ended."""
         self.state = self.game.get_state()
         return None if self.state is None else self.state.screen_buffer
 
 
 def view_of(state: Any) -> View:
-    """Sort what the labels of a state say is in sight."""
+    """Sort the labelled objects of a state."""
     height_px, width_px = state.depth_buffer.shape
-    monsters: list[Sight] = []
-    pickups: list[Sight] = []
+    monsters, pickups = [], []
     for label in state.labels:
         middle, width = (label.x + label.width / 2) / width_px, label.width / width_px
         sight = Sight(2 * middle - 1, width, width * label.height / height_px)
@@ -276,11 +243,7 @@ def view_of(state: Any) -> View:
 
 @contextlib.contextmanager
 def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
-    """Start ViZDoom without a window, and end it.
-
-    Raises:
-        ValueError: it is not installed, or has no such scenario.
-    """
+    """Open ViZDoom without a window, or raise ValueError for a scenario that it does not have."""
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 

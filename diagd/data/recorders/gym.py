@@ -1,7 +1,7 @@
-"""Any game with the interface of Gymnasium, played at random or by a player of yours.
+"""Games with the interface of Gymnasium, played at random or by the user's own player.
 
-A player is a class, or a function, that is called with the environment and a random generator when
-a clip begins; what it returns is called with each observation and gives the name of an action:
+A player is a class, or a function, called with the environment and a random generator when a clip
+begins; it returns a function from an observation to the name of an action:
 
     class Player:
         def __init__(self, env, rng): ...
@@ -11,6 +11,7 @@ a clip begins; what it returns is called with each observation and gives the nam
 import contextlib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -33,14 +34,13 @@ Player = Callable[[Any], str]
 
 
 class RandomPlayer:
-    """Takes any action and holds it for a while, as a thumb on a key does."""
+    """Choose any action and hold it for a while, as a thumb on a key does."""
 
     def __init__(self, names: tuple[str, ...], rng: np.random.Generator) -> None:
         self.names, self.rng = names, rng
         self.action, self.frames_left = IDLE, 0
 
     def __call__(self, observation: Any) -> str:
-        """Name the next action, whatever there is to see."""
         if not self.frames_left:
             self.action = self.names[self.rng.integers(len(self.names))]
             self.frames_left = int(self.rng.integers(1, LONGEST_HOLD + 1))
@@ -49,17 +49,16 @@ class RandomPlayer:
 
 
 class GymGame:
-    """A Gymnasium environment and who plays it; every episode is a fresh environment.
+    """A Gymnasium environment and its player; every episode is a fresh environment.
 
     Args:
-        make: makes an environment whose `render()` gives a picture.
-        name: what errors call it.
-        values: action names and what the environment takes for them; None: it is not stepped, so
-            that time stands still. Without: the environment's own names, and `none` first.
+        make: makes an environment whose `render()` returns a picture.
+        values: native actions by name, None for not stepping it, so that time stands still.
+            Default: the environment's own names, and `none` first.
         player: called with the environment and a generator when an episode begins; None: random.
 
     Raises:
-        ValueError: actions without names or that the environment does not take, or no picture.
+        ValueError: actions without names or that the environment does not accept, or no picture.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class GymGame:
         self.size_px = suitable_size(*self._picture().shape[:2])
 
     def start(self, seed: int, skip: int) -> np.ndarray | None:
-        """Begin an episode with a generator of its own for the player."""
         self.env.close()
         self.env = self.make()
         self.observation, _ = self.env.reset(seed=seed)
@@ -89,7 +87,6 @@ class GymGame:
         return self._picture() if self._act(IDLE, skip) else None
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Ask the player, and do what it says."""
         action = self.player(self.observation)
         if action not in self.values:
             known = ", ".join(self.actions.names)
@@ -97,18 +94,16 @@ class GymGame:
         return (action, self._picture()) if self._act(action, repeat) else None
 
     def close(self) -> None:
-        """End the environment."""
         self.env.close()
 
     def _act(self, action: str, steps: int) -> bool:
-        """Step the environment; return whether the episode goes on."""
+        """Return whether the episode goes on."""
         value = self.values[action]
         if value is None:
             return True
         for _ in range(steps):
-            self.observation, _, terminated, truncated, _ = self.env.step(
-                native(self.env.action_space, value)
-            )
+            action = native(self.env.action_space, value)
+            self.observation, _, terminated, truncated, _ = self.env.step(action)
             if terminated or truncated:
                 return False
         return True
@@ -122,47 +117,41 @@ class GymGame:
 
 
 def native(space: Any, value: Any) -> Any:
-    """Turn a value written by hand into what a space contains: a number or an array of its type."""
+    """Convert a value written by hand to a space's own: a number or an array of its dtype."""
     array = np.asarray(value, dtype=space.dtype)
     return array if space.shape else array[()]
 
 
 def own_actions(env: Any, name: str) -> dict[str, int | None]:
-    """Name the actions of an environment as itself does, doing nothing first.
+    """Return the actions by the environment's own names, doing nothing first.
 
-    Where no action of the game does nothing, `none` stands for not stepping it: the game waits.
+    Without an action that does nothing, `none` stands for not stepping it: the game waits.
 
     Raises:
-        ValueError: it names none, or its actions are more than a choice of one.
+        ValueError: it has no names, or its actions are more than a choice of one.
     """
-    space, inner = env.action_space, env.unwrapped
-    meanings = getattr(inner, "get_action_meanings", None)
+    space, inner, numbers = env.action_space, env.unwrapped, {}
     listed = getattr(inner, "actions", None)
-    spoken: dict[str, int] = {}
     if type(space).__name__ == "Discrete":
-        if meanings is not None:
-            spoken = {str(word): number for number, word in enumerate(meanings())}
+        if hasattr(inner, "get_action_meanings"):
+            numbers = {str(word): n for n, word in enumerate(inner.get_action_meanings())}
         elif isinstance(listed, type) and issubclass(listed, Enum):
-            spoken = {item.name: int(item.value) for item in listed}
-    if not spoken:
+            numbers = {item.name: int(item.value) for item in listed}
+    if not numbers:
         raise ValueError(
             f"{name} does not name its actions ({space}): write a dict such as "
             "ACTIONS = {'none': ..., 'forward': ..., 'left': ...} into game.py, "
             "and give it as --actions game:ACTIONS"
         )
     named: dict[str, int | None] = {IDLE: None}
-    for word, number in spoken.items():
-        plain = "_".join(word.lower().replace("-", " ").replace(",", " ").split())
+    for word, number in numbers.items():
+        plain = "_".join(re.findall(r"[^\s,-]+", word.lower()))
         named[IDLE if plain in NOTHING else plain] = number
     return named
 
 
 def check_actions(env: Any, name: str, values: Mapping[str, Any]) -> None:
-    """See that an environment takes every value, and that doing nothing comes first.
-
-    Raises:
-        ValueError: names the action.
-    """
+    """Raise ValueError unless an environment accepts every value, and doing nothing is first."""
     if next(iter(values), None) != IDLE:
         raise ValueError(f"the first action must be {IDLE!r}, doing nothing, got {list(values)}")
     for action, value in values.items():
@@ -187,16 +176,14 @@ def suitable_size(height_px: int, width_px: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def open_gym(options: RecordOptions) -> Iterator[GymGame]:
-    """Make an environment with Gymnasium, and end it.
-
-    Raises:
-        ValueError: Gymnasium, the environment, the player or the actions are not there.
-    """
+    """Open an environment, or raise ValueError for what is missing or does not fit."""
     require("recording from Gymnasium", "gymnasium")
     import gymnasium
 
     name = options.gym or ""
-    with _working_folder_first():
+    folder = os.getcwd()
+    sys.path.insert(0, folder)  # the user's own files can be imported, as by `python -m`
+    try:
         try:
             values = None if options.actions is None else named(options.actions)
             player = None if options.policy in (None, "random") else named(options.policy)
@@ -204,18 +191,14 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
             game = GymGame(make, name, values, player)
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ValueError(f"{name}: {error}") from None
-        try:
+        with contextlib.closing(game):
             yield game
-        finally:
-            game.close()
+    finally:
+        sys.path.remove(folder)
 
 
 def named(reference: str) -> Any:
-    """Import what `module:name` means; modules of the working folder are found as well.
-
-    Raises:
-        ValueError: no such module, or nothing of that name in it.
-    """
+    """Import `module:name`, or raise ValueError for one that is not there."""
     module, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"expected module:name, got {reference!r}")
@@ -227,14 +210,3 @@ def named(reference: str) -> Any:
         if error.name != module.partition(".")[0]:
             raise
         raise ValueError(f"module not found: {module} (looked in {os.getcwd()}, too)") from None
-
-
-@contextlib.contextmanager
-def _working_folder_first() -> Iterator[None]:
-    """Let the user's own files be imported, as `python -m` does."""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

@@ -1,4 +1,4 @@
-"""What `diagd record` is told."""
+"""Options of `diagd record`."""
 
 import re
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from diagd.flags import OutputFolder
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """Let a program play a game, and write clips as mp4 with jsonl actions beside them."""
+    """Record a program that plays a game, as mp4 clips with jsonl actions beside them."""
 
     # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
     out: OutputFolder
     gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
-    policy: str | None = None  # who plays the Gymnasium game: random, or module:name of your player
+    policy: str | None = None  # player of the Gymnasium game: random, or module:name of your own
     actions: str | None = None  # module:name of a dict from names to the game's actions
     # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
     # package; maze unless given
@@ -33,19 +33,18 @@ class RecordOptions:
         for name in ("first_seed", "skip"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if self.size is not None:
-            size_of(self.size)
-        theirs = ("policy", "actions") if self.gym is None else ("scenario",)
-        for name in theirs:
+        size_px = self.size_px
+        if size_px and (min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16):
+            raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {self.size!r}")
+        owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
+        for name in ("policy", "actions") if self.gym is None else ("scenario",):
             if getattr(self, name) is not None:
-                owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
                 raise ValueError(f"--{name} is for {owner}")
 
-
-def size_of(text: str) -> tuple[int, int]:
-    """Read HxW in pixels."""
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
-    size_px = (int(found[1]), int(found[2])) if found else (0, 0)
-    if min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16:
-        raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {text!r}")
-    return size_px
+    @property
+    def size_px(self) -> tuple[int, int] | None:
+        """Height and width of a frame; None is the game's own."""
+        if self.size is None:
+            return None
+        found = re.fullmatch(r"(\d+)x(\d+)", self.size)
+        return (int(found[1]), int(found[2])) if found else (0, 0)

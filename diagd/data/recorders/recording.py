@@ -1,7 +1,7 @@
 """Record clips of a game: one loop for every game, mp4 with a jsonl of actions beside each.
 
-Every clip is one episode with its own seed: a new start, a new player, nothing shared, so recording
-can be killed and started again at any clip, and two machines record the same clips.
+Every clip is an episode of its own seed, with a new player and nothing shared, so recording can be
+killed and resumed at any clip, and two machines record the same clips.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
-from diagd.data.recorders.options import RecordOptions, size_of
+from diagd.data.recorders.options import RecordOptions
 from diagd.data.video import resize, write_video
 
 ATTEMPTS = 20
@@ -26,13 +26,12 @@ ACTIONS_FILE = "actions.json"
 
 
 class Game(Protocol):
-    """A game and who plays it.
+    """A game and its player.
 
     Attributes:
-        name: what people call it.
-        actions: all that can be done; the first one is doing nothing.
+        actions: the first one is doing nothing.
         steps_per_second: of the game's own clock.
-        size_px: (height_px, width_px) of the clips, unless the user says otherwise.
+        size_px: (height_px, width_px) of the clips by default.
     """
 
     @property
@@ -47,16 +46,14 @@ class Game(Protocol):
     def start(self, seed: int, skip: int) -> np.ndarray | None:
         """Begin an episode, do nothing for `skip` game steps, and return the first picture.
 
-        Returns:
-            (H_px, W_px, 3) uint8; None where the episode ended before it began.
+        It is (H_px, W_px, 3) uint8; None if the episode ended before.
         """
         ...
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Let the player act for `repeat` game steps; return the action and what it led to.
+        """Let the player act for `repeat` game steps; return the action's name and the picture.
 
-        Returns:
-            The action's name and (H_px, W_px, 3) uint8; None where the episode ended on the way.
+        None if the episode ended on the way.
         """
         ...
 
@@ -64,28 +61,24 @@ class Game(Protocol):
 def record_clips(
     options: RecordOptions, open_game: Callable[[RecordOptions], AbstractContextManager[Game]]
 ) -> dict[str, int]:
-    """Record the clips that are not there yet.
+    """Record the clips that are not there yet, and count them.
 
-    Returns:
-        How many were recorded, how many are there, and how many episodes were played for them:
-        one that ends before a clip is full is no clip, and its place is taken by another seed's.
+    An episode that ends before its clip is full is replaced by one of another seed; `episodes`
+    counts all that were played.
 
     Raises:
         ValueError, OSError: the game cannot be played so, or the folder holds clips of another.
     """
     with open_game(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
-        size_px = game.size_px if options.size is None else size_of(options.size)
+        size_px = options.size_px or game.size_px
         vocabulary = options.out / ACTIONS_FILE
         if vocabulary.is_file() and ActionVocabulary.load(vocabulary) != game.actions:
             raise ValueError(f"{options.out} holds clips with other actions: use another folder")
         options.out.mkdir(parents=True, exist_ok=True)
         game.actions.save(vocabulary)
-        seeds = [
-            seed
-            for seed in range(options.first_seed, options.first_seed + options.clips)
-            if not all(path.is_file() for path in clip_paths(options.out, seed))
-        ]
+        wanted = range(options.first_seed, options.first_seed + options.clips)
+        seeds = [s for s in wanted if not all(map(Path.is_file, clip_paths(options.out, s)))]
         episodes = 0
         for seed in track(seeds, f"recording {game.name}"):
             frames, actions, tries = _play(game, seed, options.frames, repeat, options.skip)
@@ -99,7 +92,7 @@ def record_clips(
 
 
 def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Return where the video and the actions of a clip live."""
+    """Return the paths of a clip's video and actions."""
     return folder / f"clip_{seed:06d}.mp4", folder / f"clip_{seed:06d}.jsonl"
 
 
