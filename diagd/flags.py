@@ -157,7 +157,7 @@ def parse(
         if not stop.code:
             raise
         raise ValueError(_plain(complaint.getvalue())) from None
-    return options(**{field.name: getattr(parsed, field.name) for field in _fields(options)})
+    return options(**{name: getattr(parsed, name) for name in _fields(options)})
 
 
 def _description(options: type, examples: Sequence[str]) -> str:
@@ -191,24 +191,26 @@ def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> N
             raise ValueError(f"unknown flag {given}: {hint}")
 
 
-def _fields(record: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(record) if field.init]
+def _fields(record: type) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields that are flags: a record's own, then those of the groups it inherits."""
+    found = {field.name: field for field in dataclasses.fields(record) if field.init}
+    names = [name for kind in record.__mro__ for name in inspect.get_annotations(kind)]
+    return {name: found[name] for name in dict.fromkeys(names) if name in found}
 
 
 @functools.cache
 def _with_shared(options: type) -> type:
-    """Add the shared flags to the options, and do not speak of a default where there is none.
+    """Add the shared flags to the options, and show no default where there is none.
 
     Nothing is checked when a record of this type is made: the options themselves do that.
     """
-    fields, hints = {}, {}
-    for record in (Shared, options):  # a command's own flag comes before a shared one of its name
-        fields |= {field.name: copy.copy(field) for field in _fields(record)}
-        hints |= get_type_hints(record, include_extras=True)
+    fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
+    hints = get_type_hints(Shared, include_extras=True)
+    hints |= get_type_hints(options, include_extras=True)
     shown = tyro.conf.arg(help_behavior_hint=_default)
-    return dataclasses.make_dataclass(
+    record = dataclasses.make_dataclass(
         options.__name__,
-        [(name, Annotated[hints[name], shown], field) for name, field in fields.items()],
+        [(name, Annotated[hints[name], shown], copy.copy(fields[name])) for name in fields],
         bases=(Shared, options),
         namespace={
             "__doc__": options.__doc__,
@@ -217,6 +219,10 @@ def _with_shared(options: type) -> type:
         },
         frozen=True,
     )
+    # the help lists flags in this order, which is not that of inheritance
+    order = dict.fromkeys([*_fields(options), *fields])
+    record.__dataclass_fields__ = {name: record.__dataclass_fields__[name] for name in order}
+    return record
 
 
 def _default(label: str) -> str:

@@ -58,7 +58,7 @@ def test_wham_dreams_the_pixels_that_its_own_code_dreams(name, clip, tmp_path):
         recording.frames[:held],
         recording.actions[held:],
         3,
-        raster=True,
+        strategy="raster",
         context_actions=recording.actions[1:held],
         sampling=SamplingOptions(),
     )

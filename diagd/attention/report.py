@@ -1,4 +1,8 @@
-"""The figure of `diagd attention`: the map, what lies around a token, and the shares by layer."""
+"""The figure of `diagd attention`: the map, what lies around a token, and the shares by layer.
+
+diagd attention                # the bundled model and its prompt
+diagd attention --clips work/doom/heldout --layer 3
+"""
 
 from pathlib import Path
 from typing import Any

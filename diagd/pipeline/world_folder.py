@@ -1,4 +1,4 @@
-"""What a video generator is made of, read from disk: model, tokenizer, actions, defaults.
+"""Load the parts of a world from disk (model, tokenizer, actions, defaults), save and upload them.
 
 Our own folders hold all of it (see `diagd.families.checkpoints`). A released checkpoint is read as
 it is; a tokenizer that is not with it is named by the user.
@@ -97,11 +97,7 @@ def load_parts(
 
 
 def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[str]:
-    """Write what belongs to a checkpoint besides its weights into our folder; returns the names.
-
-    Raises:
-        FileNotFoundError, ValueError: the tokenizer is missing, damaged, or does not fit.
-    """
+    """Write what belongs to a checkpoint besides its weights into our folder; return the names."""
     names = [DEFAULTS_FILE]
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))
@@ -166,13 +162,8 @@ def save_world(
     gets one.
 
     Args:
-        source: None is refused.
         size_px: height and width of its frames.
         name: what `from_pretrained` will be given; the folder by default.
-
-    Raises:
-        ValueError: no source, or the world is in that folder already.
-        FileNotFoundError: the source has gone.
     """
     if source is None:
         raise ValueError("only a world that was read by from_pretrained can be saved")
@@ -196,12 +187,7 @@ def upload_world(
     private: bool | None,
     token: str | None,
 ) -> str:
-    """Put a world, as `save_world` writes it, on the Hugging Face Hub; returns the address.
-
-    Raises:
-        ValueError: no source, or no name of a repository.
-        OSError: the Hub refuses or cannot be reached.
-    """
+    """Upload a world, as `save_world` writes it, to the Hugging Face Hub; return the address."""
     if not is_repository(repository):
         raise ValueError(f"expected a repository such as user/name, got {repository!r}")
     with tempfile.TemporaryDirectory() as folder:
@@ -209,55 +195,8 @@ def upload_world(
         return upload(Path(folder), repository, private, token)
 
 
-class StoredWorld:
-    """A world that was read from somewhere, and can be stored elsewhere as it was read.
-
-    Attributes:
-        source: where it was read from, if it was.
-    """
-
-    source: WorldSource | None
-
-    @property
-    def frame_size_px(self) -> tuple[int, int]:
-        """Height and width of a frame in pixels."""
-        raise NotImplementedError
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
-
-        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
-        actions, generation defaults, prompt, scenes and model card come along. A world without a
-        card gets one, with what its training log tells.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or from this very folder.
-            FileNotFoundError: what it was read from has gone.
-        """
-        save_world(self.source, Path(folder), self.frame_size_px)
-
-    def push_to_hub(
-        self, repository: str, *, private: bool | None = None, token: str | None = None
-    ) -> str:
-        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
-
-        Args:
-            repository: `user/name`; made if there is none.
-            private: who sees a new repository; the account's setting by default.
-            token: an access token that may write; by default that of `hf auth login`.
-
-        Returns:
-            The address of the repository.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or no name of a repository.
-            OSError: the Hub refuses or cannot be reached.
-        """
-        return upload_world(self.source, repository, self.frame_size_px, private, token)
-
-
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
-    """Say in Markdown what a world is, how it was trained if its log tells, and how to use it."""
+    """Format a model card: what a world is, how it was trained if its log tells, how to use it."""
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
@@ -300,7 +239,7 @@ video.save("dream.mp4")
 
 
 def _training(log: Path) -> dict[str, str]:
-    """Return what a log of `diagd train` tells; a killed run may have left none."""
+    """Summarize a log of `diagd train`; a killed run may have left none."""
     lines = read_json_lines(log) if log.is_file() else []
     last = {key: value for line in lines for key, value in line.items() if value is not None}
     if "step" not in last:
