@@ -28,6 +28,7 @@ from diagd.decoding.model import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy, as_strategy
+from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
 from diagd.pipeline.prompts import (
@@ -40,13 +41,7 @@ from diagd.pipeline.prompts import (
     read_clip,
     rows_of,
 )
-from diagd.pipeline.world_folder import (
-    WorldSource,
-    load_parts,
-    prefix_ids,
-    save_world,
-    upload_world,
-)
+from diagd.pipeline.world_folder import WorldSource, load_parts, prefix_ids, save_world
 from diagd.tokenizers.vq import VideoTokenizer
 
 logger = logging.getLogger("diagd")
@@ -69,10 +64,7 @@ class GeneratedVideo:
     fps: float
 
     def save(self, path: str | Path) -> None:
-        """Write the frames as .mp4, .gif or .webp, or side by side as .png (see `save_frames`).
-
-        Args:
-            path: its suffix says which; the file is whole or not there.
+        """Write the frames to a `path` that ends in .mp4, .gif or .webp, or side by side in .png.
 
         Raises:
             ValueError: another suffix.
@@ -203,7 +195,11 @@ class VideoGenerator:
             ValueError: the world was not read from anywhere, or no name of a repository.
             OSError: the Hub refuses or cannot be reached.
         """
-        return upload_world(self.source, repository, self.frame_size_px, private, token)
+        if not is_repository(repository):
+            raise ValueError(f"expected a repository such as user/name, got {repository!r}")
+        with tempfile.TemporaryDirectory() as folder:
+            save_world(self.source, Path(folder), self.frame_size_px, repository)
+            return upload(Path(folder), repository, private, token)
 
     def __repr__(self) -> str:
         name = "unnamed" if self.source is None else self.source.name_or_path
@@ -366,8 +362,7 @@ class VideoGenerator:
 
         Args:
             starts: context frames, equally many each, and the actions between them.
-            seeds: one for each.
-            sampling: how tokens are drawn, the model's own way by default.
+            seeds, sampling: as in `generate`, but a seed for each.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
@@ -542,38 +537,37 @@ class StartScene:
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`.
+    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
+    prompt = folder / "prompt.mp4"
+    first = [_read_scene(prompt, world, context_frames)] if prompt.is_file() else []
+    return first + folder_scenes(folder / "scenes", world, context_frames)
+
+
+def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
+    """Read every clip and image of a folder, by name; an absent folder holds none.
 
     A clip of several frames needs its actions beside it (.jsonl).
 
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named).
     """
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return first + folder_scenes(folder / "scenes", world, context_frames)
-
-
-def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip and image of a folder, by name; an absent folder holds none."""
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     wanted = (*CLIP_SUFFIXES, *IMAGE_SUFFIXES)
     return [
-        read_scene(path, world, context_frames)
+        _read_scene(path, world, context_frames)
         for path in files
         if path.suffix.lower() in wanted and not path.name.startswith(".")
     ]
 
 
-def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    """Read the last context frames of a clip with their actions, or an image."""
+def _read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
     video = read_video(path)
     frames = resize(video.frames[-context_frames:], *world.frame_size_px).contiguous()
     actions: list[str] = []
     if len(frames) > 1:
         assert world.vocabulary is not None
-        taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-        actions = taken[len(taken) - len(frames) + 1 :]
+        actions = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
+        actions = actions[len(actions) - len(frames) + 1 :]
     name = path.stem.replace("-", " ").replace("_", " ")
     is_still = path.suffix.lower() in IMAGE_SUFFIXES
     fps = Fraction(world.defaults.fps).limit_denominator(1001) if is_still else video.fps

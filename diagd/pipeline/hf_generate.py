@@ -41,11 +41,11 @@ def custom_generate(
 ) -> Callable[..., Tensor]:
     """Make a callable for `generate(custom_generate=...)` of transformers.
 
-    It writes what `diagd.generate_tokens` writes of the same arguments, with the same defaults.
-    `do_sample`, `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are
-    those of the call; any other logits processor is an error, and so is more than one sequence a
-    prompt. The schedule says how much is generated: `max_new_tokens` has to allow it, and keeps
-    transformers from warning of its own limit.
+    It writes what `diagd.generate_tokens` writes, with the same defaults; `do_sample`,
+    `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are those of the
+    call. Any other logits processor is an error, and so is more than one sequence a prompt. The
+    schedule says how much is generated: `max_new_tokens` has to allow it, and keeps transformers
+    from warning of its own limit.
 
     Args:
         schedule: which token is written when, and how many frames; its `row_start` says what
@@ -86,20 +86,17 @@ def custom_generate(
             sampling = SamplingOptions(
                 1.0 if temperature is None else temperature, top_k or None, top_p, valid_range
             )
-        wrapped = HuggingFaceModel(model)
-        guided = [
-            _guided(wrapped, input_ids, processor)
-            for processor in logits_processor
-            if isinstance(processor, _Guidance)
-        ]
-        length = input_ids.shape[1] + new_tokens
-        if guided and length > guided[0].max_positions:
-            raise ValueError(
-                f"guidance needs prompt and frames in one context of {guided[0].max_positions} "
-                f"tokens, got {length}"
-            )
+        decoder = wrapped = HuggingFaceModel(model)
+        for processor in logits_processor:
+            if isinstance(processor, _Guidance):
+                decoder = _guided(wrapped, input_ids, processor)
+                if (length := input_ids.shape[1] + new_tokens) > decoder.max_positions:
+                    raise ValueError(
+                        "guidance needs prompt and frames in one context of "
+                        f"{decoder.max_positions} tokens, got {length}"
+                    )
         out = generate_tokens(
-            guided[0] if guided else wrapped,
+            decoder,
             input_ids,
             as_strategy(schedule),
             actions,
@@ -117,7 +114,7 @@ def custom_generate(
 
 
 def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:
-    """Read the processor: its negative prompt stands for the whole prompt."""
+    """Read guidance from its processor, whose negative prompt stands for the whole prompt."""
     given = processor.unconditional_context
     unconditional, mask = given["input_ids"], given["attention_mask"]
     if mask is not None and not mask.all():

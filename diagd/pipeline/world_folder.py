@@ -1,13 +1,13 @@
-"""Load the parts of a world from disk (model, tokenizer, actions, defaults), save and upload them.
+"""Load the parts of a world from its folder (model, tokenizer, actions, defaults), and save them.
 
 Our own folders hold all of it (see `diagd.families.checkpoints`). A released checkpoint is read as
 it is; a tokenizer that is not with it is named by the user.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,12 +20,10 @@ from diagd.families.checkpoints import (
     TOKENIZER_FOLDER,
     build_model,
     find_model,
-    is_repository,
     load_tokenizer,
     model_path,
     read_actions_file,
     save_tokenizer,
-    upload,
     write_actions_file,
     write_checkpoint,
     write_defaults,
@@ -39,8 +37,7 @@ from diagd.system import check_memory
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of a world model; `vocabulary` is None for a model without actions."""
 
     model: Transformer
@@ -178,21 +175,6 @@ def save_world(
         copy_whole(folder / extra, target / extra)
     if not (target / CARD_FILE).exists():
         write_text(target / CARD_FILE, _card(found, target, size_px, name or str(target)))
-
-
-def upload_world(
-    source: WorldSource | None,
-    repository: str,
-    size_px: tuple[int, int],
-    private: bool | None,
-    token: str | None,
-) -> str:
-    """Upload a world, as `save_world` writes it, to the Hugging Face Hub; return the address."""
-    if not is_repository(repository):
-        raise ValueError(f"expected a repository such as user/name, got {repository!r}")
-    with tempfile.TemporaryDirectory() as folder:
-        save_world(source, Path(folder), size_px, repository)
-        return upload(Path(folder), repository, private, token)
 
 
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
