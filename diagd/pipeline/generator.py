@@ -41,7 +41,7 @@ from diagd.pipeline.prompts import (
     read_clip,
     rows_of,
 )
-from diagd.pipeline.world_folder import WorldSource, load_parts, prefix_ids, save_world
+from diagd.pipeline.world_folder import WorldSource, load_parts, save_world
 from diagd.tokenizers.vq import VideoTokenizer
 
 logger = logging.getLogger("diagd")
@@ -491,7 +491,9 @@ class VideoGenerator:
             )
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
-        return prompt_tokens(prefix_ids(self.config), grids, ids), grids
+        first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)
+        prefix = range(first_id, first_id + self.config.prefix_length)
+        return prompt_tokens(prefix, grids, ids), grids
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids, or None for a model without actions.

@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.console import progress
+from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, save_frames
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
@@ -26,14 +28,7 @@ from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import write_json
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
-from diagd.pipeline.prompts import (
-    Prompt,
-    asked_actions,
-    one_a_frame,
-    read_text,
-    seed_of,
-    walk_actions,
-)
+from diagd.pipeline.prompts import Prompt, read_text, seed_of
 from diagd.pipeline.world_folder import WorldSource
 from diagd.system import fingerprint, only_writer, provenance
 from diagd.workers import do_tasks
@@ -81,15 +76,39 @@ class PromptWorker:
         world.check(self.strategy, self.sampling)  # before anything ran in vain
         world.num_grids(self.num_frames)
         self._notes: list[str] = []
-        self._actions = None
-        if options.actions is not None:
-            self._actions = asked_actions(
-                options.actions, world.vocabulary, self.num_frames, self._notes
-            )
+        self._actions = self._read_actions(options.actions)
         text = read_text(
             options.text, options.text_encoder, options.text_embedding, world.config.context_size
         )
         self._text = None if text is None else text.to(self.device)
+
+    def _read_actions(self, asked: str | None) -> list[str]:
+        """Read `forward*8,left*4`, whose last action goes on, or a jsonl file: one for each frame.
+
+        Returns:
+            None of them if none are asked for.
+        """
+        codec = self.world.vocabulary
+        if asked is None:
+            return []
+        if codec is None:
+            raise ValueError("this model takes no actions")
+        if asked.endswith(".jsonl"):
+            return self._one_a_frame(read_actions(asked, codec))
+        actions = parse_actions(asked, codec)
+        num_asked, last = len(actions), actions[-1]
+        if 1 < num_asked < self.num_frames:
+            self._notes.append(
+                f"{num_asked} actions for {self.num_frames} frames: {last!r} goes on to the end"
+            )
+        return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
+
+    def _one_a_frame(self, actions: list[str]) -> list[str]:
+        if len(actions) != self.num_frames:
+            raise ValueError(
+                f"expected {self.num_frames} actions (one a frame), got {len(actions)}"
+            )
+        return actions
 
     def read(self, path: Path | None = None) -> Prompt:
         """Read a prompt, by default the world's own, with one coming action for each frame.
@@ -104,9 +123,16 @@ class PromptWorker:
             num_frames=self.num_frames,
         )
         actions = self._actions or prompt.coming_actions
+        if codec is not None and not actions:
+            walk = folder / "walk.jsonl"
+            if not walk.is_file():
+                raise FileNotFoundError(
+                    f"no {walk} to follow: give --actions, such as "
+                    f"{codec.names[-1]}*{self.num_frames}"
+                )
+            actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
-            actions = actions or walk_actions(folder / "walk.jsonl", codec, self.num_frames)
-            actions = one_a_frame(actions, self.num_frames)
+            self._one_a_frame(actions)
         return replace(prompt, coming_actions=actions, notes=[*prompt.notes, *self._notes])
 
     def generate(

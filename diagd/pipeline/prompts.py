@@ -1,4 +1,4 @@
-"""Prompts: clips, actions and texts in the forms that users give them, read and checked."""
+"""Prompts: clips and texts in the forms that users give them, read, checked and tokenized."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec, parse_actions, read_actions, split_actions
+from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
 from diagd.families.clip_files import ClipFile
 from diagd.tokenizers.text import encode_text, read_embedding
@@ -104,62 +104,10 @@ def read_clip(
     return Prompt(video.frames[-count:], between, [], fps, notes)
 
 
-def asked_actions(
-    asked: str, codec: ActionCodec | None, num_frames: int, notes: list[str]
-) -> list[str]:
-    """Return one action for each frame to generate.
-
-    Args:
-        asked: such as `forward*8,left*4`, whose last action goes on until the frames are full, or a
-            jsonl file.
-        notes: gets a line where an action goes on.
-
-    Raises:
-        FileNotFoundError, ValueError: no such actions, or not one for each frame.
-    """
-    if codec is None:
-        raise ValueError("this model takes no actions")
-    if asked.endswith(".jsonl"):
-        actions = read_actions(asked, codec)
-    else:
-        actions = parse_actions(asked, codec)
-        if 1 < len(actions) < num_frames:
-            last = actions[-1]
-            notes.append(
-                f"{len(actions)} actions for {num_frames} frames: {last!r} goes on to the end"
-            )
-        actions += actions[-1:] * (num_frames - len(actions))
-    return one_a_frame(actions, num_frames)
-
-
-def walk_actions(walk: Path, codec: ActionCodec, num_frames: int) -> list[str]:
-    """Return the model's own walk, a jsonl file, cut or repeated to one action for each frame."""
-    if not walk.is_file():
-        raise FileNotFoundError(
-            f"no {walk} to follow: give --actions, such as {codec.names[-1]}*{num_frames}"
-        )
-    steps = read_actions(walk, codec)
-    return [steps[frame % len(steps)] for frame in range(num_frames if steps else 0)]
-
-
-def one_a_frame(actions: list[str], num_frames: int) -> list[str]:
-    """Return the actions, or raise ValueError unless there is one for each frame."""
-    if len(actions) != num_frames:
-        raise ValueError(f"expected {num_frames} actions (one a frame), got {len(actions)}")
-    return actions
-
-
 def read_text(
     text: str | None, encoder: Path | None, embedding: Path | None, size: int
 ) -> Tensor | None:
-    """Return a text as a model with cross-attention reads it, (1, places, size), or None.
-
-    Args:
-        size: width that the model reads; 0 for models without text.
-
-    Raises:
-        FileNotFoundError, ValueError: a text too many or too few, or one of another width.
-    """
+    """Encode a text for cross-attention of width `size`, (1, places, size); None if that is 0."""
     if not size:
         if (text, encoder, embedding) != (None, None, None):
             raise ValueError("this model reads no text")

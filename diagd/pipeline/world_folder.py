@@ -4,7 +4,6 @@ Our own folders hold all of it (see `diagd.families.checkpoints`). A released ch
 it is; a tokenizer that is not with it is named by the user.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +30,6 @@ from diagd.families.checkpoints import (
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
 from diagd.files import copy_whole, read_json_lines, write_text
-from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
@@ -80,7 +78,7 @@ def load_parts(
             f"{folder}: {ACTIONS_FILE} names {codec.num_ids} action ids and {codec.num_tokens} "
             f"tokens an action, the model has {num_ids} and {shape.num_action_tokens}"
         )
-    if shape.prefix_length > shape.extra_embeddings:  # see `prefix_ids`
+    if shape.prefix_length > shape.extra_embeddings:  # which follow the vocabulary
         raise ValueError(
             f"{folder}: the model begins with {shape.prefix_length} tokens, and has embeddings for "
             f"{shape.extra_embeddings}"
@@ -123,11 +121,6 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
     if not found.config.num_action_tokens:
         return None
     return found.family.actions or read_actions_file(found.path.with_name(ACTIONS_FILE))
-
-
-def prefix_ids(config: ModelConfig) -> Sequence[int]:
-    """Return the ids before the first frame: those that follow the vocabulary (Cosmos' BOV)."""
-    return range(config.vocab_size, config.vocab_size + config.prefix_length)
 
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
