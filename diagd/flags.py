@@ -213,7 +213,7 @@ def _default(label: str) -> str:
 
 @_REGISTRY.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Say in words what a number must be."""
+    """Refuse what is no number in words."""
     kind = info.type
     if kind not in _NUMBERS:
         return None

@@ -38,15 +38,10 @@ _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
 class Continued(NamedTuple):
-    """A prompt and what it went on with.
+    """A prompt and what it went on with."""
 
-    Attributes:
-        record: how that was made; JSON types.
-        frames: (T, H_px, W_px, 3) uint8, the context and then what was generated.
-    """
-
-    record: dict[str, Any]
-    frames: Tensor
+    record: dict[str, Any]  # how that was made; JSON types
+    frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
     fps: float
 
 
@@ -55,9 +50,6 @@ class PromptWorker:
 
     Attributes:
         strategy, sampling, num_frames: of the options, or else the world's defaults.
-
-    Raises:
-        FileNotFoundError, ValueError: the world cannot be loaded, or not decode so.
     """
 
     def __init__(self, options: GenerateOptions) -> None:
@@ -83,11 +75,7 @@ class PromptWorker:
         self._text = None if text is None else text.to(self.device)
 
     def _read_actions(self, asked: str | None) -> list[str]:
-        """Read `forward*8,left*4`, whose last action goes on, or a jsonl file: one for each frame.
-
-        Returns:
-            None of them if none are asked for.
-        """
+        """Read one action for each frame from a jsonl file, or from text whose last one goes on."""
         codec = self.world.vocabulary
         if asked is None:
             return []
@@ -111,11 +99,7 @@ class PromptWorker:
         return actions
 
     def read(self, path: Path | None = None) -> Prompt:
-        """Read a prompt, by default the world's own, with one coming action for each frame.
-
-        Raises:
-            FileNotFoundError, ValueError: a file is missing or damaged, or does not fit.
-        """
+        """Read a prompt, by default the world's own, with one coming action for each frame."""
         folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
         prompt = self.world.read_prompt(
             path or folder / "prompt.mp4",
@@ -181,9 +165,6 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
 
     Returns:
         How many are `generated` and were `done_before`, and of each prompt that `failed` why.
-
-    Raises:
-        FileNotFoundError, ValueError: no prompts, no such world, or videos of other settings.
     """
     paths = find_prompts(prompts)
     if out.resolve() == prompts.resolve():
@@ -221,12 +202,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def find_prompts(folder: Path) -> list[Path]:
-    """List the videos, pictures and recordings of a folder by name; not those of its subfolders.
-
-    Raises:
-        FileNotFoundError: no such folder, or none in it.
-        ValueError: two of one name, whose videos would be one.
-    """
+    """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of prompts not found: {folder}")
     suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())

@@ -25,7 +25,7 @@ class Image(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a video goes on from.
+    """Frames and actions that a video goes on from.
 
     Attributes:
         frames: (m, H_px, W_px, 3) uint8, the context, of the model's size.
@@ -66,9 +66,6 @@ def read_clip(
         wanted: frames that the model should see; of a video there may be fewer.
         num_coming: actions to read from a recording.
         frames_per_grid: frames that the tokenizer joins, all but the first.
-
-    Raises:
-        FileNotFoundError, ValueError: a file is missing or damaged, or too short for the model.
     """
     if (wanted - 1) % frames_per_grid:
         raise ValueError(
@@ -142,11 +139,7 @@ def is_batch(given: Any) -> bool:
 
 
 def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, Any, Any]]:
-    """Return each clip of a batch, or the only one, with its actions and those between its frames.
-
-    Raises:
-        ValueError: no clips, or not as many sequences of actions.
-    """
+    """Return each clip of a batch, or the only one, with its actions and its context actions."""
     if not is_batch(clips):
         return [(clips, actions, context_actions)]
     if not len(clips):
@@ -169,9 +162,6 @@ def as_frames(given: Picture | Sequence[Picture]) -> Tensor:
     Args:
         given: an array or a tensor of that shape, or a picture, which is (H_px, W_px, 3) or of PIL,
             or a list of pictures of one size.
-
-    Raises:
-        ValueError: another shape or dtype.
     """
     if isinstance(given, list | tuple):
         frames = [as_frames(picture) for picture in given]

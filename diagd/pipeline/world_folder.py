@@ -58,9 +58,6 @@ def load_parts(
         config: a config file to read instead of the one beside the weights.
         tokenizer: a tokenizer folder to use instead of the checkpoint's own. TorchScript is loaded,
             and so run, only from a folder named here.
-
-    Raises:
-        FileNotFoundError, ValueError: something is missing or damaged (named), or does not fit.
     """
     found, device = find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
@@ -149,11 +146,7 @@ def save_world(
     """Copy a world into a folder of ours, weights to the bit; other files in it stay.
 
     A tokenizer that comes as TorchScript (Cosmos) stays where it is. A world without a model card
-    gets one.
-
-    Args:
-        size_px: height and width of its frames.
-        name: what `from_pretrained` will be given; the folder by default.
+    gets one, which calls it by the `name` that `from_pretrained` will be given.
     """
     if source is None:
         raise ValueError("only a world that was read by from_pretrained can be saved")
@@ -184,8 +177,15 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
         "frame": f"{config.grid_height}x{config.grid_width} tokens of "
         f"{config.image_vocab_size:,} codes",
         "context": f"{config.max_positions:,} tokens",
-        **_training(folder / LOG_FILE),
     }
+    log = folder / LOG_FILE
+    lines = read_json_lines(log) if log.is_file() else []  # a killed run may have left none
+    last = {key: value for line in lines for key, value in line.items() if value is not None}
+    if "step" in last:
+        rows["training"] = f"{last['step']:,} steps"
+        for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
+            if key in last:
+                rows["training"] += f", {what} {last[key]:.3f} nats a token"
     if found.family.licence:
         rows["licence"] = found.family.licence
     table = "\n".join(f"| {what} | {said} |" for what, said in rows.items())
@@ -211,16 +211,3 @@ video.save("dream.mp4")
 |---|---|
 {table}
 {curve}"""
-
-
-def _training(log: Path) -> dict[str, str]:
-    """Summarize a log of `diagd train`; a killed run may have left none."""
-    lines = read_json_lines(log) if log.is_file() else []
-    last = {key: value for line in lines for key, value in line.items() if value is not None}
-    if "step" not in last:
-        return {}
-    told = [f"{last['step']:,} steps"]
-    for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
-        if key in last:
-            told.append(f"{what} {last[key]:.3f} nats a token")
-    return {"training": ", ".join(told)}
