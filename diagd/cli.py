@@ -1,9 +1,9 @@
 """The command line: a table of commands; parse flags into options, run, report errors.
 
-A command is a module of `diagd.commands`: a `main` that takes a dataclass of options, whose
-docstring and comments are the help, and so are the examples in the module's docstring. `OPTIONS`
-says where that dataclass is: in a module that imports nothing that computes (no PyTorch), for it is
-imported, and flags are checked, before the command is. Only the command chosen is imported.
+A command is a function of one argument, a dataclass of options, whose docstring and comments are
+its help; its examples stand in the docstring of the function's module. Options are in modules that
+import nothing that computes (no PyTorch): they are imported, and flags are checked, before the
+function is. Only the command chosen is imported.
 """
 
 import ast
@@ -14,60 +14,102 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from diagd.extras import require
 
+
+class Command(NamedTuple):
+    """A row of the table; modules are named inside of diagd.
+
+    Attributes:
+        options: module of the dataclass of its flags, such as `GenerateOptions`.
+        run: `module:function` that gets them and returns a JSON document; by default `main` of the
+            module in `commands` that has the command's name.
+        needs: modules of an extra that it cannot start without, so that they are missed at once.
+            A command itself reports what only one of its flags needs.
+        owns_out: whether no other process may write to its folder `--out` meanwhile.
+    """
+
+    summary: str
+    options: str
+    run: str = ""
+    needs: tuple[str, ...] = ()
+    owns_out: bool = False
+
+
+TRAIN = ("accelerate", "matplotlib")
 COMMANDS = {
-    "generate": "dream a video from a prompt (no flags needed)",
-    "plan": "steps and lanes of a schedule",
-    "play": "walk through a generated world in the browser",
-    "bench": "time raster and diagonal decoding side by side",
-    "convert": "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
-    "attention": "where the model looks when it writes",
-    "evaluate": "compare models and decoding strategies on recorded clips",
-    "report": "turn an evaluation into tables, plots and a page",
-    "record": "record gameplay with actions, from ViZDoom or any Gymnasium game",
-    "check": "look through recorded clips before training on them",
-    "tokenize": "turn recorded clips into all that training needs",
-    "train": "train a world to play, sized to the time there is",
-    "finetune": "train a model under the visibility of a diagonal schedule",
-    "tune": "find the fastest schedule that a model can afford",
-    "study": "ask people which of two videos is better, blind",
-    "doctor": "what this machine is, what will run on it, and how fast",
-}
-# Modules of diagd in which the options of the commands are, such as `GenerateOptions`.
-OPTIONS = {
-    "generate": "pipeline.options",
-    "plan": "commands.plan",
-    "play": "web.play.options",
-    "bench": "benchmark.options",
-    "convert": "pipeline.options",
-    "attention": "attention.options",
-    "evaluate": "evaluation.options",
-    "report": "evaluation.options",
-    "record": "data.recorders.options",
-    "check": "training.options",
-    "tokenize": "training.options",
-    "train": "training.options",
-    "finetune": "training.options",
-    "tune": "training.options",
-    "study": "web.study.options",
-    "doctor": "benchmark.options",
-}
-# Modules of extras that a command cannot start without, so that they are missed at once; what only
-# one of its flags needs, a command tells by itself.
-NEEDS = {
-    "play": ("fastapi", "uvicorn", "websockets", "PIL"),
-    "study": ("fastapi", "uvicorn"),
-    "attention": ("matplotlib",),
-    "evaluate": ("torchmetrics",),
-    "report": ("matplotlib",),
-    "train": ("accelerate", "matplotlib"),
-    "finetune": ("accelerate", "matplotlib"),
-    "tune": ("accelerate", "matplotlib"),
+    "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.options"),
+    "plan": Command("steps and lanes of a schedule", "commands.plan"),
+    "play": Command(
+        "walk through a generated world in the browser",
+        "web.play.options",
+        needs=("fastapi", "uvicorn", "websockets", "PIL"),
+    ),
+    "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
+    "convert": Command(
+        "turn a Cosmos, WHAM or MineWorld checkpoint into our folder", "pipeline.options"
+    ),
+    "attention": Command(
+        "where the model looks when it writes",
+        "attention.options",
+        "attention.report:report_attention",
+        needs=("matplotlib",),
+    ),
+    "evaluate": Command(
+        "compare models and decoding strategies on recorded clips",
+        "evaluation.options",
+        needs=("torchmetrics",),
+    ),
+    "report": Command(
+        "turn an evaluation into tables, plots and a page",
+        "evaluation.options",
+        needs=("matplotlib",),
+    ),
+    "record": Command(
+        "record gameplay with actions, from ViZDoom or any Gymnasium game",
+        "data.recorders.options",
+        "data.recorders.gym:record",
+        owns_out=True,
+    ),
+    "check": Command("look through recorded clips before training on them", "training.options"),
+    "tokenize": Command(
+        "turn recorded clips into all that training needs",
+        "training.options",
+        "training.corpus:tokenize",
+        owns_out=True,
+    ),
+    "train": Command(
+        "train a world to play, sized to the time there is",
+        "training.options",
+        "training.pretraining:pretrain",
+        TRAIN,
+        owns_out=True,
+    ),
+    "finetune": Command(
+        "train a model under the visibility of a diagonal schedule",
+        "training.options",
+        "training.finetuning:finetune",
+        TRAIN,
+        owns_out=True,
+    ),
+    "tune": Command(
+        "find the fastest strategy that a model can afford",
+        "training.options",
+        "training.tuning:main",
+        TRAIN,
+    ),
+    "study": Command(
+        "ask people which of two videos is better, blind",
+        "web.study.options",
+        needs=("fastapi", "uvicorn"),
+    ),
+    "doctor": Command(
+        "what this machine is, what will run on it, and how fast", "benchmark.options"
+    ),
 }
 
 
@@ -98,20 +140,30 @@ def main() -> None:
 
 
 def _run(name: str, flags: list[str]) -> None:
-    """Run a command; with `--json` print its result, and whatever it says goes to stderr."""
+    """Run a command; with `--json` print its result, and all else goes to stderr."""
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(COMMANDS)}"
         raise ValueError(f"unknown command {name!r}, {hint}")
+    command = COMMANDS[name]
     parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
-    with _stdout_to_stderr() if shared.json else contextlib.nullcontext():
-        require(f"diagd {name}", *_needs(name, flags))
+    with contextlib.ExitStack() as held:
+        if shared.json:
+            held.enter_context(_stdout_to_stderr())
+        needs = command.needs
+        if name == "record":
+            is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
+            needs = ("gymnasium",) if is_gym else ("vizdoom",)
+        require(f"diagd {name}", *needs)
         if shared.threads:
             _limit_threads(shared.threads)
-        parsed = parsing.parse(options_of(name), name, flags, _examples(name))
-        module = importlib.import_module(f"diagd.commands.{name}")
-        result: dict[str, Any] = module.main(parsed)
+        options = parsing.parse(options_of(name), name, flags, _examples(name))
+        run = function_of(name)
+        if command.owns_out:
+            system = importlib.import_module("diagd.system")
+            held.enter_context(system.only_writer(options.out))
+        result = run(options)
     if shared.json and os.environ.get("RANK", "0") == "0":  # of processes of one launch, one
         # JSON knows no NaN, which Python writes nonetheless
         strict = json.loads(json.dumps(result), parse_constant=lambda _: None)
@@ -122,22 +174,25 @@ def _run(name: str, flags: list[str]) -> None:
 
 def options_of(name: str) -> type:
     """Return the dataclass of options of a command; what computes is not imported."""
-    module = importlib.import_module(f"diagd.{OPTIONS[name]}")
+    module = importlib.import_module(f"diagd.{COMMANDS[name].options}")
     return getattr(module, f"{name.title()}Options")
+
+
+def function_of(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Import the function that runs a command."""
+    module, function = _place_of(name)
+    return getattr(importlib.import_module(f"diagd.{module}"), function)
+
+
+def _place_of(name: str) -> list[str]:
+    return (COMMANDS[name].run or f"commands.{name}:main").split(":")
 
 
 def _examples(name: str) -> list[str]:
     """Read the examples of a command in the docstring of its module, which is not imported."""
-    source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
-    doc = ast.get_docstring(ast.parse(source)) or ""
+    path = Path(__file__).parent.joinpath(*_place_of(name)[0].split(".")).with_suffix(".py")
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return re.findall(r"^ *(diagd .*)", doc, re.MULTILINE)
-
-
-def _needs(name: str, flags: list[str]) -> tuple[str, ...]:
-    if name == "record":
-        is_gym = any(flag.split("=")[0] == "--gym" for flag in flags)
-        return ("gymnasium",) if is_gym else ("vizdoom",)
-    return NEEDS.get(name, ())
 
 
 @contextlib.contextmanager
@@ -165,7 +220,7 @@ def _limit_threads(count: int) -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items()]
+    rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "diagd: fast decoding of autoregressive video models",

@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Turn flags into dataclasses of options with tyro, and what it refuses into one line."""
 
 import argparse
 import contextlib
@@ -12,7 +12,7 @@ import re
 import tempfile
 import textwrap
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -24,12 +24,27 @@ RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
 FrameLag = Annotated[int | None, tyro.conf.arg(aliases=["-d"])]
 
 
-def _writable(path: Path) -> Path:
-    """Return a path, unless nothing can be written there: to be told before hours of work.
+def output_file(path: Path) -> Path:
+    """Return a path, or raise OSError if no file can be written there.
 
-    Raises:
-        OSError: always that, which tyro does not fold into a box that breaks long paths.
+    Not ValueError, of which tyro would make a box that breaks long paths.
     """
+    if path.is_dir():
+        raise OSError(f"{path} is a folder, expected a file name")
+    _check_writable(path)
+    if not path.parent.is_dir():
+        raise OSError(f"output folder does not exist: {path.parent}")
+    return path
+
+
+def _output_folder(path: Path) -> Path:
+    _check_writable(path)
+    if path.is_file():
+        raise OSError(f"{path} is a file, expected a folder")
+    return path
+
+
+def _check_writable(path: Path) -> None:
     folder = path
     while not folder.exists():
         folder = folder.parent
@@ -37,83 +52,50 @@ def _writable(path: Path) -> Path:
         raise OSError(f"{path} cannot be written: {folder} is a file")
     try:
         with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.parent):
-            return path
+            pass
     except OSError as error:
         raise OSError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _folder(path: Path) -> Path:
-    if _writable(path).is_file():
-        raise OSError(f"{path} is a file, expected a folder")
-    return path
-
-
-def output_file(path: Path) -> Path:
-    """Return a path, unless no file can be written there.
-
-    Raises:
-        OSError: it is a folder, or lies in none, or in one that takes no files.
-    """
-    if path.is_dir():
-        raise OSError(f"{path} is a folder, expected a file name")
-    _writable(path)
-    if not path.parent.is_dir():
-        raise OSError(f"output folder does not exist: {path.parent}")
-    return path
-
-
-def _device(words: list[str]) -> str:
+def _device(name: str) -> str:
     """Return the name of a device, which may be missing here: only PyTorch knows that."""
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", words[0]):
-        raise ValueError(f"device must look like cpu, cuda or cuda:0, got {words[0]!r}")
-    return words[0]
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", name):
+        raise ValueError(f"device must look like cpu, cuda or cuda:0, got {name!r}")
+    return name
 
 
-def _path(read):
+def _one_word(
+    metavar: str, read: Callable[[str], Any], *kinds: type
+) -> PrimitiveConstructorSpec[Any]:
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="PATH",
-        instance_from_str=lambda words: read(Path(words[0])),
-        is_instance=lambda value: isinstance(value, Path),
-        str_from_instance=lambda path: [str(path)],
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: isinstance(value, kinds),
+        str_from_instance=lambda value: [str(value)],
     )
 
 
 # Where a command writes: refused at once, with the flag's name, if that is impossible.
-OutputFolder = Annotated[Path, _path(_folder)]
-OutputFile = Annotated[Path, _path(output_file)]
-Device = Annotated[
-    str,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="STR",
-        instance_from_str=_device,
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda name: [name],
-    ),
-]
-
+OutputFolder = Annotated[Path, _one_word("PATH", lambda word: _output_folder(Path(word)), Path)]
+OutputFile = Annotated[Path, _one_word("PATH", lambda word: output_file(Path(word)), Path)]
+Device = Annotated[str, _one_word("STR", _device, str)]
 
 Options = TypeVar("Options")
-
-NUMBERS = {int: "a whole number", float: "a number"}
+_NUMBERS = {int: "a whole number", float: "a number"}
 _REGISTRY = ConstructorRegistry()
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """The flags that every command takes."""
+    """The flags of every command."""
 
     json: tyro.conf.FlagCreatePairsOff[bool] = False  # stdout is one JSON document, nothing else
     threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
 
 
 def read_shared(flags: Sequence[str]) -> Shared:
-    """Look for the flags that every command takes, wherever they stand among the others.
-
-    Raises:
-        ValueError: no number of threads.
-    """
+    """Read the flags of every command, wherever they stand among the others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--threads", type=_at_least_one)
@@ -157,11 +139,11 @@ def parse(
         if not stop.code:
             raise
         raise ValueError(_plain(complaint.getvalue())) from None
-    return options(**{field.name: getattr(parsed, field.name) for field in _fields(options)})
+    return options(**{name: getattr(parsed, name) for name in _fields(options)})
 
 
 def _description(options: type, examples: Sequence[str]) -> str:
-    """Say what the record's docstring says, and then the examples, in 80 columns.
+    """Format the record's docstring, and then the examples, in 80 columns.
 
     Each line is indented, for tyro joins those that begin with a letter, and doubles empty ones.
     """
@@ -173,7 +155,7 @@ def _description(options: type, examples: Sequence[str]) -> str:
 
 
 def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> None:
-    """Raise ValueError for a flag that is none, with one that is meant perhaps."""
+    """Raise ValueError for an unknown flag, naming the one that may be meant."""
     known = ["-h", "--help"]
     for field, hint in hints.items():
         spelled = field.replace("_", "-")
@@ -191,24 +173,26 @@ def _refuse_unknown(flags: Sequence[str], hints: dict[str, Any], name: str) -> N
             raise ValueError(f"unknown flag {given}: {hint}")
 
 
-def _fields(record: Any) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(record) if field.init]
+def _fields(record: type) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields that are flags: a record's own, then those of the groups it inherits."""
+    found = {field.name: field for field in dataclasses.fields(record) if field.init}
+    names = [name for kind in record.__mro__ for name in inspect.get_annotations(kind)]
+    return {name: found[name] for name in dict.fromkeys(names) if name in found}
 
 
 @functools.cache
 def _with_shared(options: type) -> type:
-    """Add the shared flags to the options, and do not speak of a default where there is none.
+    """Add the shared flags to the options, and show no default where there is none.
 
     Nothing is checked when a record of this type is made: the options themselves do that.
     """
-    fields, hints = {}, {}
-    for record in (Shared, options):  # a command's own flag comes before a shared one of its name
-        fields |= {field.name: copy.copy(field) for field in _fields(record)}
-        hints |= get_type_hints(record, include_extras=True)
+    fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
+    hints = get_type_hints(Shared, include_extras=True)
+    hints |= get_type_hints(options, include_extras=True)
     shown = tyro.conf.arg(help_behavior_hint=_default)
-    return dataclasses.make_dataclass(
+    record = dataclasses.make_dataclass(
         options.__name__,
-        [(name, Annotated[hints[name], shown], field) for name, field in fields.items()],
+        [(name, Annotated[hints[name], shown], copy.copy(fields[name])) for name in fields],
         bases=(Shared, options),
         namespace={
             "__doc__": options.__doc__,
@@ -217,6 +201,10 @@ def _with_shared(options: type) -> type:
         },
         frozen=True,
     )
+    # the help lists flags in this order, which is not that of inheritance
+    order = dict.fromkeys([*_fields(options), *fields])
+    record.__dataclass_fields__ = {name: record.__dataclass_fields__[name] for name in order}
+    return record
 
 
 def _default(label: str) -> str:
@@ -225,35 +213,28 @@ def _default(label: str) -> str:
 
 @_REGISTRY.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Say in words what a number must be."""
+    """Refuse what is no number in words."""
     kind = info.type
-    if kind not in NUMBERS:
+    if kind not in _NUMBERS:
         return None
 
-    def read(words: list[str]) -> Any:
+    def read(word: str) -> Any:
         try:
-            return kind(words[0])
+            return kind(word)
         except ValueError:
-            raise ValueError(f"expected {NUMBERS[kind]}, got {words[0]!r}") from None
+            raise ValueError(f"expected {_NUMBERS[kind]}, got {word!r}") from None
 
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=read,
-        is_instance=lambda value: isinstance(value, int | kind),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return _one_word(kind.__name__.upper(), read, int, kind)
 
 
 @_REGISTRY.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read `X | None` as X: None is what a flag is that was not given."""
+    """Read `X | None` as X: None stands for a flag that was not given."""
     kinds = get_args(info.type)
     if get_origin(info.type) not in (Union, types.UnionType) or type(None) not in kinds:
         return None
     (kind,) = (kind for kind in kinds if kind is not type(None))
-    inner = PrimitiveTypeInfo.make(kind, info.markers)
-    spec = ConstructorRegistry.get_primitive_spec(inner)
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
     assert isinstance(spec, PrimitiveConstructorSpec)
     return dataclasses.replace(
         spec,
@@ -263,7 +244,7 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _plain(complaint: str) -> str:
-    """Take what matters out of tyro's box: neither its title nor what follows the first rule."""
+    """Strip tyro's box, its title and all behind the first rule from a complaint."""
     lines = [line.strip("│ ") for line in complaint.splitlines() if not line.startswith(("╭", "╰"))]
     text = " ".join(lines).partition("───")[0]
     return re.sub(r"^Error parsing |(?<=^Missing) from [^:]*", "", text)

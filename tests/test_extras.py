@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diagd.cli import NEEDS
+from diagd.cli import COMMANDS
 from diagd.extras import EXTRAS, missing_modules, require
 
 MODULES = {"pillow": "PIL", "ray[client]": "ray"}  # where a package's name is another
@@ -35,5 +35,5 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(monkeypatch):
 
 
 def test_what_a_command_needs_can_be_had():
-    for modules in NEEDS.values():
-        assert any(set(modules) <= set(brought) for brought in EXTRAS.values())
+    for command in COMMANDS.values():
+        assert any(set(command.needs) <= set(brought) for brought in EXTRAS.values())

@@ -58,7 +58,7 @@ def test_wham_dreams_the_pixels_that_its_own_code_dreams(name, clip, tmp_path):
         recording.frames[:held],
         recording.actions[held:],
         3,
-        raster=True,
+        strategy="raster",
         context_actions=recording.actions[1:held],
         sampling=SamplingOptions(),
     )
@@ -173,7 +173,7 @@ def test_cosmos_sees_a_picture_fitted_as_its_makers_fit_it(tmp_path):
     world = VideoGenerator.from_pretrained(model, backend="eager", tokenizer=tokenizer)
     picture = rectangles(1, size=(45, 81))
     write_image(tmp_path / "photo.png", picture[0])
-    start = world.prompts.read_file(tmp_path / "photo.png", 1)
+    start = world.read_prompt(tmp_path / "photo.png", context_frames=1)
     assert start.frames.equal(fit_frames(picture, 32, 48))
     assert not start.frames.equal(resize(picture, 32, 48))
 

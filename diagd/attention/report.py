@@ -1,4 +1,8 @@
-"""`diagd attention`: measure, draw the figure, print and write the numbers."""
+"""`diagd attention`: measure, draw the figure, print and write the numbers.
+
+diagd attention                # the bundled model and its prompt
+diagd attention --clips work/doom/heldout --layer 3
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,8 @@
-"""What a machine is, what of diagd will run on it, and how fast the bundled world is there."""
+"""Report what this machine is, what of diagd will run on it and why, and how fast that is.
+
+diagd doctor                   # some ten seconds, five of them a probe
+diagd doctor --seconds 0       # no probe
+"""
 
 import itertools
 import platform

@@ -2,6 +2,7 @@
 
 diagd plan --grid 2x14x24 -k 1
 diagd plan --grid 3x40x64 -k 1 -d 40     # frames overlap
+diagd plan --grid 3x40x64 --strategy zipar=4
 """
 
 from dataclasses import dataclass
@@ -9,29 +10,19 @@ from typing import Any
 
 from diagd.console import make_console
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.flags import FrameLag, RowLag
+from diagd.families.defaults import GenerationDefaults
+from diagd.pipeline.options import DecodingFlags
 
 
 @dataclass(frozen=True)
-class PlanOptions:
-    """Count the steps of a schedule, without a model."""
+class PlanOptions(DecodingFlags):
+    """Count the steps of a strategy's schedule, by default of k=1, without a model."""
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
-    strategy: str | None = None  # raster, k=2, k=1,d=14, k=1/predecessor or zipar=4; or in short:
-    row_lag: RowLag = None  # columns a row runs ahead of the next; default 1
-    frame_lag: FrameLag = None  # steps between frames; default: one starts when the last is whole
-    spatial_only: bool = False  # the default, said aloud
-    raster: bool = False  # next-token prediction
 
     def schedule(self) -> DiagonalSchedule:
-        """Return the schedule that the flags name."""
-        if self.spatial_only and self.frame_lag is not None:
-            raise ValueError("spatial_only means that no frame_lag is given: frames do not overlap")
-        strategy = strategy_of(self.strategy, self.row_lag, self.frame_lag, raster=self.raster)
-        if not strategy.has_schedule:
-            raise ValueError(f"{strategy} chooses its lanes on the way: it has no schedule to show")
-        return strategy.schedule(TokenGrid.parse(self.grid))
+        grid = TokenGrid.parse(self.grid)
+        return self.decoding(GenerationDefaults(), grid.height).schedule(grid)
 
 
 def main(options: PlanOptions) -> dict[str, Any]:

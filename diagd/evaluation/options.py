@@ -13,9 +13,9 @@ from diagd.evaluation.drift import DRIFT_FRAMES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.revisit import REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import Device, OutputFolder
+from diagd.flags import OutputFolder
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
-from diagd.workers import Pool
+from diagd.pipeline.options import MachineFlags, PoolFlags
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Settings:
         return most, self.context_frames + 1 if self.drift else most
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(MachineFlags, PoolFlags):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
 
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
@@ -107,9 +107,7 @@ class EvaluateOptions:
     top_k: int | None = None  # keep the k likeliest tokens
     top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
-    device: Device = "cpu"  # cpu, cuda, cuda:1
     dtype: DTypeChoice = "float32"  # of the weights
-    backend: Backend = "auto"  # what runs the steps
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
@@ -121,11 +119,6 @@ class EvaluateOptions:
     revisit: int | None = Settings.revisit
     revisit_actions: tuple[str, str] = Settings.revisit_actions  # that undo each other
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
-    workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
-    worker_cpus: float = Pool.cpus  # CPU share of each
-    worker_gpus: float = Pool.gpus  # GPU share of each
-    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
-    address: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, lowest in (
@@ -158,10 +151,6 @@ class EvaluateOptions:
             strategy.check(Conditions(self.sampling().temperature))
         self.labelled_models()
         self.pool()
-
-    def pool(self) -> Pool:
-        """Return who does the work."""
-        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
     def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
         """Return a number that was given, or else the protocol's."""

@@ -1,9 +1,10 @@
-"""What a world model generated: pixels to look at, tokens to count with, and what it took."""
+"""Worlds: a model, its tokenizer and its actions generate video from pixels and actions."""
 
 import base64
+import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, overload
@@ -13,37 +14,42 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend, prepare
-from diagd.data.actions import ActionCodec, Actions, as_actions, parse_actions, read_actions
+from diagd.data.actions import (
+    ActionCodec,
+    Actions,
+    as_actions,
+    idle_action,
+    parse_actions,
+    read_actions,
+)
 from diagd.data.video import IMAGE_SUFFIXES, read_video, resize, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel, RunnerName
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.short_forms import strategy_of
-from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy, as_strategy
+from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
 from diagd.pipeline.prompts import (
     Clip,
     Picture,
-    PromptReader,
-    action_ids,
-    check_clip,
-    check_one_length,
-    check_size,
-    grids_of,
+    Prompt,
+    as_frames,
     is_batch,
-    paint,
     prompt_tokens,
+    read_clip,
     rows_of,
 )
-from diagd.pipeline.world_folder import StoredWorld, WorldSource, load_parts, prefix_ids
+from diagd.pipeline.world_folder import WorldSource, load_parts, save_world
 from diagd.tokenizers.vq import VideoTokenizer
+
+logger = logging.getLogger("diagd")
 
 
 @dataclass(frozen=True, repr=False)
 class GeneratedVideo:
-    """What a world model generated; in a notebook it plays.
+    """A video that a world model generated; in a notebook it plays.
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
@@ -58,10 +64,7 @@ class GeneratedVideo:
     fps: float
 
     def save(self, path: str | Path) -> None:
-        """Write the frames as .mp4, .gif or .webp, or side by side as .png (see `save_frames`).
-
-        Args:
-            path: its suffix says which; the file is whole or not there.
+        """Write the frames to a `path` that ends in .mp4, .gif or .webp, or side by side in .png.
 
         Raises:
             ValueError: another suffix.
@@ -69,7 +72,6 @@ class GeneratedVideo:
         save_frames(path, self.frames, self.fps)
 
     def __repr__(self) -> str:
-        """Say in one line what it is."""
         num_frames, height_px, width_px, _ = self.frames.shape
         return (
             f"GeneratedVideo({num_frames} frames of {height_px}x{width_px} px, {self.fps:g} fps, "
@@ -77,7 +79,7 @@ class GeneratedVideo:
         )
 
     def _repr_html_(self) -> str:
-        """Play in a notebook: the video itself is in the page, which needs no file beside it."""
+        """Format as HTML with the video itself in it, which needs no file beside the page."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "video.mp4")
             self.save(path)
@@ -88,41 +90,37 @@ class GeneratedVideo:
         )
 
 
-class VideoGenerator(StoredWorld):
-    """A world model with its tokenizer and its actions.
+@dataclass(eq=False, repr=False)
+class VideoGenerator:
+    """A world model with its tokenizer and its actions: pixels in, pixels out.
 
-    Args:
+    Attributes:
         model: predicts tokens.
         runner: how steps are executed.
-        config: what the model is; the grid of a frame above all.
+        config: shape of the model; the grid of a frame above all.
         tokenizer: turns frames into grids of tokens and back.
-        vocabulary: what actions there are; None for a model without actions.
-        defaults: what is done where nothing else is asked for.
+        vocabulary: the actions that there are; None for a model without.
+        defaults: how its makers use it, where nothing else is asked for.
         source: where it was read from, if it was; only such a world can be saved.
+        dtype, backend: names under which the model's numbers, and what runs it, are shown.
         remembers: frames that a stream sees, fewer than the model could; None is all it can.
-        dtype, backend: by which names the model's numbers, and what runs it, are shown.
     """
 
-    def __init__(
-        self,
-        model: CausalModel,
-        runner: RunnerName,
-        config: ModelConfig,
-        tokenizer: VideoTokenizer,
-        vocabulary: ActionCodec | None,
-        defaults: GenerationDefaults,
-        source: WorldSource | None = None,
-        dtype: str = "float32",
-        backend: str = "eager",
-    ) -> None:
-        self.dtype, self.backend = dtype, backend
-        self.model, self.tokenizer, self.vocabulary = model, tokenizer, vocabulary
-        self.runner: RunnerName = runner
-        self.config, self.defaults, self.source = config, defaults, source
-        self.height, self.width = config.grid_height, config.grid_width
-        self.valid_range = visual_ranges(defaults, config)
-        self.remembers: int | None = None
-        self.prompts = PromptReader(tokenizer, vocabulary, defaults, self.frame_size_px)
+    model: CausalModel
+    runner: RunnerName
+    config: ModelConfig
+    tokenizer: VideoTokenizer
+    vocabulary: ActionCodec | None
+    defaults: GenerationDefaults
+    source: WorldSource | None = None
+    dtype: str = "float32"
+    backend: str = "eager"
+    remembers: int | None = None
+
+    def __post_init__(self) -> None:
+        self.height, self.width = self.config.grid_height, self.config.grid_width
+        self.frame_size_px = self.tokenizer.frame_size_px(self.height, self.width)
+        self.valid_range = visual_ranges(self.defaults, self.config)
 
     @classmethod
     def from_pretrained(
@@ -163,25 +161,55 @@ class VideoGenerator(StoredWorld):
             parts.vocabulary,
             parts.defaults,
             WorldSource(name_or_path, config, tokenizer),
-            "int8" if int8 else used,
-            chosen,
+            dtype="int8" if int8 else used,
+            backend=chosen,
         )
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
+
+        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
+        actions, generation defaults, prompt, scenes and model card come along. A world without a
+        card gets one, with what its training log tells.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or from this very `folder`.
+            FileNotFoundError: what it was read from has gone.
+        """
+        save_world(self.source, Path(folder), self.frame_size_px)
+
+    def push_to_hub(
+        self, repository: str, *, private: bool | None = None, token: str | None = None
+    ) -> str:
+        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
+
+        Args:
+            repository: `user/name`; made if there is none.
+            private: who sees a new repository; the account's setting by default.
+            token: an access token that may write; by default that of `hf auth login`.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            ValueError: the world was not read from anywhere, or no name of a repository.
+            OSError: the Hub refuses or cannot be reached.
+        """
+        if not is_repository(repository):
+            raise ValueError(f"expected a repository such as user/name, got {repository!r}")
+        with tempfile.TemporaryDirectory() as folder:
+            save_world(self.source, Path(folder), self.frame_size_px, repository)
+            return upload(Path(folder), repository, private, token)
+
     def __repr__(self) -> str:
-        """Say in one line what it is."""
         name = "unnamed" if self.source is None else self.source.name_or_path
         size = "x".join(map(str, self.frame_size_px))
         actions = f"{len(self.vocabulary.names)} actions" if self.vocabulary else "no actions"
         return f"VideoGenerator({name}: {size} px, {self.height}x{self.width} tokens, {actions})"
 
-    @property
-    def frame_size_px(self) -> tuple[int, int]:
-        """Height and width of a frame in pixels."""
-        return self.tokenizer.frame_size_px(self.height, self.width)
-
     @overload
     def generate(
-        self, frames: str | Path | Picture, *rest: Any, **settings: Any
+        self, frames: str | Path | Picture | Prompt, *rest: Any, **settings: Any
     ) -> GeneratedVideo: ...
     @overload
     def generate(self, frames: list[Any], *rest: Any, **settings: Any) -> Any: ...
@@ -190,12 +218,8 @@ class VideoGenerator(StoredWorld):
         frames: Any,
         actions: Any = None,
         num_frames: int | None = None,
-        row_lag: int | None = None,
-        frame_lag: int | None = None,
         *,
-        strategy: Strategy | str | None = None,
-        raster: bool = False,
-        exact: bool = False,
+        strategy: Strategy | str = "k=1",
         context_actions: Any = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
@@ -210,17 +234,15 @@ class VideoGenerator(StoredWorld):
             frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
                 which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
                 (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
-                pictures. A list of clips is a batch; their contexts are of one length.
+                pictures; or what `read_prompt` returned. A list of clips is a batch; their contexts
+                are of one length.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
                 None for a model without actions.
             num_frames: frames to generate. By default one for each action; the model's own number
                 without actions.
-            row_lag, frame_lag, raster, exact: short for the strategies `k=...,d=...`, `raster` and
-                `exact`.
-            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value;
-                `k=1` by default.
+            strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
             context_actions: the m - 1 actions between the context frames, in any form of `actions`;
                 by default those in the jsonl file beside a path, or else the idle action. For a
                 batch a list of these.
@@ -236,24 +258,37 @@ class VideoGenerator(StoredWorld):
         Raises:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
-        chosen = strategy_of(strategy, row_lag, frame_lag, raster=raster, exact=exact)
+        strategy = as_strategy(strategy)
         rows = rows_of(frames, actions, context_actions)
         if num_frames is None:
-            num_frames = self._num_frames(rows[0][1])
-        num_grids = grids_of(num_frames, self.tokenizer.temporal_compression)
+            coming = rows[0][1]
+            if coming is None or self.vocabulary is None:
+                num_frames = self.defaults.num_frames
+            else:
+                num_frames = len(as_actions(coming, self.vocabulary))
+        num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
-        prompts = [self.prompts.read(clip, between) for clip, _, between in rows]
-        given = check_one_length([prompt.frames for prompt in prompts])
+        prompts = [self._read(clip, between) for clip, _, between in rows]
+        lengths = list(dict.fromkeys(len(prompt.frames) for prompt in prompts))
+        if len(lengths) > 1:
+            given = " and ".join(map(str, lengths))
+            raise ValueError(f"clips of a batch must have as many context frames, got {given}")
         read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
         num_context = len(read[0][1])
-        if self.tokenizer.temporal_compression > 1:
-            check_clip(given, num_frames, num_context + num_grids, self.config)
+        # grids of several frames are painted behind the first one, which may not leave the context
+        needs_first = self.tokenizer.temporal_compression > 1
+        held = self.config.max_positions // self.config.tokens_per_frame
+        if needs_first and num_context + num_grids > held:
+            raise ValueError(
+                f"{lengths[0]} frames and {num_frames} to come are {num_context + num_grids} "
+                f"grids, the model holds {held}"
+            )
         if text is not None and len(text) == 1:
             text = text.expand(len(rows), -1, -1)
         out = generate_tokens(
             self.model,
             torch.cat([tokens for tokens, _ in read]),
-            chosen,
+            strategy,
             torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
             context_frames=num_context,
             sampling=self.sampling(sampling),
@@ -265,22 +300,17 @@ class VideoGenerator(StoredWorld):
         )
         videos = []
         for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True):
-            shown = paint(self.tokenizer, context, tokens)[-num_frames:].cpu()
-            videos.append(GeneratedVideo(shown, tokens, out.stats, prompt.fps))
+            grids = torch.cat([context, tokens]) if needs_first else tokens
+            pixels = self.tokenizer.decode(grids)[-num_frames:].cpu()
+            videos.append(GeneratedVideo(pixels, tokens, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
-
-    def _num_frames(self, actions: Actions | None) -> int:
-        if actions is None or self.vocabulary is None:
-            return self.defaults.num_frames
-        return len(as_actions(actions, self.vocabulary))
 
     def stream(
         self,
-        frames: Clip,
+        frames: Clip | Prompt,
         actions: Iterable[str],
-        row_lag: int | None = None,
         *,
-        strategy: Strategy | str | None = None,
+        strategy: Strategy | str = "k=1",
         **settings: Any,
     ) -> Iterator[Tensor]:
         """Return a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
@@ -288,15 +318,15 @@ class VideoGenerator(StoredWorld):
         Old frames leave the context when it is full (see `Stream`).
 
         Args:
-            frames, row_lag, strategy: as in `generate`.
+            frames, strategy: as in `generate`.
             actions: names, or a string such as `forward*8,left*4`; the stream ends with them.
-            settings: what `start` takes (context_actions, sampling, seed).
+            settings: keywords of `start` (context_actions, sampling, seed).
 
         Raises:
             ValueError: frames, a string of actions or a strategy that do not fit; of a name, when
                 it comes.
         """
-        chosen = strategy_of(strategy, row_lag)
+        chosen = as_strategy(strategy)
         self.check(chosen, settings.get("sampling"))
         if isinstance(actions, str) and self.vocabulary is not None:
             actions = parse_actions(actions, self.vocabulary)
@@ -307,7 +337,7 @@ class VideoGenerator(StoredWorld):
 
     def start(
         self,
-        frames: Clip,
+        frames: Clip | Prompt,
         *,
         context_actions: Actions | None = None,
         sampling: SamplingOptions | None = None,
@@ -319,7 +349,7 @@ class VideoGenerator(StoredWorld):
         Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
-        prompt = self.prompts.read(frames, context_actions)
+        prompt = self._read(frames, context_actions)
         return self.start_batch([(prompt.frames, prompt.context_actions)], [seed], sampling)
 
     def start_batch(
@@ -332,8 +362,7 @@ class VideoGenerator(StoredWorld):
 
         Args:
             starts: context frames, equally many each, and the actions between them.
-            seeds: one for each.
-            sampling: how tokens are drawn, the model's own way by default.
+            seeds, sampling: as in `generate`, but a seed for each.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
@@ -370,18 +399,81 @@ class VideoGenerator(StoredWorld):
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, batch_size, self.runner != "eager"))
 
-    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
-        """Return (1, count, num_tokens) ids, or None for a model without actions.
+    def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
+        """Return how tokens are drawn: by `options`, or else by default; visual ids only."""
+        return self.defaults.sampling(options, self.valid_range)
+
+    def num_grids(self, num_frames: int) -> int:
+        """Return the grids of so many generated frames, or raise ValueError if they fill none.
 
         Args:
-            actions: in any form that `generate` takes.
-            what: each action stands before, for the error.
+            num_frames: a multiple of the frames that the tokenizer joins in a grid.
+        """
+        step = self.tokenizer.temporal_compression
+        if num_frames % step:
+            raise ValueError(
+                f"num_frames must be a multiple of {step}: the tokenizer joins so many frames, "
+                f"got {num_frames}"
+            )
+        return num_frames // step
+
+    def read_prompt(
+        self,
+        clip: Clip,
+        actions: Actions | None = None,
+        *,
+        context_frames: int | None = None,
+        num_frames: int = 0,
+    ) -> Prompt:
+        """Read what a video goes on from: frames of the model's size, and actions between them.
+
+        Args:
+            clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`).
+            actions: between the frames, instead of those that the file has; by default the idle
+                action stands there.
+            context_frames: of a file, frames that the model sees; its default if None.
+            num_frames: of a recording, actions to read that come after the context.
 
         Raises:
-            ValueError: not `count` actions, or one that the model does not know.
+            FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
-        ids = action_ids(self.vocabulary, actions, count, what, self.tokenizer.codebook_size)
-        return None if ids is None else ids.to(self.model.device)
+        where = "the prompt"
+        if isinstance(clip, str | Path):
+            where = Path(clip).name
+            prompt = read_clip(
+                Path(clip),
+                self.vocabulary,
+                self.defaults.context_frames if context_frames is None else context_frames,
+                num_frames,
+                model_fps=self.defaults.fps,
+                frames_per_grid=self.tokenizer.temporal_compression,
+            )
+        else:
+            prompt = Prompt(as_frames(clip), None, [], self.defaults.fps, [])
+        frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
+        if frames.shape[1:3] != self.frame_size_px:
+            given, size = ("x".join(map(str, s)) for s in (frames.shape[1:3], self.frame_size_px))
+            notes.append(f"prompt is {given} pixels: cropped to the centre and scaled to {size}")
+            frames = self.tokenizer.fit_frames(frames, *self.frame_size_px)
+        if self.vocabulary is None:
+            if actions is not None and len(actions):
+                raise ValueError("this model takes no actions")
+        elif actions is not None:
+            between = as_actions(actions, self.vocabulary, len(frames) - 1)
+        elif between is None:
+            idle = idle_action(self.vocabulary)
+            between = [idle] * (len(frames) - 1)
+            if between:
+                notes.append(f"{where} comes without actions: {idle!r} stands between its frames")
+        return replace(prompt, frames=frames, context_actions=between)
+
+    def _read(self, clip: Clip | Prompt, actions: Actions | None) -> Prompt:
+        if isinstance(clip, Prompt):  # whoever read it has its notes
+            return clip
+        prompt = self.read_prompt(clip, actions)
+        for note in prompt.notes:
+            logger.warning(note)
+        return prompt
 
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
@@ -392,14 +484,39 @@ class VideoGenerator(StoredWorld):
             frames: (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`.
             context_actions: the m - 1 actions between them.
         """
-        check_size(frames, self.frame_size_px)
+        if frames.shape[1:] != (*self.frame_size_px, 3):
+            height_px, width_px = self.frame_size_px
+            raise ValueError(
+                f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
+            )
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
-        return prompt_tokens(prefix_ids(self.config), grids, ids), grids
+        first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)
+        prefix = range(first_id, first_id + self.config.prefix_length)
+        return prompt_tokens(prefix, grids, ids), grids
 
-    def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: by options, or else by default; visual ids only."""
-        return self.defaults.sampling(options, self.valid_range)
+    def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
+        """Return (1, count, num_tokens) ids, or None for a model without actions.
+
+        Args:
+            actions: in any form of `generate`.
+            count: actions wanted.
+            what: each action stands before, for the error.
+
+        Raises:
+            ValueError: not `count` actions, or one that the model does not know.
+        """
+        codec = self.vocabulary
+        if codec is None:
+            if actions is not None and len(actions):
+                raise ValueError("this model takes no actions")
+            return None
+        names = [] if actions is None else as_actions(actions, codec, count)
+        if len(names) != count:
+            raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
+        local = torch.tensor([codec.tokens_of(name) for name in names], dtype=torch.int64)
+        ids = local.view(1, count, codec.num_tokens) + self.tokenizer.codebook_size
+        return ids.to(self.model.device)
 
 
 CLIP_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov")
@@ -422,38 +539,37 @@ class StartScene:
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`.
+    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
+    prompt = folder / "prompt.mp4"
+    first = [_read_scene(prompt, world, context_frames)] if prompt.is_file() else []
+    return first + folder_scenes(folder / "scenes", world, context_frames)
+
+
+def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
+    """Read every clip and image of a folder, by name; an absent folder holds none.
 
     A clip of several frames needs its actions beside it (.jsonl).
 
     Raises:
         FileNotFoundError, ValueError: a file that cannot be used (named).
     """
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return first + folder_scenes(folder / "scenes", world, context_frames)
-
-
-def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip and image of a folder, by name; an absent folder holds none."""
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     wanted = (*CLIP_SUFFIXES, *IMAGE_SUFFIXES)
     return [
-        read_scene(path, world, context_frames)
+        _read_scene(path, world, context_frames)
         for path in files
         if path.suffix.lower() in wanted and not path.name.startswith(".")
     ]
 
 
-def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    """Read the last context frames of a clip with their actions, or an image."""
+def _read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
     video = read_video(path)
     frames = resize(video.frames[-context_frames:], *world.frame_size_px).contiguous()
     actions: list[str] = []
     if len(frames) > 1:
         assert world.vocabulary is not None
-        taken = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-        actions = taken[len(taken) - len(frames) + 1 :]
+        actions = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
+        actions = actions[len(actions) - len(frames) + 1 :]
     name = path.stem.replace("-", " ").replace("_", " ")
     is_still = path.suffix.lower() in IMAGE_SUFFIXES
     fps = Fraction(world.defaults.fps).limit_denominator(1001) if is_still else video.fps

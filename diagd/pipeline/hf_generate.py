@@ -23,7 +23,8 @@ from transformers.generation.logits_process import (
 
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, RowStart
+from diagd.decoding.schedule import DiagonalSchedule
+from diagd.decoding.strategies.strategy import as_strategy
 from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 
@@ -35,23 +36,22 @@ def custom_generate(
     schedule: DiagonalSchedule,
     actions: Tensor | None = None,
     context_frames: int = 1,
-    row_start: RowStart = "temporal",
     valid_range: tuple[int, int] | Tensor | None = None,
     seed: int = 0,
 ) -> Callable[..., Tensor]:
-    """Make the callable that `generate(custom_generate=...)` takes.
+    """Make a callable for `generate(custom_generate=...)` of transformers.
 
-    It writes what `diagd.generate_tokens` writes of the same arguments, with the same defaults.
-    `do_sample`, `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are
-    those of the call; any other logits processor is an error, and so is more than one sequence a
-    prompt. The schedule says how much is generated: `max_new_tokens` has to allow it, and keeps
-    transformers from warning of its own limit.
+    It writes what `diagd.generate_tokens` writes, with the same defaults; `do_sample`,
+    `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are those of the
+    call. Any other logits processor is an error, and so is more than one sequence a prompt. The
+    schedule says how much is generated: `max_new_tokens` has to allow it, and keeps transformers
+    from warning of its own limit.
 
     Args:
-        schedule: which token is written when, and how many frames.
+        schedule: which token is written when, and how many frames; its `row_start` says what
+            stands in for a predecessor not yet known (see `Diagonal`).
         actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
         context_frames: frames of the grid's size at the prompt's end; 0 for a prompt of text alone.
-        row_start: the token that stands in for a predecessor not yet known (see `Diagonal`).
         valid_range: ids that may be written, low <= id < high; (height, width, 2) int64 where they
             differ from place to place (see `SamplingOptions`).
         seed: of the draws, 64 bits; batch row b uses seed + b.
@@ -86,27 +86,24 @@ def custom_generate(
             sampling = SamplingOptions(
                 1.0 if temperature is None else temperature, top_k or None, top_p, valid_range
             )
-        wrapped = HuggingFaceModel(model)
-        guided = [
-            _guided(wrapped, input_ids, processor)
-            for processor in logits_processor
-            if isinstance(processor, _Guidance)
-        ]
-        length = input_ids.shape[1] + new_tokens
-        if guided and length > guided[0].max_positions:
-            raise ValueError(
-                f"guidance needs prompt and frames in one context of {guided[0].max_positions} "
-                f"tokens, got {length}"
-            )
+        decoder = wrapped = HuggingFaceModel(model)
+        for processor in logits_processor:
+            if isinstance(processor, _Guidance):
+                decoder = _guided(wrapped, input_ids, processor)
+                if (length := input_ids.shape[1] + new_tokens) > decoder.max_positions:
+                    raise ValueError(
+                        "guidance needs prompt and frames in one context of "
+                        f"{decoder.max_positions} tokens, got {length}"
+                    )
         out = generate_tokens(
-            guided[0] if guided else wrapped,
+            decoder,
             input_ids,
-            schedule,
+            as_strategy(schedule),
             actions,
             context_frames,
-            row_start,
-            sampling,
-            seed,
+            sampling=sampling,
+            seed=seed,
+            grid=schedule.grid,
         )
         frames = out.tokens.flatten(2)
         if actions is not None:
@@ -117,7 +114,7 @@ def custom_generate(
 
 
 def _guided(model: HuggingFaceModel, prompt: Tensor, processor: _Guidance) -> GuidedModel:
-    """Read the processor: its negative prompt stands for the whole prompt."""
+    """Read guidance from its processor, whose negative prompt stands for the whole prompt."""
     given = processor.unconditional_context
     unconditional, mask = given["input_ids"], given["attention_mask"]
     if mask is not None and not mask.all():

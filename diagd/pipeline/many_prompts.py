@@ -1,72 +1,152 @@
 """A folder of prompts, each with a video: whole or not there, and none made twice.
 
 Beside NAME.mp4 lies NAME.json, which is written after it: what the video goes on from and how it
-was made. A prompt that has both is done. One that cannot be read is told at the end, and the others
-go on.
+was made. A prompt that has both is done. One that cannot be read is listed at the end, and the
+others go on.
 """
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
+from diagd.backends.devices import device_of
 from diagd.console import progress
+from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, save_frames
+from diagd.decoding.strategies.strategy import Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import write_json
-from diagd.pipeline.prompts import seed_of
-from diagd.pipeline.recipe import PreparedWorld, Recipe
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
+from diagd.pipeline.prompts import Prompt, read_text, seed_of
+from diagd.pipeline.world_folder import WorldSource
 from diagd.system import fingerprint, only_writer, provenance
-from diagd.workers import Pool, do_tasks
+from diagd.workers import do_tasks
 
 # Paths, whose files may have moved; of a model its contents count.
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
-@dataclass(frozen=True)
-class Continued:
-    """A prompt and what it went on with.
+class Continued(NamedTuple):
+    """A prompt and what it went on with."""
 
-    Attributes:
-        record: how that was made; JSON types.
-        frames: (T, H_px, W_px, 3) uint8, the context and then what was generated.
-    """
-
-    record: dict[str, Any]
-    frames: Tensor
+    record: dict[str, Any]  # how that was made; JSON types
+    frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
     fps: float
 
 
 class PromptWorker:
-    """Goes on from prompts, one after the other, by one recipe.
+    """A world that goes on from prompts, one after the other, as options say.
 
-    Raises:
-        FileNotFoundError, ValueError: the world cannot be loaded, or not decode so.
+    Attributes:
+        strategy, sampling, num_frames: of the options, or else the world's defaults.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._prepared = PreparedWorld(recipe)
-        self._seed = recipe.seed
-        self._provenance = provenance(self._prepared.device)
+    def __init__(self, options: GenerateOptions) -> None:
+        self.options, self.device = options, device_of(options.device)
+        self.world = world = VideoGenerator.from_pretrained(
+            options.model,
+            self.device,
+            options.dtype,
+            options.backend,
+            config=options.config,
+            tokenizer=options.tokenizer,
+        )
+        self.sampling = options.sampling(world.defaults)
+        self.strategy = options.decoding(world.defaults, world.height)
+        self.num_frames = options.frames or world.defaults.num_frames
+        world.check(self.strategy, self.sampling)  # before anything ran in vain
+        world.num_grids(self.num_frames)
+        self._notes: list[str] = []
+        self._actions = self._read_actions(options.actions)
+        text = read_text(
+            options.text, options.text_encoder, options.text_embedding, world.config.context_size
+        )
+        self._text = None if text is None else text.to(self.device)
+
+    def _read_actions(self, asked: str | None) -> list[str]:
+        """Read one action for each frame from a jsonl file, or from text whose last one goes on."""
+        codec = self.world.vocabulary
+        if asked is None:
+            return []
+        if codec is None:
+            raise ValueError("this model takes no actions")
+        if asked.endswith(".jsonl"):
+            return self._one_a_frame(read_actions(asked, codec))
+        actions = parse_actions(asked, codec)
+        num_asked, last = len(actions), actions[-1]
+        if 1 < num_asked < self.num_frames:
+            self._notes.append(
+                f"{num_asked} actions for {self.num_frames} frames: {last!r} goes on to the end"
+            )
+        return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
+
+    def _one_a_frame(self, actions: list[str]) -> list[str]:
+        if len(actions) != self.num_frames:
+            raise ValueError(
+                f"expected {self.num_frames} actions (one a frame), got {len(actions)}"
+            )
+        return actions
+
+    def read(self, path: Path | None = None) -> Prompt:
+        """Read a prompt, by default the world's own, with one coming action for each frame."""
+        folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
+        prompt = self.world.read_prompt(
+            path or folder / "prompt.mp4",
+            context_frames=self.options.context_frames,
+            num_frames=self.num_frames,
+        )
+        actions = self._actions or prompt.coming_actions
+        if codec is not None and not actions:
+            walk = folder / "walk.jsonl"
+            if not walk.is_file():
+                raise FileNotFoundError(
+                    f"no {walk} to follow: give --actions, such as "
+                    f"{codec.names[-1]}*{self.num_frames}"
+                )
+            actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
+        if codec is not None:
+            self._one_a_frame(actions)
+        return replace(prompt, coming_actions=actions, notes=[*prompt.notes, *self._notes])
+
+    def generate(
+        self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
+    ) -> GeneratedVideo:
+        """Go on from a prompt that was read here, for so many frames."""
+        return self.world.generate(
+            prompt,
+            prompt.coming_actions[:num_frames] if self.world.vocabulary else None,
+            num_frames,
+            strategy=strategy,
+            sampling=self.sampling,
+            seed=seed,
+            text=self._text,
+        )
+
+    @cached_property
+    def _provenance(self) -> dict[str, Any]:
+        return provenance(self.device)
 
     def __call__(self, path: Path) -> Continued:
-        """Read a prompt and generate."""
-        started, prepared = time.perf_counter(), self._prepared
-        prompt = prepared.read(path)
-        seed = seed_of(path.stem, self._seed)
-        video = prepared.generate(prompt, prepared.num_frames, prepared.strategy, seed)
+        """Read a prompt and generate its video."""
+        started = time.perf_counter()
+        prompt = self.read(path)
+        seed = seed_of(path.stem, self.options.seed)
+        video = self.generate(prompt, self.num_frames, self.strategy, seed)
         record = {
             "prompt": path.name,
-            "strategy": prepared.strategy.name,
-            "sampling": asdict(prepared.sampling),
+            "strategy": self.strategy.name,
+            "sampling": asdict(self.sampling),
             "seed": seed,
             "context_actions": prompt.context_actions,
             "actions": prompt.coming_actions,
@@ -74,35 +154,34 @@ class PromptWorker:
             "stats": asdict(video.stats),
             "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "dtype": prepared.dtype,
+            "dtype": self.world.dtype,
             **self._provenance,
         }
         return Continued(record, torch.cat([prompt.frames, video.frames]), prompt.fps)
 
 
-def continue_prompts(recipe: Recipe, prompts: Path, out: Path, pool: Pool) -> dict[str, Any]:
+def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
     """Make the videos that are not there yet.
 
     Returns:
         How many are `generated` and were `done_before`, and of each prompt that `failed` why.
-
-    Raises:
-        FileNotFoundError, ValueError: no prompts, no such world, or videos of another recipe.
     """
     paths = find_prompts(prompts)
     if out.resolve() == prompts.resolve():
         raise ValueError(f"out must be another folder than the prompts', got {out}")
-    settings = _settings(recipe)
+    settings = _settings(options)
     failed: dict[str, str] = {}
     with only_writer(out):
         missing = [path for path in paths if not _is_done(path.stem, out, settings)]
         num_done = len(paths) - len(missing)
         with progress("prompts", len(paths), num_done) as job:
-            for path, made in do_tasks(missing, partial(PromptWorker, recipe), pool):
+            for path, made in do_tasks(missing, partial(PromptWorker, options), options.pool()):
                 if isinstance(made, ValueError):
                     failed[path.name] = str(made)
-                else:
-                    _write(made, path.stem, out, settings)
+                else:  # the video, then the file that says it is there
+                    save_frames(out / f"{path.stem}.mp4", made.frames, made.fps)
+                    record = {**made.record, "settings": settings}
+                    write_json(out / f"{path.stem}.json", record, indent=1)
                 job.advance()
     return {
         "out": str(out),
@@ -113,7 +192,7 @@ def continue_prompts(recipe: Recipe, prompts: Path, out: Path, pool: Pool) -> di
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Say what was made, and what was not and why."""
+    """Print how many videos were made, and which were not and why."""
     before = f", {report['done_before']} were there before" if report["done_before"] else ""
     console.print(f"{report['generated']} videos written to {report['out']}{before}")
     if failed := report["failed"]:
@@ -123,12 +202,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 
 def find_prompts(folder: Path) -> list[Path]:
-    """List the videos, pictures and recordings of a folder by name; not those of its subfolders.
-
-    Raises:
-        FileNotFoundError: no such folder, or none in it.
-        ValueError: two of one name, whose videos would be one.
-    """
+    """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of prompts not found: {folder}")
     suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
@@ -144,15 +218,16 @@ def find_prompts(folder: Path) -> list[Path]:
     return list(paths.values())
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the flags of a recipe, and what stands for the model's weights."""
-    flags = {field.name: getattr(recipe, field.name) for field in fields(Recipe)}
+def _settings(options: GenerateOptions) -> dict[str, Any]:
+    """Return the flags that a video depends on, and what stands for the model's weights."""
+    names = {field.name for field in fields(options)} - {"prompts", *ONE_VIDEO, *MANY_VIDEOS}
+    flags = {name: getattr(options, name) for name in sorted(names)}
     paths = {name: str(value) for name, value in flags.items() if isinstance(value, Path)}
-    return {"weights": fingerprint(model_path(recipe.model)), **flags, **paths}
+    return {"weights": fingerprint(model_path(options.model)), **flags, **paths}
 
 
 def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
-    """Say whether a prompt has its video; ValueError if it is one of other settings."""
+    """Tell whether a prompt has its video; ValueError if it is one of other settings."""
     path = out / f"{name}.json"
     if not path.is_file():
         return False
@@ -168,9 +243,3 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
                 "choose another --out"
             )
     return (out / f"{name}.mp4").is_file()
-
-
-def _write(made: Continued, name: str, out: Path, settings: dict[str, Any]) -> None:
-    """Write the video, then the file that says it is there."""
-    save_frames(out / f"{name}.mp4", made.frames, made.fps)
-    write_json(out / f"{name}.json", {**made.record, "settings": settings}, indent=1)

@@ -1,13 +1,12 @@
-"""What a video generator is made of, read from disk: model, tokenizer, actions, defaults.
+"""Load the parts of a world from its folder (model, tokenizer, actions, defaults), and save them.
 
 Our own folders hold all of it (see `diagd.families.checkpoints`). A released checkpoint is read as
 it is; a tokenizer that is not with it is named by the user.
 """
 
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,12 +19,10 @@ from diagd.families.checkpoints import (
     TOKENIZER_FOLDER,
     build_model,
     find_model,
-    is_repository,
     load_tokenizer,
     model_path,
     read_actions_file,
     save_tokenizer,
-    upload,
     write_actions_file,
     write_checkpoint,
     write_defaults,
@@ -33,14 +30,12 @@ from diagd.families.checkpoints import (
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint
 from diagd.files import copy_whole, read_json_lines, write_text
-from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of a world model; `vocabulary` is None for a model without actions."""
 
     model: Transformer
@@ -63,9 +58,6 @@ def load_parts(
         config: a config file to read instead of the one beside the weights.
         tokenizer: a tokenizer folder to use instead of the checkpoint's own. TorchScript is loaded,
             and so run, only from a folder named here.
-
-    Raises:
-        FileNotFoundError, ValueError: something is missing or damaged (named), or does not fit.
     """
     found, device = find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
@@ -83,7 +75,7 @@ def load_parts(
             f"{folder}: {ACTIONS_FILE} names {codec.num_ids} action ids and {codec.num_tokens} "
             f"tokens an action, the model has {num_ids} and {shape.num_action_tokens}"
         )
-    if shape.prefix_length > shape.extra_embeddings:  # see `prefix_ids`
+    if shape.prefix_length > shape.extra_embeddings:  # which follow the vocabulary
         raise ValueError(
             f"{folder}: the model begins with {shape.prefix_length} tokens, and has embeddings for "
             f"{shape.extra_embeddings}"
@@ -97,11 +89,7 @@ def load_parts(
 
 
 def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[str]:
-    """Write what belongs to a checkpoint besides its weights into our folder; returns the names.
-
-    Raises:
-        FileNotFoundError, ValueError: the tokenizer is missing, damaged, or does not fit.
-    """
+    """Write what belongs to a checkpoint besides its weights into our folder; return the names."""
     names = [DEFAULTS_FILE]
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))
@@ -132,11 +120,6 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
     return found.family.actions or read_actions_file(found.path.with_name(ACTIONS_FILE))
 
 
-def prefix_ids(config: ModelConfig) -> Sequence[int]:
-    """Return the ids before the first frame: those that follow the vocabulary (Cosmos' BOV)."""
-    return range(config.vocab_size, config.vocab_size + config.prefix_length)
-
-
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
 # What a world may have besides its parts: where videos start, and how it was trained.
 EXTRAS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes", LOG_FILE, CURVE_FILE, CARD_FILE)
@@ -163,16 +146,7 @@ def save_world(
     """Copy a world into a folder of ours, weights to the bit; other files in it stay.
 
     A tokenizer that comes as TorchScript (Cosmos) stays where it is. A world without a model card
-    gets one.
-
-    Args:
-        source: None is refused.
-        size_px: height and width of its frames.
-        name: what `from_pretrained` will be given; the folder by default.
-
-    Raises:
-        ValueError: no source, or the world is in that folder already.
-        FileNotFoundError: the source has gone.
+    gets one, which calls it by the `name` that `from_pretrained` will be given.
     """
     if source is None:
         raise ValueError("only a world that was read by from_pretrained can be saved")
@@ -189,75 +163,8 @@ def save_world(
         write_text(target / CARD_FILE, _card(found, target, size_px, name or str(target)))
 
 
-def upload_world(
-    source: WorldSource | None,
-    repository: str,
-    size_px: tuple[int, int],
-    private: bool | None,
-    token: str | None,
-) -> str:
-    """Put a world, as `save_world` writes it, on the Hugging Face Hub; returns the address.
-
-    Raises:
-        ValueError: no source, or no name of a repository.
-        OSError: the Hub refuses or cannot be reached.
-    """
-    if not is_repository(repository):
-        raise ValueError(f"expected a repository such as user/name, got {repository!r}")
-    with tempfile.TemporaryDirectory() as folder:
-        save_world(source, Path(folder), size_px, repository)
-        return upload(Path(folder), repository, private, token)
-
-
-class StoredWorld:
-    """A world that was read from somewhere, and can be stored elsewhere as it was read.
-
-    Attributes:
-        source: where it was read from, if it was.
-    """
-
-    source: WorldSource | None
-
-    @property
-    def frame_size_px(self) -> tuple[int, int]:
-        """Height and width of a frame in pixels."""
-        raise NotImplementedError
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the whole world, as it was read, into a folder that `from_pretrained` takes.
-
-        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
-        actions, generation defaults, prompt, scenes and model card come along. A world without a
-        card gets one, with what its training log tells.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or from this very folder.
-            FileNotFoundError: what it was read from has gone.
-        """
-        save_world(self.source, Path(folder), self.frame_size_px)
-
-    def push_to_hub(
-        self, repository: str, *, private: bool | None = None, token: str | None = None
-    ) -> str:
-        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
-
-        Args:
-            repository: `user/name`; made if there is none.
-            private: who sees a new repository; the account's setting by default.
-            token: an access token that may write; by default that of `hf auth login`.
-
-        Returns:
-            The address of the repository.
-
-        Raises:
-            ValueError: the world was not read from anywhere, or no name of a repository.
-            OSError: the Hub refuses or cannot be reached.
-        """
-        return upload_world(self.source, repository, self.frame_size_px, private, token)
-
-
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
-    """Say in Markdown what a world is, how it was trained if its log tells, and how to use it."""
+    """Format a model card: what a world is, how it was trained if its log tells, how to use it."""
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
@@ -270,8 +177,15 @@ def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) 
         "frame": f"{config.grid_height}x{config.grid_width} tokens of "
         f"{config.image_vocab_size:,} codes",
         "context": f"{config.max_positions:,} tokens",
-        **_training(folder / LOG_FILE),
     }
+    log = folder / LOG_FILE
+    lines = read_json_lines(log) if log.is_file() else []  # a killed run may have left none
+    last = {key: value for line in lines for key, value in line.items() if value is not None}
+    if "step" in last:
+        rows["training"] = f"{last['step']:,} steps"
+        for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
+            if key in last:
+                rows["training"] += f", {what} {last[key]:.3f} nats a token"
     if found.family.licence:
         rows["licence"] = found.family.licence
     table = "\n".join(f"| {what} | {said} |" for what, said in rows.items())
@@ -297,16 +211,3 @@ video.save("dream.mp4")
 |---|---|
 {table}
 {curve}"""
-
-
-def _training(log: Path) -> dict[str, str]:
-    """Return what a log of `diagd train` tells; a killed run may have left none."""
-    lines = read_json_lines(log) if log.is_file() else []
-    last = {key: value for line in lines for key, value in line.items() if value is not None}
-    if "step" not in last:
-        return {}
-    told = [f"{last['step']:,} steps"]
-    for key, what in (("loss", "loss"), ("validation_loss", "held-out loss")):
-        if key in last:
-            told.append(f"{what} {last[key]:.3f} nats a token")
-    return {"training": ", ".join(told)}

@@ -2,6 +2,9 @@
 
 It holds token shards of the clips to learn from (`train/`) and of those held out (`heldout/`), and
 the parts of a world: tokenizer, actions, generation defaults, a prompt and start scenes.
+
+diagd tokenize --clips clips --out tokens
+diagd tokenize --clips more_clips --tokenizer tokens/tokenizer --out more
 """
 
 import shutil

@@ -4,6 +4,9 @@ A model trained in raster order has never predicted a token whose left neighbour
 are there and the right ones are not, nor one at a row's start behind a stand-in. A short training
 under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`)
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
+
+diagd finetune --init doom --tokens tokens/train --out doom-any
+diagd finetune --init doom --tokens tokens --out doom-k1 --strategies "k=1"
 """
 
 from typing import Any

@@ -4,6 +4,9 @@ The size: the largest model that sees at least 3 tokens for each of its weights,
 machine is measured to train. Tokens that are read again teach less: n passes over the same data are
 worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and after 40 passes
 a run ends even if there is time left.
+
+diagd train --tokens tokens --out world --minutes 20
+diagd train --tokens tokens/train --validation tokens/heldout --out world
 """
 
 import json

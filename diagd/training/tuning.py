@@ -3,6 +3,11 @@
 Every candidate is judged by its teacher-forced gap (`diagd.decoding.teacher_forcing`): how much
 likelier, in nats a token, held-out clips are in raster order. Nothing is generated, so the whole
 frontier takes as many readings of the clips as there are candidates.
+
+diagd tune --tokens tokens/heldout --tolerance 0.05
+diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
+diagd tune --tokens tokens --model world --make-default
+diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +34,17 @@ from diagd.training.setup import check_fit
 
 DEFAULT_CLIPS = 16
 GAP_LABEL = "nats a token above raster"
+
+
+def main(options: TuneOptions) -> dict[str, Any]:
+    """Measure, print the table, and write the files where asked for."""
+    document = tune(options)
+    if options.make_default:
+        make_default(document, options)
+    print_tuning(document, options)
+    if options.out is not None:
+        write_tuning(document, options, options.out)
+    return document
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from diagd.cli import main
+from diagd.cli import function_of, main
 from tests.attack.commands import COMMANDS, flags_of
 
 pytestmark = [
@@ -46,7 +46,7 @@ def run(arguments: list[str], folder: Path) -> None:
 def start(arguments: list[str], folder: Path) -> ForkServerProcess:
     folder.mkdir(exist_ok=True)
     forks = multiprocessing.get_context("forkserver")
-    modules = [f"diagd.commands.{name}" for name in COMMANDS]
+    modules = [function_of(name).__module__ for name in COMMANDS]
     forks.set_forkserver_preload([__name__, "tests.data.recorders.scroller", *modules])
     process = forks.Process(target=run, args=(arguments, folder))
     process.start()

@@ -86,8 +86,8 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     document = outcome.document
     assert (document["output"], document["contact_sheet"]) == ("dream.mp4", "dream.png")
     raster, same, diagonal = document["runs"]
-    assert (raster["schedule"], diagonal["schedule"]) == ("raster", "k=1")
-    assert (same["schedule"], same["num_frames"], same["num_steps"]) == ("k=1", 2, steps(2))
+    assert (raster["strategy"], diagonal["strategy"]) == ("raster", "k=1")
+    assert (same["strategy"], same["num_frames"], same["num_steps"]) == ("k=1", 2, steps(2))
     assert (raster["num_frames"], diagonal["num_frames"]) == (2, FRAMES)
     assert (raster["num_steps"], diagonal["num_steps"]) == (2 * HEIGHT * WIDTH, steps(FRAMES))
     assert diagonal["tokens_per_second"] == pytest.approx(
@@ -110,8 +110,8 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
 
 
 def test_raster_alone_is_one_row(generate):
-    (row,) = generate("--raster").document["runs"]
-    assert (row["schedule"], row["num_frames"]) == ("raster", FRAMES)
+    (row,) = generate("--strategy", "raster").document["runs"]
+    assert (row["strategy"], row["num_frames"]) == ("raster", FRAMES)
     assert row["num_steps"] == FRAMES * HEIGHT * WIDTH
 
 
@@ -125,7 +125,7 @@ def test_compare_shows_raster_on_the_left_and_the_diagonal_on_the_right(generate
     both = read_video("dream.mp4").frames
     assert both.shape == (CONTEXT + FRAMES, HEIGHT_PX, 2 * WIDTH_PX, 3)
     assert read_video("dream.png").frames.shape[1] == 2 * (2 * (HEIGHT_PX + 4) + 4)
-    assert generate("--raster", "--output", "raster.mp4").code == 0
+    assert generate("--strategy", "raster", "--output", "raster.mp4").code == 0
     assert generate("-k", 2, "--output", "diagonal.mp4").code == 0
     left, right = both[CONTEXT:].split(WIDTH_PX, dim=2)
     raster, diagonal = dreamt("raster.mp4"), dreamt("diagonal.mp4")
@@ -135,13 +135,13 @@ def test_compare_shows_raster_on_the_left_and_the_diagonal_on_the_right(generate
 
 
 def test_exact_writes_what_raster_writes_in_fewer_steps(generate):
-    document = generate("--exact", "--compare").document
+    document = generate("--strategy", "exact", "--compare").document
     raster, exact = document["runs"]
-    assert (raster["schedule"], exact["schedule"]) == ("raster", "exact")
+    assert (raster["strategy"], exact["strategy"]) == ("raster", "exact")
     assert exact["tokens_equal_to_raster"] == 1
     assert exact["num_steps"] < raster["num_steps"]
     assert raster["num_fed"] == FRAMES * (HEIGHT * WIDTH + 1)  # an action a frame
-    relaxed = generate("--exact", "--tolerance", 50).document["runs"][1]
+    relaxed = generate("--strategy", "tolerance=50", "--compare").document["runs"][1]
     assert relaxed["num_steps"] < exact["num_steps"]
 
 
@@ -153,7 +153,7 @@ def test_frames_can_overlap(generate):
 def test_row_starts_differ(generate):
     names = ("temporal", "predecessor", "spatial")
     for name in names:
-        flags = ("--row-start", name, "--temperature", 0, "--output", f"{name}.mp4")
+        flags = ("--strategy", f"k=1/{name}", "--temperature", 0, "--output", f"{name}.mp4")
         assert generate(*flags).code == 0
     assert len({tuple(dreamt(f"{name}.mp4").flatten().tolist()) for name in names}) > 1
 
@@ -282,11 +282,10 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
-        (("--raster", "--compare"), r"compare already runs raster; leave it out"),
-        (("--raster", "--exact"), r"one strategy at a time, got raster and exact"),
-        (("--tolerance", "2"), r"tolerance needs --exact"),
-        (("--exact", "--tolerance", "0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
-        (("--row-start", "first"), r"'first'.*--row-start.*'spatial'"),
+        (("--strategy", "raster", "--compare"), r"compare already runs raster; leave it out"),
+        (("--strategy", "raster", "-d", 2), r"one strategy at a time, got strategy and frame_lag"),
+        (("--strategy", "tolerance=0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
+        (("--strategy", "k=1/first"), r"row_start must be one of .*'first'"),
         (
             ("--actions", "jump*4"),
             r"unknown action 'jump', expected one of: none, forward, left, r",
@@ -562,7 +561,10 @@ def test_the_clip_that_goes_on_may_not_be_the_output(refused, world):
 
 
 def test_a_name_with_brackets_is_printed_as_it_is(generate):
-    assert "wrote a[b].mp4 and a[b].png" in generate("--raster", "--output", "a[b].mp4").said
+    assert (
+        "wrote a[b].mp4 and a[b].png"
+        in generate("--strategy", "raster", "--output", "a[b].mp4").said
+    )
 
 
 def test_an_empty_walk_is_refused(refused, broken_world):

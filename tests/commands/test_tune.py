@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from diagd.commands.tune import main
 from diagd.families.checkpoints import find_model, write_defaults
 from diagd.families.defaults import GenerationDefaults
-from diagd.training.tuning import TuneOptions
+from diagd.training.tuning import TuneOptions, main
 from tests.worlds import clips_of, write_shard, write_shard_model
 
 

@@ -66,11 +66,11 @@ def by_hand(world, context, schedule, sampling, **options):
     ("flags", "schedule"),
     [
         ({}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 1)),
-        ({"row_lag": 2}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 2)),
-        ({"row_lag": 2, "frame_lag": 4}, lambda grid: diagd.DiagonalSchedule(grid, 2, 4)),
-        ({"raster": True}, diagd.DiagonalSchedule.raster),
+        ({"strategy": "k=2"}, lambda grid: diagd.DiagonalSchedule.spatial(grid, 2)),
+        ({"strategy": "k=2,d=4"}, lambda grid: diagd.DiagonalSchedule(grid, 2, 4)),
+        ({"strategy": "raster"}, diagd.DiagonalSchedule.raster),
     ],
-    ids=["spatial", "row_lag 2", "overlap", "raster"],
+    ids=["default", "k=2", "overlap", "raster"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generate_is_tokenize_interleave_generate_tokens_and_decode(
@@ -102,8 +102,8 @@ def test_the_row_start_is_handed_on(generator, world, context):
         video = generator.generate(
             context, WALK, 3, context_actions=BETWEEN, sampling=GREEDY, strategy=f"k=1/{row_start}"
         )
-        schedule = diagd.DiagonalSchedule.spatial(grid, 1)
-        tokens, _ = by_hand(world, context, schedule, sampling, row_start=row_start)
+        strategy = diagd.parse_strategy(f"k=1/{row_start}")
+        tokens, _ = by_hand(world, context, strategy, sampling, grid=grid)
         assert torch.equal(video.tokens, tokens)
         results.append(tuple(tokens.flatten().tolist()))
     assert len(set(results)) > 1
@@ -134,8 +134,9 @@ def test_a_stream_shows_the_frames_that_generate_makes(
 ):
     actions = [NAMES[frame % 4] for frame in range(num_frames)]
     options = {"context_actions": BETWEEN, "sampling": sampling, "seed": 2}
-    whole = generator.generate(context, actions, num_frames, row_lag, **options)
-    stream = list(generator.stream(context, iter(actions), row_lag, **options))
+    options |= {"strategy": f"k={row_lag}"}
+    whole = generator.generate(context, actions, num_frames, **options)
+    stream = list(generator.stream(context, iter(actions), **options))
     difference = torch.stack(stream).int() - whole.frames.int()
     assert difference.abs().max() <= 1  # frames painted one by one may round differently
     assert bool(whole.stats.num_dropped_frames) == (num_frames == 12)
@@ -150,7 +151,7 @@ def test_a_world_that_remembers_less_dreams_as_one_that_holds_less(world, contex
     held = diagd.VideoGenerator.from_pretrained(short)
     whole = diagd.VideoGenerator.from_pretrained(world)
     found, expected, other = (
-        torch.stack(list(one.stream(context[-2:], ["left"] * 7, 2, seed=5)))
+        torch.stack(list(one.stream(context[-2:], ["left"] * 7, strategy="k=2", seed=5)))
         for one in (forgetful, held, whole)
     )
     assert torch.equal(found, expected)
@@ -347,8 +348,8 @@ def test_actions_that_do_not_fit_are_refused(actions, between, message, generato
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"row_lag": 6}, r"row_lag must be in \[1, width=5\], got 6"),
-        ({"frame_lag": 8}, r"frame_lag must be in \[1, .*=7\], got 8"),
+        ({"strategy": "k=6"}, r"row_lag must be in \[1, width=5\], got 6"),
+        ({"strategy": "k=1,d=8"}, r"frame_lag must be in \[1, .*=7\], got 8"),
         ({"strategy": "k=1/first"}, r"row_start must be one of .*'first'"),
     ],
 )

@@ -42,18 +42,18 @@ def test_raster_order_writes_what_generate_writes(llama, prompt):
 
 @pytest.mark.parametrize("row_start", ["temporal", "predecessor", "spatial"])
 def test_diagonals_write_what_generate_tokens_writes(row_start, llama, prompt):
-    schedule, actions = diagd.DiagonalSchedule(GRID, 2, 4), actions_of(2)
+    schedule, actions = diagd.DiagonalSchedule(GRID, 2, 4, row_start), actions_of(2)
     valid = (0, NUM_VISUAL)
     out = diagd.generate_tokens(
         diagd.HuggingFaceModel(llama),
         prompt,
-        schedule,
+        diagd.Diagonal(2, 4, row_start),
         actions,
         context_frames=0,
-        row_start=row_start,
         sampling=diagd.SamplingOptions(valid_range=valid),
+        grid=GRID,
     )
-    custom = diagd.custom_generate(schedule, actions, 0, row_start, valid)
+    custom = diagd.custom_generate(schedule, actions, 0, valid)
     sequence = generate(llama, prompt, custom, max_new_tokens=2 * (2 + 15))
     assert sequence.shape == (2, 4 + 2 * (2 + 15))
     assert torch.equal(sequence[:, :4], prompt)

@@ -20,8 +20,8 @@ def pictures(frames):
 
 
 @pytest.fixture(scope="module")
-def prompts(world):
-    return diagd.VideoGenerator.from_pretrained(world).prompts
+def generator(world):
+    return diagd.VideoGenerator.from_pretrained(world)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def prompts(world):
         (pictures(FRAMES)[0].convert("RGBA"), ONE),
     ],
 )
-def test_frames_are_tensors_arrays_or_pictures(given, expected, prompts):
+def test_frames_are_tensors_arrays_or_pictures(given, expected, generator):
     assert torch.equal(as_frames(given), expected)
     assert not is_batch(given)
-    prompt = prompts.read(given)
+    prompt = generator.read_prompt(given)
     assert torch.equal(prompt.frames, expected)
     assert prompt.context_actions == ["none"] * (len(expected) - 1)
     assert prompt.fps == 8.75
@@ -69,37 +69,37 @@ def test_a_list_of_clips_is_a_batch(given):
         (None, r"object \(\)"),
     ],
 )
-def test_what_is_no_frames_is_refused(given, message, prompts):
+def test_what_is_no_frames_is_refused(given, message, generator):
     message = rf"frames must be \(T, H_px, W_px, 3\) uint8 RGB, got {message}$"
     with pytest.raises(ValueError, match=message):
-        prompts.read(given)
+        generator.read_prompt(given)
 
 
-def test_pictures_of_two_sizes_are_no_clip(prompts):
+def test_pictures_of_two_sizes_are_no_clip(generator):
     with pytest.raises(ValueError, match="a clip must be of one size, got 24x40, 24x39"):
-        prompts.read([FRAMES[0], FRAMES[0][:, 1:]])
+        generator.read_prompt([FRAMES[0], FRAMES[0][:, 1:]])
 
 
-def test_frames_of_another_size_are_fitted_and_it_is_noted(prompts):
+def test_frames_of_another_size_are_fitted_and_it_is_noted(generator):
     large = smooth_frames(2, 50, 70)
-    prompt = prompts.read(large.numpy(), ["left"])
+    prompt = generator.read_prompt(large.numpy(), ["left"])
     assert torch.equal(prompt.frames, resize(large, HEIGHT_PX, WIDTH_PX))
     note = "prompt is 50x70 pixels: cropped to the centre and scaled to 24x40"
     assert (prompt.notes, prompt.context_actions) == ([note], ["left"])
 
 
-def test_a_path_is_read_with_the_actions_beside_it(prompts, world):
-    prompt = prompts.read(str(world / "prompt.mp4"))
+def test_a_path_is_read_with_the_actions_beside_it(generator, world):
+    prompt = generator.read_prompt(str(world / "prompt.mp4"))
     assert torch.equal(prompt.frames, read_video(world / "prompt.mp4").frames[-4:])
     assert prompt.context_actions == list(PROMPT_ACTIONS[-3:])
     assert (prompt.fps, prompt.notes) == (8, [])
-    assert prompts.read(world / "prompt.mp4", "left").context_actions == ["left"] * 3
+    assert generator.read_prompt(world / "prompt.mp4", "left").context_actions == ["left"] * 3
 
 
-def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(prompts, tmp_path):
+def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(generator, tmp_path):
     frames = smooth_frames(30, HEIGHT_PX, WIDTH_PX)
     write_video(tmp_path / "clip.mp4", frames, fps=26.25)
-    prompt = prompts.read(tmp_path / "clip.mp4")
+    prompt = generator.read_prompt(tmp_path / "clip.mp4")
     assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[18::3])
     assert prompt.context_actions == ["none"] * 3
     assert prompt.fps == 8.75
@@ -108,27 +108,27 @@ def test_without_actions_the_idle_one_stands_between_and_fast_clips_are_slowed(p
         "clip.mp4 comes without actions: 'none' stands between its frames",
     ]
     write_actions(tmp_path / "clip.jsonl", ["left"] * 30)  # a recording: every frame counts
-    prompt = prompts.read(tmp_path / "clip.mp4")
+    prompt = generator.read_prompt(tmp_path / "clip.mp4")
     assert torch.equal(prompt.frames, read_video(tmp_path / "clip.mp4").frames[-4:])
     assert (prompt.context_actions, prompt.notes) == (["left"] * 3, [])
 
 
-def test_one_frame_takes_no_note(prompts, tmp_path):
+def test_one_frame_takes_no_note(generator, tmp_path):
     write_image(tmp_path / "view.png", FRAMES[0])
-    prompt = prompts.read(tmp_path / "view.png")
+    prompt = generator.read_prompt(tmp_path / "view.png")
     assert torch.equal(prompt.frames, ONE)
     assert (prompt.context_actions, prompt.fps, prompt.notes) == ([], 8.75, [])
 
 
 def test_a_model_without_actions_has_none_between(tmp_path):
     folder = write_world(tmp_path / "still", num_action_tokens=0)
-    prompts = diagd.VideoGenerator.from_pretrained(folder).prompts
+    generator = diagd.VideoGenerator.from_pretrained(folder)
     save_frames(tmp_path / "clip.gif", smooth_frames(4, HEIGHT_PX, WIDTH_PX), 8)
     for given in (FRAMES, tmp_path / "clip.gif"):
-        prompt = prompts.read(given)
+        prompt = generator.read_prompt(given)
         assert (prompt.context_actions, prompt.notes) == (None, [])
         with pytest.raises(ValueError, match="this model takes no actions"):
-            prompts.read(given, ["left"] * 2)
+            generator.read_prompt(given, ["left"] * 2)
 
 
 def test_generate_says_in_a_line_what_it_did(world, caplog):

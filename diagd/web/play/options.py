@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from diagd.backends.names import Backend, DTypeChoice
 from diagd.decoding.strategies.strategy import parse_strategy
-from diagd.flags import Device
+from diagd.pipeline.options import MachineFlags
 
 
 @dataclass(frozen=True)
-class PlayOptions:
+class PlayOptions(MachineFlags):
     """Serve a page on which a world model is played, dreamt frame by frame; Ctrl-C ends it."""
 
     model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
@@ -26,10 +25,6 @@ class PlayOptions:
     max_sessions: int = 4  # pages that may play at once
     idle_seconds: float = 300.0  # a session in which nothing is pressed for so long ends
     recordings: Path = Path()  # folder for recordings that the end of the server cuts short
-    device: Device = "cpu"  # cpu, cuda, cuda:1
-    dtype: DTypeChoice = "auto"  # of the weights; auto: float32 or bfloat16, what is faster here
-    # what runs the steps; auto is native on the CPU, on CUDA triton or, without it, cuda-graph
-    backend: Backend = "auto"
 
     def __post_init__(self) -> None:
         for name in ("context_frames", "remember", "max_sessions"):
