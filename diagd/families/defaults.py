@@ -8,8 +8,8 @@ from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
 
-_LEAST = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
-_MOST, _MOST_FPS = 2**28, 1000
+_MIN = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
+_MAX, _MAX_FPS = 2**28, 1000
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class GenerationDefaults:
     """How the makers of a model use it; every flag of `diagd generate` can say otherwise.
 
     Attributes:
-        fps: frames a second of its videos.
         context_frames: frames of the prompt that it sees.
         num_frames: frames to generate.
         decoding: the strategy, by name; None: diagonals of the next two.
@@ -46,17 +45,17 @@ class GenerationDefaults:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
-            flag = isinstance(value, bool) and kind is not bool
-            if flag or not (isinstance(value, kind) or whole):
+            is_whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
+            is_flag = isinstance(value, bool) and kind is not bool
+            if is_flag or not (isinstance(value, kind) or is_whole):
                 raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of its type")
-        for name, least in _LEAST.items():
+        for name, low in _MIN.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= _MOST:
-                raise ValueError(f"{name} must be {least} to {_MOST}, got {str(value)[:40]}")
-        if not 0 < self.fps <= _MOST_FPS:
-            raise ValueError(f"fps must be above 0 and at most {_MOST_FPS}, got {self.fps}")
-        self.sampling(None, None)
+            if value is not None and not low <= value <= _MAX:
+                raise ValueError(f"{name} must be {low} to {_MAX}, got {str(value)[:40]}")
+        if not 0 < self.fps <= _MAX_FPS:
+            raise ValueError(f"fps must be above 0 and at most {_MAX_FPS}, got {self.fps}")
+        self.sampling(None, None)  # these two have checks of their own
         self.strategy(1)
 
     def strategy(
@@ -68,7 +67,7 @@ class GenerationDefaults:
     ) -> Strategy:
         """Return the strategy for frames of so many rows of tokens, if none is asked for.
 
-        Where a lag or a row start is, it is diagonals with what is not given filled in.
+        Where a lag or a row start is given, it is diagonals with the others filled in.
         """
         if self.decoding is not None and row_lag is frame_lag is row_start is None:
             return parse_strategy(self.decoding)

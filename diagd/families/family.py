@@ -1,10 +1,10 @@
-"""Rename the tensors of a released checkpoint: one table a family, from our names to theirs."""
+"""A family of models behind one record: all that loaders and commands know of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -12,64 +12,6 @@ from diagd.data.actions import ActionCodec
 from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VideoTokenizer
-
-_NAMES_SHOWN = 3
-
-
-def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return one more than the highest number that follows a prefix such as `layers.`."""
-    numbers = [name.removeprefix(prefix).partition(".")[0] for name in tensors]
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
-
-
-def rename(
-    tensors: Mapping[str, Tensor], modules: Mapping[str, str], num_layers: int
-) -> dict[str, Tensor]:
-    """Return views of the tensors under our names.
-
-    Args:
-        tensors: by their names; every one has to be wanted.
-        modules: our module to theirs; `{i}` runs over the layers, and `qkv 1/3` is the second third
-            of the rows of `qkv`. Weights and biases follow their module.
-
-    Raises:
-        ValueError: A module without weight, or tensors that nobody asked for (named).
-    """
-    renamed: dict[str, Tensor] = {}
-    used: set[str] = set()
-    missing: list[str] = []
-    for ours, theirs in modules.items():
-        for i in range(num_layers if "{i}" in ours else 1):
-            module, _, part = theirs.replace("{i}", str(i)).partition(" ")
-            if f"{module}.weight" not in tensors:
-                missing.append(f"{module}.weight")
-            for kind in ("weight", "bias"):
-                name = f"{module}.{kind}"
-                if name in tensors:
-                    used.add(name)
-                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
-    unknown = [name for name in tensors if name not in used]
-    problems = [describe("missing", missing)] if missing else []
-    problems += [describe("unknown", unknown)] if unknown else []
-    if problems:
-        raise ValueError("; ".join(problems))
-    return renamed
-
-
-def _part(tensor: Tensor, part: str) -> Tensor:
-    if not part:
-        return tensor
-    index, _, count = part.partition("/")
-    return tensor.chunk(int(count))[int(index)]
-
-
-def describe(kind: str, names: list[str]) -> str:
-    """Return `2 missing tensors: a, b`, with no more names than fit a line."""
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-    return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
-
-
-ActionRows = Literal["arriving", "leaving"]
 
 
 @dataclass(frozen=True)
@@ -83,16 +25,8 @@ class Source:
     """
 
     tensors: Mapping[str, Tensor]
-    hyper_parameters: Mapping[str, Any]
-    side: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A checkpoint in our words: what the model is, and its weights."""
-
-    config: ModelConfig
-    weights: dict[str, Tensor]
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    side: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,9 +34,7 @@ class Checkpoint:
     """A checkpoint recognised and not yet loaded.
 
     Attributes:
-        family: whose it is.
         path: the file with the weights.
-        config: what the model is.
         weights: under our names, mapped into memory.
         source: the files as they are.
     """
@@ -116,19 +48,20 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ReleasedFormat:
-    """How the checkpoints of a family look as released, and what becomes of them.
+    """The checkpoints of a family as released.
 
     Attributes:
         files: glob patterns of their names.
         config_fields: names in its config files that tell them from ours.
-        recognises: whether tensors, by the names of the file, are this family's.
-        convert: say in our words what a checkpoint is; raises ValueError where it does not fit.
+        signature: names of tensors, any of which shows that a file is this family's.
+        convert: return the config, and the weights under our names; raises ValueError where the
+            files do not fit together.
     """
 
     files: tuple[str, ...]
     config_fields: frozenset[str]
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    convert: Callable[[Source], Renamed]
+    signature: tuple[str, ...]
+    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -152,15 +85,12 @@ class RecordingFormat:
 
     Attributes:
         suffix: of their names, in lower case.
-        rows: what row t of the actions did: lead to frame t (`arriving`), or lead away from it, to
-            frame t + 1 (`leaving`).
         length: number of frames and frame rate of a file; decodes nothing.
         frames: yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB.
-        actions: words of all stored rows.
+        actions: the words that led to each frame (`none` or the like to the first).
     """
 
     suffix: str
-    rows: ActionRows
     length: Callable[[Path], tuple[int, Fraction]]
     frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
     actions: Callable[[Path], list[str]]
@@ -168,7 +98,7 @@ class RecordingFormat:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of models: all that loaders and commands know of it.
+    """A family of models.
 
     Attributes:
         name: what people call it; `actions.json` of a converted model names it, too.
@@ -192,3 +122,52 @@ class Family:
     actions: ActionCodec | None = None
     recordings: RecordingFormat | None = None
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+
+
+def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    """Return one more than the highest number that follows a prefix such as `layers.`."""
+    numbers = [name.removeprefix(prefix).partition(".")[0] for name in tensors]
+    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def rename(
+    tensors: Mapping[str, Tensor], modules: Mapping[str, str], num_layers: int
+) -> dict[str, Tensor]:
+    """Return views of the tensors under our names, or raise ValueError naming those that misfit.
+
+    Args:
+        tensors: by their names; every one has to be asked for.
+        modules: our module to theirs; `{i}` runs over the layers, and `qkv 1/3` is the second third
+            of the rows of `qkv`. Weights, which must be there, and biases follow their module.
+    """
+    renamed, missing, unknown = {}, [], dict(tensors)
+    for ours, theirs in modules.items():
+        for i in range(num_layers if "{i}" in ours else 1):
+            module, _, part = theirs.replace("{i}", str(i)).partition(" ")
+            if f"{module}.weight" not in tensors:
+                missing.append(f"{module}.weight")
+            for kind in ("weight", "bias"):
+                name = f"{module}.{kind}"
+                if name in tensors:
+                    unknown.pop(name, None)
+                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
+    if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
+        raise ValueError(problems)
+    return renamed
+
+
+def _part(tensor: Tensor, part: str) -> Tensor:
+    if not part:
+        return tensor
+    index, _, count = part.partition("/")
+    return tensor.chunk(int(count))[int(index)]
+
+
+def name_tensors(problems: Mapping[str, list[str]]) -> str:
+    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
+    return "; ".join(
+        f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
+        + ", ".join(names[:3] + ["..."] * (len(names) > 3))
+        for problem, names in problems.items()
+        if names
+    )

@@ -21,7 +21,6 @@ from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import (
     ACTIONS_FILE,
     DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
     TOKENIZER_FOLDER,
     load_model,
     load_tokenizer,
@@ -88,7 +87,6 @@ PARTS = (
     TOKENIZER_FOLDER,
     ACTIONS_FILE,
     DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
     PROMPT,
     "prompt.jsonl",
     WALK,

@@ -49,7 +49,7 @@ def test_the_head_of_a_clip_costs_no_more_than_the_head(tmp_path, monkeypatch):
 
 
 def test_actions_are_read_as_words(clip):
-    assert npz_actions(clip) == ["none"] * 3 + ["button2"] + ["none"] * 3
+    assert npz_actions(clip) == ["none"] * 4 + ["button2"] + ["none"] * 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])

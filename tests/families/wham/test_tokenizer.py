@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diagd.families.wham.tokenizer import (
+    TOKENIZER_PREFIX,
     ViTVQGAN,
     ViTVQGANConfig,
     WHAMTokenizer,
     wham_tokenizer_from_weights,
 )
-from diagd.families.wham.weights import TOKENIZER_PREFIX
 from tests.golden import (
     every_wham,
     golden,
@@ -177,7 +177,7 @@ def test_frames_of_other_sizes_or_heads_are_refused():
     with pytest.raises(ValueError, match=message):
         wham_tokenizer_from_weights(weights, 18, 36, 8)
     with pytest.raises(ValueError, match=r"^head_dim must divide hidden_size=24, got 64$"):
-        wham_tokenizer_from_weights(weights, 18, 28)
+        wham_tokenizer_from_weights(weights, 18, 28, 64)
     with pytest.raises(ValueError, match=r"^height_px must be a positive integer, got 0$"):
         wham_tokenizer_from_weights(weights, 0, 28, 8)
 
@@ -240,8 +240,3 @@ def test_frames_that_do_not_fit_are_refused(frames, message):
 def test_tokens_that_do_not_fit_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         small_tokenizer().decode(tokens)
-
-
-def test_batch_size_must_be_positive():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        small_tokenizer(batch_size=0)
