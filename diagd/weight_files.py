@@ -127,10 +127,7 @@ class _PickleModule:
 def read_torch_file(path: str | Path) -> dict[str, Any]:
     """Return the dict in a file of torch.save (1.6 or later), tensors mapped into memory.
 
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Another file, a truncated one, TorchScript, or a pickle that asks for anything
-            but data; nothing of it has run.
+    A pickle that asks for anything but data is refused, and nothing of it has run.
     """
     path = Path(path)
     if not path.is_file():
@@ -167,11 +164,7 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
-    """Load the program in a file for inference. This EXECUTES code that the file contains.
-
-    Raises:
-        ValueError: No TorchScript, or no such file.
-    """
+    """Load the program in a file for inference. This EXECUTES code that the file contains."""
     try:
         with warnings.catch_warnings():  # it is deprecated; what was released stays
             warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
@@ -191,10 +184,7 @@ def as_finite(
     """Return a weight in a type, on a device; the check is one pass and allocates nothing.
 
     Args:
-        where: what holds it, for the message.
-
-    Raises:
-        ValueError: It holds NaN or infinity, or cannot be converted (sparse, of four bits).
+        where: what holds it, for the error where it is not finite or cannot be converted.
     """
     try:
         numbers = weight.to(device, dtype)

@@ -69,11 +69,7 @@ def load_model(
 
 
 def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
-    """Recognise what `load_model` would load; its weights stay on disk until they are used.
-
-    Raises:
-        ValueError, FileNotFoundError: As `load_model`.
-    """
+    """Recognise what `load_model` would load; its weights stay on disk until they are used."""
     path = model_path(name_or_path)
     side = None if config is None else Path(config)
     if path.is_dir() and _is_ours(path, side):
@@ -84,12 +80,7 @@ def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Ch
 
 
 def model_path(name_or_path: str | Path) -> Path:
-    """Return the folder of a bundled model, a path that exists, or a download (`user/name`).
-
-    Raises:
-        ValueError: The name is a preset, which has a config but no weights.
-        FileNotFoundError: No such bundled model, file, folder or repository.
-    """
+    """Return the folder of a bundled model, a path that exists, or a download (`user/name`)."""
     name, path = str(name_or_path), Path(name_or_path)
     if name in available_models():
         return presets.ASSETS / name
@@ -143,17 +134,20 @@ def _is_ours(folder: Path, config: Path | None) -> bool:
     """Whether a folder is of our own format, be it complete or not."""
     path = config or folder / CONFIG_FILE
     if not path.is_file():
-        theirs = (pattern for pattern in _file_patterns() if pattern != WEIGHTS_FILE)
-        return not any(any(folder.glob(pattern)) for pattern in theirs)
-    if path.suffix != ".json":
-        return False
-    fields = _read_fields(path).keys()
-    return not any(released.config_fields & fields for released in _released_formats())
+        return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
+    theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
+    return path.suffix == ".json" and not theirs & _read_fields(path).keys()
 
 
 def _read_released(path: Path, config: Path | None) -> Checkpoint:
-    """Read a released checkpoint, a file or the only one in a folder."""
-    file = _find_released(path)
+    patterns = _file_patterns()
+    files = [file for pattern in patterns for file in sorted(path.glob(pattern))]
+    if path.is_dir() and len(files) != 1:
+        if not files:
+            raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
+        names = ", ".join(file.name for file in files)
+        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
+    file = files[0] if path.is_dir() else path
     source = _read_source(file, config)
     for family in table.FAMILIES:
         if family.released and any(name in source.tensors for name in family.released.signature):
@@ -166,21 +160,6 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     names = ", ".join(family.name for family in table.FAMILIES)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
     raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
-
-
-def _find_released(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: file not found")
-    patterns = _file_patterns()
-    found = [file for pattern in patterns for file in sorted(path.glob(pattern))]
-    if not found:
-        raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
-    return found[0]
 
 
 def _read_source(path: Path, config: Path | None) -> Source:
@@ -210,7 +189,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config of a model from a JSON file; errors name the file."""
+    """Read the config of a model from a JSON file."""
     values = _read_fields(path)
     try:
         return ModelConfig.from_dict(values)
@@ -219,12 +198,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
-    """Build the model of a checkpoint around its weights.
-
-    Raises:
-        ValueError: Tensors are missing, unknown, of another shape, or not finite (named); a
-            dtype that is no floating-point type.
-    """
+    """Build the model of a checkpoint around its weights, which have to be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         expected = "a floating-point type of torch, such as torch.bfloat16"
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
@@ -239,11 +213,7 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
 
 
 def empty_model(found: Checkpoint) -> Transformer:
-    """Build the model of a checkpoint on the meta device, once its weights are seen to fit.
-
-    Raises:
-        ValueError: Tensors are missing, unknown or of another shape (named).
-    """
+    """Build the model of a checkpoint on the meta device, and compare its weights with it."""
     config, weights = found.config, found.weights
     if config.num_layers > len(weights):
         raise ValueError(
@@ -277,10 +247,6 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     Args:
         allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
             only when the user has named this very folder.
-
-    Raises:
-        FileNotFoundError: no such folder, or a file of it is missing.
-        ValueError: an unknown kind, a damaged file, or TorchScript that nobody allowed.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -308,11 +274,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
 
 
 def read_actions_file(path: Path) -> ActionCodec:
-    """Read `actions.json`: names of a vocabulary, or the family whose actions they are.
-
-    Raises:
-        FileNotFoundError, ValueError: no such file, or nothing of the kind in it.
-    """
+    """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
     try:
         kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
     except (ValueError, RecursionError, AttributeError):
@@ -364,11 +326,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Te
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
-    """Write a tokenizer into a folder of ours, to the last bit.
-
-    Raises:
-        ValueError: TorchScript, which stays where the user put it.
-    """
+    """Write a tokenizer into a folder of ours, to the last bit; TorchScript is refused."""
     save = getattr(tokenizer, "save_pretrained", None)
     if save is None:
         raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
@@ -382,16 +340,11 @@ def write_actions_file(path: Path, codec: ActionCodec) -> None:
 
 
 def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:
-    """Write `generation.json`."""
     write_json(folder / DEFAULTS_FILE, asdict(defaults))
 
 
 def upload(folder: Path, repository: str, private: bool | None, token: str | None) -> str:
-    """Put a folder into a repository on the Hub, made if there is none; returns its address.
-
-    Raises:
-        OSError: the Hub refuses, or cannot be reached; the reason is one line.
-    """
+    """Put a folder into a repository on the Hub, made if there is none; returns its address."""
     api = HfApi(token=token)
     try:
         url = api.create_repo(repository, private=private, exist_ok=True)

@@ -29,33 +29,21 @@ VIDEO_SUFFIXES = (
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames of a clip and what was done in it.
-
-    Attributes:
-        frames: (T, H_px, W_px, 3) uint8 RGB.
-        actions: T actions, each the one that led to its frame; None where they were not asked for.
-    """
+    """Frames of a clip and what was done in it."""
 
     name: str
-    frames: Tensor
+    frames: Tensor  # (T, H_px, W_px, 3) uint8 RGB
     fps: Fraction
-    actions: list[str] | None
+    actions: list[str] | None  # each led to its frame; None where they were not asked for
 
 
 @dataclass(frozen=True)
 class ClipFile:
-    """A clip on disk.
+    """A clip on disk: a video, or a recording, which holds its actions."""
 
-    Attributes:
-        name: the path within its folder, without suffix.
-        path: a video or a recording.
-        codec: reads the actions, from the recording or from the jsonl file beside the video. None:
-            actions are not read.
-    """
-
-    name: str
+    name: str  # the path within its folder, without suffix
     path: Path
-    codec: ActionCodec | None = None
+    codec: ActionCodec | None = None  # None: actions are not read
 
     @property
     def recording_format(self) -> RecordingFormat | None:
@@ -107,9 +95,8 @@ class ClipFile:
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
 
         Raises:
-            FileNotFoundError: the clip or its action file is missing.
-            ValueError: the clip is too short or damaged, an action is none of the codec's, there
-                is not one for each frame, or `fps` is given although there are actions.
+            FileNotFoundError, ValueError: the clip or its action file is missing, too short or
+                damaged, an action is none of the codec's, or `fps` is given for a clip with them.
         """
         available = self.check(num_frames, start, fps)
         count = available if num_frames is None else num_frames
@@ -159,15 +146,8 @@ def recording_formats() -> dict[str, RecordingFormat]:
 def find_clips(folder: str | Path, codec: ActionCodec | None = None) -> list[ClipFile]:
     """List the clips below a folder, sorted by name; opens none of them.
 
-    They are recordings if there is any, else videos, each with a NAME.jsonl beside it if there is a
-    codec.
-
-    Args:
-        codec: the actions of the model that is to see the clips.
-
-    Raises:
-        FileNotFoundError: no such folder, no clips in it, or a missing action file.
-        ValueError: clips of one name.
+    They are recordings if there is any, else videos, each with a NAME.jsonl beside it if the model
+    that is to see them has actions (`codec`).
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -14,33 +14,19 @@ _MAX, _MAX_FPS = 2**28, 1000
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """How the makers of a model use it; every flag of `diagd generate` can say otherwise.
-
-    Attributes:
-        context_frames: frames of the prompt that it sees.
-        num_frames: frames to generate.
-        decoding: the strategy, by name; None: diagonals of the next two.
-        row_lag: the paper's choice of k for it.
-        overlap: whether a frame starts row_lag * height steps after the one before.
-        temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
-        keep_frames: frames that are read again when the context is full; None: as in `Stream`.
-        first_id: lowest visual id at the first place of a frame.
-
-    Raises:
-        ValueError: a value of another type, or out of its range.
-    """
+    """How the makers of a model use it; every flag of `diagd generate` can say otherwise."""
 
     fps: float = 8.75
-    context_frames: int = 4
-    num_frames: int = 16
-    decoding: str | None = None
-    row_lag: int = 1
-    overlap: bool = False
-    temperature: float = 1.0
+    context_frames: int = 4  # of the prompt
+    num_frames: int = 16  # to generate
+    decoding: str | None = None  # the strategy, by name; None: diagonals of the next two
+    row_lag: int = 1  # the paper's k
+    overlap: bool = False  # whether a frame starts row_lag * height steps after the one before
+    temperature: float = 1.0  # this and the next two: see `SamplingOptions`
     top_p: float | None = 0.9
     exclusive_top_p: bool = False
-    keep_frames: int | None = None
-    first_id: int = 0
+    keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
+    first_id: int = 0  # lowest visual id at the first place of a frame
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():

@@ -16,84 +16,53 @@ from diagd.tokenizers.vq import VideoTokenizer
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a checkpoint as read.
+    """The files of a checkpoint as read."""
 
-    Attributes:
-        tensors: by the names of the file.
-        hyper_parameters: what the file itself says of the model, if anything.
-        side: the fields of a config file given or found beside it; empty without one.
-    """
-
-    tensors: Mapping[str, Tensor]
-    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
-    side: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor]  # by the names of the file
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
+    side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint recognised and not yet loaded.
-
-    Attributes:
-        path: the file with the weights.
-        weights: under our names, mapped into memory.
-        source: the files as they are.
-    """
+    """A checkpoint recognised and not yet loaded."""
 
     family: "Family"
-    path: Path
+    path: Path  # the file with the weights
     config: ModelConfig
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # under our names, mapped into memory
     source: Source
 
 
 @dataclass(frozen=True)
 class ReleasedFormat:
-    """The checkpoints of a family as released.
+    """The checkpoints of a family as released."""
 
-    Attributes:
-        files: glob patterns of their names.
-        config_fields: names in its config files that tell them from ours.
-        signature: names of tensors, any of which shows that a file is this family's.
-        convert: return the config, and the weights under our names; raises ValueError where the
-            files do not fit together.
-    """
-
-    files: tuple[str, ...]
-    config_fields: frozenset[str]
-    signature: tuple[str, ...]
+    files: tuple[str, ...]  # glob patterns of their names
+    config_fields: frozenset[str]  # names in its config files that tell them from ours
+    signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
+    # the config, and the weights under our names; raises where the files do not fit together
     convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
 
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """A folder that holds a tokenizer in a format of a family's own.
+    """A folder that holds a tokenizer in a format of a family's own."""
 
-    Attributes:
-        load: read it, to the CPU.
-        kind: what `kind` in its config.json says.
-        torchscript: names of TorchScript files that give it away; they run code when loaded.
-    """
-
-    load: Callable[[Path], VideoTokenizer]
-    kind: str | None = None
-    torchscript: tuple[str, ...] = ()
+    load: Callable[[Path], VideoTokenizer]  # to the CPU
+    kind: str | None = None  # in its config.json
+    torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
 
 
 @dataclass(frozen=True)
 class RecordingFormat:
-    """Files that hold the frames of a clip together with its actions.
+    """Files that hold the frames of a clip together with its actions."""
 
-    Attributes:
-        suffix: of their names, in lower case.
-        length: number of frames and frame rate of a file; decodes nothing.
-        frames: yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB.
-        actions: the words that led to each frame (`none` or the like to the first).
-    """
-
-    suffix: str
-    length: Callable[[Path], tuple[int, Fraction]]
+    suffix: str  # of their names, in lower case
+    length: Callable[[Path], tuple[int, Fraction]]  # number of frames, frame rate; decodes nothing
+    # the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB
     frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
-    actions: Callable[[Path], list[str]]
+    actions: Callable[[Path], list[str]]  # those that led to each frame (to the first: nothing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +76,7 @@ class Family:
         released: its checkpoints; None for our own folders, which need no translation.
         tokenizer: build the tokenizer that comes with a checkpoint, or return None where it is
             not there. None: it never comes with one, and the user names its folder.
-        tokenizer_folder: a format of tokenizer folders that the family brings.
         actions: how its actions become tokens. None: as an `actions.json` beside the weights says.
-        recordings: a format of clips that the family brings.
         presets: shapes of its models, by name.
     """
 
@@ -128,6 +95,12 @@ def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
     """Return one more than the highest number that follows a prefix such as `layers.`."""
     numbers = [name.removeprefix(prefix).partition(".")[0] for name in tensors]
     return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    inside = (name for name in tensors if name.startswith(prefix))
+    return {name.removeprefix(prefix): tensors[name] for name in inside}
 
 
 def rename(

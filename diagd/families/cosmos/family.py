@@ -4,6 +4,7 @@ The file holds weights only. Sizes come from their shapes; what leaves no trace 
 YaRN) is that of the released models unless a config file with the original field names says other.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -68,7 +69,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     frames, height, width = side.get("video_latent_shape") or LATENT_SHAPE
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
-    config = ModelConfig(
+    config = replace(
+        released,
         hidden_size=hidden_size,
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
         num_layers=num_layers,
@@ -83,8 +85,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         prefix_length=int(has_text),
         extra_embeddings=embedding_rows - vocab_size,
         norm_eps=float(side.get("norm_eps", released.norm_eps)),
-        qk_norm=True,
-        position="rope3d",
         rope_theta=float(side.get("rope_theta", released.rope_theta)),
         yarn_factor=float(side.get("yarn_scale") or YARN_FACTOR) if has_yarn else 1.0,
         yarn_frames=yarn_shape[0],

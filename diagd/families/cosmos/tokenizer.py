@@ -16,10 +16,8 @@ from torch.nn import functional
 from diagd.families.cosmos.presets import (
     CODEBOOK_SIZE,
     COMPRESSION,
-    HEIGHT_PX,
     LEVELS,
     TEMPORAL_COMPRESSION,
-    WIDTH_PX,
     WINDOW,
     WINDOW_GRIDS,
 )
@@ -47,16 +45,10 @@ def codes_to_indices(codes: Tensor) -> Tensor:
     return ids
 
 
-def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
-    """Scale frames until they cover a size, and crop the centre, as Cosmos does.
+def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
+    """Scale (T, H_px, W_px, 3) uint8 frames until they cover a size, and crop the centre.
 
     Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
-
-    Args:
-        frames: (T, H_px, W_px, 3) uint8 of any size.
-
-    Returns:
-        (T, height_px, width_px, 3) uint8.
     """
     check_frames(frames, 1)
     full_height, full_width = frames.shape[1:3]
@@ -98,24 +90,14 @@ class CosmosTokenizer:
 
     @classmethod
     def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
-        """Load the released files. This EXECUTES code that they contain: load what you trust.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is no TorchScript.
-        """
+        """Load the released files. This EXECUTES code that they contain: load what you trust."""
         for path in (encoder_path, decoder_path):
             require_file(path)
         return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """Move the networks; returns itself.
-
-        Args:
-            dtype: float32 on a CPU, where torch pools no bfloat16, and bfloat16 elsewhere, if None.
-        """
         self.device = torch.device(device)
-        on_cpu = self.device.type == "cpu"
+        on_cpu = self.device.type == "cpu"  # which pools no bfloat16
         self.dtype = dtype or (torch.float32 if on_cpu else torch.bfloat16)
         self.encoder.to(self.device, self.dtype)
         self.decoder.to(self.device, self.dtype)
@@ -126,18 +108,9 @@ class CosmosTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """Encode a clip to grids of ids.
+        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64.
 
-        Args:
-            frames: (T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 (see `fit_frames`); T is 1,
-                9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
-
-        Returns:
-            (grids, height, width) int64.
-
-        Raises:
-            ValueError: no uint8 frames, another size or number, or a network that answers
-                otherwise than Cosmos' discrete encoders do.
+        T is 1, 9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
         """
         check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
@@ -152,18 +125,7 @@ class CosmosTokenizer:
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the frames, rounding pixels down as NVIDIA's code does.
-
-        Args:
-            tokens: (grids, height, width) integers in [0, codebook_size), windows of 5.
-
-        Returns:
-            (T, H_px, W_px, 3) uint8 RGB.
-
-        Raises:
-            ValueError: another shape or dtype, ids outside the codebook, or a network that answers
-                otherwise than Cosmos' discrete decoders do.
-        """
+        """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
         check_tokens(tokens, self.codebook_size)
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)

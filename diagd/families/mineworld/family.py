@@ -11,7 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    count_layers,
+    tensors_under,
+)
 from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model, read_tensors, read_vq_config
@@ -26,7 +33,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         for name, tensor in source.tensors.items()
         if not name.startswith(_TOKENIZER)
     }
-    side = _llama_fields(source.side)
+    side = _yaml_section(source.side, "transformer_config") or source.side  # or LlamaConfig's
     if (activation := side.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act must be silu, got {activation!r}")
     vocab_size, hidden_size = weights[_EMBEDDING].shape
@@ -56,11 +63,10 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, weights
 
 
-def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the LlamaConfig fields of MineWorld's YAML, or of a Hugging Face config.json."""
-    for key in ("model", "params", "transformer_config", "params"):
-        side = side.get(key, side)
-    return side
+def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    for key in ("model", "params", name, "params"):
+        fields = fields.get(key, {})
+    return fields
 
 
 def _theta_of(side: Mapping[str, Any]) -> float:
@@ -74,9 +80,7 @@ def _theta_of(side: Mapping[str, Any]) -> float:
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
     """Build the tokenizer that the YAML names, from the main checkpoint or its own file."""
-    settings = found.source.side
-    for key in ("model", "params", "tokenizer_config", "params"):
-        settings = settings.get(key, {})
+    settings = _yaml_section(found.source.side, "tokenizer_config")
     if "config_path" not in settings:
         raise ValueError(
             f"{found.path}: no config names its tokenizer: name the folder with --tokenizer"
@@ -96,18 +100,11 @@ def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> V
     Args:
         config: config.json of the diffusers VQModel.
         weights: `vae.ckpt`, a main checkpoint that holds the tokenizer too, or named tensors.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is corrupt or unsafe, no VQModel, or does not fit the other.
     """
     fields = read_vq_config(config)
     tensors = read_tensors(weights) if isinstance(weights, Path) else weights
-    inside = {name: tensor for name, tensor in tensors.items() if name.startswith(_TOKENIZER)}
-    plain = {
-        name.removeprefix(_TOKENIZER).removeprefix("model."): tensor
-        for name, tensor in (inside or tensors).items()
-    }
+    tensors = tensors_under(_TOKENIZER, tensors) or tensors
+    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     where = weights if isinstance(weights, Path) else "the tokenizer"
     return VQTokenizer(load_vq_model(fields, config, plain, where), pixel_rounding="down")
 

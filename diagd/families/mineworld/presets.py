@@ -40,10 +40,8 @@ GROUPS = (
 )
 SEEN_BUTTONS = tuple(name for group in (*GROUPS[1:], HOTBAR) for name in group)
 LOOKS = {
-    "look_left": (0.0, -LOOK_DEGREES),
-    "look_right": (0.0, LOOK_DEGREES),
-    "look_up": (-LOOK_DEGREES, 0.0),
-    "look_down": (LOOK_DEGREES, 0.0),
+    **{"look_left": (0.0, -LOOK_DEGREES), "look_right": (0.0, LOOK_DEGREES)},
+    **{"look_up": (-LOOK_DEGREES, 0.0), "look_down": (LOOK_DEGREES, 0.0)},
 }
 
 VPT_KEYS = {

@@ -15,7 +15,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +35,7 @@ from diagd.families.family import (
     TokenizerFolder,
     count_layers,
     rename,
+    tensors_under,
 )
 from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
 from diagd.families.wham.tokenizer import (
@@ -62,21 +63,18 @@ _BLOCK_NORMS = {
     _BLOCK + "input_layernorm": _THEIRS + "ln_1",
     _BLOCK + "post_attention_layernorm": _THEIRS + "ln_2",
 }
-_HEADS_BY_NAME = {
-    "chinchilla-251M": 16,
-    "chinchilla-1018M": 14,
-    "wham-4kvocab-1.6b": 18,
-    "wham-3b": 24,
-}
+_HEADS_BY_NAME = {"chinchilla-251M": 16, "chinchilla-1018M": 14}
+_HEADS_BY_NAME |= {"wham-4kvocab-1.6b": 18, "wham-3b": 24}
 _HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
+_DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
 NPZ_FPS = Fraction(10)  # the files do not say
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     gpt = {
-        name.removeprefix(_GPT): tensor
-        for name, tensor in source.tensors.items()
-        if name.startswith(_GPT) and not (name.endswith("attn.bias") and tensor.dim() == 4)
+        name: tensor
+        for name, tensor in tensors_under(_GPT, source.tensors).items()
+        if not (name.endswith("attn.bias") and tensor.dim() == 4)  # a mask
     }
     gpt.pop("transformer.wte.weight", None)  # tied to lm_head, which is read last where they differ
     num_layers = count_layers(gpt, "transformer.h.")
@@ -87,7 +85,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
     patch_px = round((patches / 3) ** 0.5)
     height_px, width_px = _frame_size_px(source)
-    config = ModelConfig(
+    config = replace(
+        PRESETS["wham-1.6b"],  # for what they have in common
         hidden_size=hidden_size,
         intermediate_size=len(gpt["transformer.h.0.mlp.c_fc.weight"]),
         num_layers=num_layers,
@@ -99,13 +98,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         max_positions=len(gpt["transformer.wpe.weight"]),
         grid_height=-(-height_px // patch_px),
         grid_width=-(-width_px // patch_px),
-        num_action_tokens=WHAMActions.num_tokens,
-        norm="layer",
         norm_affine=has_norms,
-        mlp="gelu",
         bias="transformer.h.0.attn.c_attn.bias" in gpt,
-        position="learned",
-        tie_embeddings=True,
     )
     return config, weights
 
@@ -171,7 +165,6 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 
 
 def npz_length(path: str | Path) -> int:
-    """Return the number of frames; errors as of `open_array`."""
     with _open_images(path) as images:
         return images.shape[0]
 
@@ -203,11 +196,7 @@ class StoredArray:
     _where: str
 
     def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers, each of shape `shape[1:]`; one is in memory at a time.
-
-        Raises:
-            ValueError: the file ends before a row does.
-        """
+        """Yield rows of ascending numbers, each of shape `shape[1:]`, one in memory at a time."""
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
         start = self._file.tell()
         for number in numbers:
@@ -220,12 +209,7 @@ class StoredArray:
 
 @contextlib.contextmanager
 def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
-    """Open one array of an npz file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is no npz file, has no such array, is damaged or needs unpickling.
-    """
+    """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"clip not found: {path}")
     damaged = f"{path} cannot be read as npz (corrupt or truncated)"
@@ -241,11 +225,9 @@ def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
                 yield StoredArray(shape, dtype, file, f"{path}: {name}")
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{damaged}: names of its arrays are no text") from None
-    except (NotImplementedError, RuntimeError) as error:  # what zipfile says of odd archives
+    except RuntimeError as error:  # encrypted, or compressed in an unknown way
         raise ValueError(f"{path} cannot be read as npz: {error}") from None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
+from diagd.families.family import tensors_under
 from diagd.tokenizers.vq import (
     BATCH_SIZE,
     CONFIG_NAME,
@@ -34,8 +35,8 @@ WHAM_KIND = "wham-vit-vqgan"
 WEIGHTS_NAME = "model.safetensors"
 _NORM_EPS = 1e-5
 _MLP_RATIO = 4
-_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, RGB in [0, 1]
-_DEVIATION = (0.229, 0.224, 0.225)
+_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
+_DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 _THEIR_NAMES = {
     "codebook.": "vq_vae._embedding.",
     ".input_proj.": ".proj1.",
@@ -158,10 +159,7 @@ class Block(nn.Module):
 
 
 class WHAMTokenizer:
-    """A frame-by-frame tokenizer for frames of one size.
-
-    Results lie on the device of their input; the model may be elsewhere.
-    """
+    """A frame-by-frame `VideoTokenizer` for frames of one size."""
 
     temporal_compression = 1
     fit_frames = staticmethod(resize)
@@ -193,16 +191,9 @@ class WHAMTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """Replace each patch by the id of the code of the closest direction (lowest id on ties).
+        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64.
 
-        Args:
-            frames: (T, height_px, width_px, 3) uint8 RGB.
-
-        Returns:
-            (T, height, width) int64.
-
-        Raises:
-            ValueError: no uint8 frames, or another size than the model's.
+        A patch becomes the id of the code of the closest direction, the lowest on ties.
         """
         check_frames(frames, 1)
         size = frames.shape[1], frames.shape[2]
@@ -211,32 +202,22 @@ class WHAMTokenizer:
             raise ValueError(
                 f"frames must be {expected[0]}x{expected[1]} px, got {size[0]}x{size[1]}"
             )
-        chunks = []
+        device, chunks = self.model.codebook.weight.device, []
         for chunk in frames.split(self.batch_size):
-            values = chunk.to(self._device).movedim(-1, 1).float() / 255
-            pictures = (values - self._channels(_MEAN)) / self._channels(_DEVIATION)
+            values = chunk.to(device).movedim(-1, 1).float() / 255
+            pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
             chunks.append(self.model.nearest(self.model.latents(pictures)))
         return torch.cat(chunks).to(frames.device)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the frames, rounding pixels down as WHAM's own code does.
-
-        Args:
-            tokens: (T, height, width) integers in [0, codebook_size), of the model's grid.
-
-        Returns:
-            (T, height_px, width_px, 3) uint8 RGB.
-
-        Raises:
-            ValueError: another shape or dtype, or ids outside the codebook.
-        """
+        """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
         check_tokens(tokens, self.codebook_size)
         self.frame_size_px(*tokens.shape[1:])
-        chunks = []
+        device, chunks = self.model.codebook.weight.device, []
         for chunk in tokens.split(self.batch_size):
-            pictures = self.model.pixels(chunk.to(self._device, torch.int64))
-            values = pictures * self._channels(_DEVIATION) + self._channels(_MEAN)
+            pictures = self.model.pixels(chunk.to(device, torch.int64))
+            values = pictures * _DEVIATION.to(device) + _MEAN.to(device)
             chunks.append(paint(values * 255, "down"))
         return torch.cat(chunks).to(tokens.device)
 
@@ -247,12 +228,7 @@ class WHAMTokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load what `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is corrupt, of another kind, or does not fit the other.
-        """
+        """Load what `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         values = read_vq_config(config_path)
         kind = values.pop("kind", None)
@@ -273,13 +249,6 @@ class WHAMTokenizer:
         model.load_state_dict({n: w.float() for n, w in weights.items()}, assign=True)
         return cls(model)
 
-    @property
-    def _device(self) -> torch.device:
-        return self.model.codebook.weight.device
-
-    def _channels(self, values: tuple[float, float, float]) -> Tensor:
-        return torch.tensor(values, device=self._device).view(3, 1, 1)
-
 
 def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
@@ -289,21 +258,12 @@ def wham_tokenizer_from_weights(
     Args:
         weights: the state dict: all under `context_encoders.images.` if there is anything, else all
             there is.
-        height_px, width_px: of the frames; hyper-parameters of the checkpoint.
-        head_size: width of an attention head; a hyper-parameter too.
-
-    Raises:
-        ValueError: weights are missing, unknown or of another shape (named), or the frames have
-            another number of patches than the weights have positions.
+        height_px, width_px, head_size: of the frames and of an attention head; hyper-parameters.
     """
     where = "the WHAM tokenizer"
-    inside = {n: weight for n, weight in weights.items() if n.startswith(TOKENIZER_PREFIX)}
-    found = {
-        name.removeprefix(TOKENIZER_PREFIX): weight for name, weight in (inside or weights).items()
-    }
     found = {
         name: weight
-        for name, weight in found.items()
+        for name, weight in (tensors_under(TOKENIZER_PREFIX, weights) or weights).items()
         if not name.endswith(".attn_mask") and not name.startswith(_TRAINING_ONLY)
     }
     shapes = []

@@ -201,7 +201,3 @@ def test_frames_of_the_right_size_are_left_as_they_are():
 def test_only_bytes_are_fitted():
     with pytest.raises(ValueError, match=r"^frames must be uint8, got torch\.float32$"):
         fit_frames(torch.zeros(1, *SIZE, 3), *SIZE)
-
-
-def test_cosmos_wants_640_by_1024():
-    assert fit_frames(rectangles(1, size=(36, 64))).shape == (1, 640, 1024, 3)

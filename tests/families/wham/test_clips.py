@@ -75,9 +75,7 @@ def test_an_archive_whose_names_are_no_text_is_refused(clip):
     for start in (place for place in range(len(data)) if data.startswith(b"PK\x01\x02", place)):
         data[start + 9] |= 8  # names are utf-8
     clip.write_bytes(data)
-    with pytest.raises(
-        ValueError, match=r"clip\.npz cannot be .*: names of its arrays are no text"
-    ):
+    with pytest.raises(ValueError, match=r"clip\.npz cannot be .*: 'utf-8' codec can't decode"):
         npz_length(clip)
 
 
