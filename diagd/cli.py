@@ -25,7 +25,7 @@ COMMANDS = {
     "plan": "steps and lanes of a schedule",
     "play": "walk through a generated world in the browser",
     "bench": "time raster and diagonal decoding side by side",
-    "convert": "turn a Cosmos, WHAM or MineWorld checkpoint into our folder",
+    "convert": "turn a released checkpoint into our folder",
     "attention": "where the model looks when it writes",
     "evaluate": "compare models and decoding strategies on recorded clips",
     "report": "turn an evaluation into tables, plots and a page",

@@ -121,7 +121,6 @@ class _PickleModule:
     """The part of the `pickle` module that torch.load uses."""
 
     Unpickler = _Unpickler
-    __name__ = "diagd.weight_files"
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:

@@ -126,8 +126,7 @@ def _released_formats() -> list[ReleasedFormat]:
 
 
 def _file_patterns() -> list[str]:
-    patterns = (pattern for released in _released_formats() for pattern in released.files)
-    return list(dict.fromkeys(patterns))
+    return list(dict.fromkeys(name for released in _released_formats() for name in released.files))
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
@@ -275,10 +274,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
 
 def read_actions_file(path: Path) -> ActionCodec:
     """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
-    try:
-        kind = json.loads(path.read_text(encoding="utf-8")).get("kind")
-    except (ValueError, RecursionError, AttributeError):
-        kind = None  # told by ActionVocabulary
+    kind = _read_fields(path).get("kind")
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
     return next(codecs, None) or ActionVocabulary.load(path)
 
@@ -289,12 +285,12 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
-    path, defaults = found.path.with_name(DEFAULTS_FILE), GenerationDefaults()
-    if path.is_file():
-        try:
-            defaults = GenerationDefaults(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, RecursionError, TypeError) as error:
-            raise ValueError(f"{path}: no generation defaults: {error}") from None
+    path = found.path.with_name(DEFAULTS_FILE)
+    fields = _read_fields(path) if path.is_file() else {}
+    try:
+        defaults = GenerationDefaults(**fields)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: no generation defaults: {error}") from None
     if not found.config.num_action_tokens:  # a grid may be several frames
         return defaults
     max_context = max(1, found.config.frames_held - 1)  # one frame is to come

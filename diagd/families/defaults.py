@@ -67,9 +67,8 @@ class GenerationDefaults:
     ) -> SamplingOptions:
         """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
         if options is None:
-            options = SamplingOptions(
-                self.temperature, top_p=self.top_p if self.temperature else None
-            )
+            top_p = self.top_p if self.temperature else None
+            options = SamplingOptions(self.temperature, top_p=top_p)
         if options.valid_range is not None:
             return options
         exclusive = options.exclusive_top_p or self.exclusive_top_p

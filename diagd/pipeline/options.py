@@ -21,9 +21,9 @@ from diagd.workers import Pool
 class Recipe:
     """All that a video depends on beside its prompt; what is None is a default of the model."""
 
-    model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
+    model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
     config: Path | None = None  # a released checkpoint's config, if not beside it
-    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
+    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it runs: trust it
     context_frames: int | None = None  # frames of the prompt that the model sees
     # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
     # bundled walk
@@ -134,9 +134,9 @@ class GenerateOptions(Recipe):
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
+    """Convert a released checkpoint (docs/models.md) into our folder.
 
-    Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
+    Every command takes it; a tokenizer in TorchScript stays apart: name it with `--tokenizer`.
     """
 
     # file or folder of the released checkpoint
@@ -144,5 +144,5 @@ class ConvertOptions:
     # folder to write
     target: Annotated[OutputFolder, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     config: Path | None = None  # config in the original field names, if not beside the checkpoint
-    tokenizer: Path | None = None  # tokenizer folder to copy (MineWorld's vae, a diffusers VQModel)
+    tokenizer: Path | None = None  # folder to copy it from, if not with the checkpoint
     force: bool = False  # overwrite a checkpoint that is already there

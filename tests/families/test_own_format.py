@@ -33,10 +33,18 @@ def test_an_actions_file_says_whose_actions_they_are(codec, tmp_path):
     assert read_actions_file(tmp_path / "actions.json") == codec
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"kind": "Pong"}', '{"kind": ["WHAM"]}'])
-def test_an_actions_file_of_nobody_is_named(text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", ": not valid JSON"),
+        ("[]", ": expected a JSON object, got list"),
+        ('{"kind": "Pong"}', " is no action vocabulary"),
+        ('{"kind": ["WHAM"]}', " is no action vocabulary"),
+    ],
+)
+def test_an_actions_file_of_nobody_is_named(text, message, tmp_path):
     (tmp_path / "actions.json").write_text(text)
-    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
+    with pytest.raises(ValueError, match=rf"actions\.json{message}"):
         read_actions_file(tmp_path / "actions.json")
 
 

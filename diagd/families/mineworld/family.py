@@ -92,14 +92,10 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> VQTokenizer:
-    """Load the VQ-VAE of a MineWorld checkpoint.
+    """Load the VQ-VAE of a MineWorld checkpoint, as the config.json of a diffusers VQModel says.
 
-    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; then the
-    rest is left out. `vae.ckpt` has nothing else, under `model.`.
-
-    Args:
-        config: config.json of the diffusers VQModel.
-        weights: `vae.ckpt`, a main checkpoint that holds the tokenizer too, or named tensors.
+    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; `vae.ckpt`
+    has nothing else, under `model.`.
     """
     fields = read_vq_config(config)
     tensors = read_tensors(weights) if isinstance(weights, Path) else weights

@@ -87,11 +87,7 @@ class WHAMActions:
 
 
 def actions_of_rows(rows: ArrayLike) -> list[str]:
-    """Return the words of rows of numbers, or raise ValueError naming the row and place at fault.
-
-    Args:
-        rows: (T, num_tokens) numbers: twelve buttons, 0 or 1, then four stick axes, bins 0 to 10.
-    """
+    """Return the words of (T, 16) numbers: buttons, 0 or 1, then stick axes, bins 0 to 10."""
     values = np.asarray(rows)
     width = WHAMActions.num_tokens
     if values.ndim != 2 or values.shape[1] != width or values.dtype.kind not in "biuf":

@@ -34,7 +34,6 @@ HEAD_SIZE = 64  # where nothing says other
 WHAM_KIND = "wham-vit-vqgan"
 WEIGHTS_NAME = "model.safetensors"
 _NORM_EPS = 1e-5
-_MLP_RATIO = 4
 _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
 _DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 _THEIR_NAMES = {
@@ -146,8 +145,8 @@ class Block(nn.Module):
         self.qkv_proj = nn.Linear(size, 3 * size, bias=False)
         self.o_proj = nn.Linear(size, size, bias=False)
         self.mlp_norm = nn.LayerNorm(size, _NORM_EPS, bias=False)
-        self.up_proj = nn.Linear(size, _MLP_RATIO * size, bias=False)
-        self.down_proj = nn.Linear(_MLP_RATIO * size, size, bias=False)
+        self.up_proj = nn.Linear(size, 4 * size, bias=False)
+        self.down_proj = nn.Linear(4 * size, size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
         qkv = self.qkv_proj(self.attention_norm(states)).unflatten(-1, (3, -1, self.head_dim))
@@ -299,8 +298,7 @@ def wham_tokenizer_from_weights(
 
 
 def _empty(config: ViTVQGANConfig) -> ViTVQGAN:
-    """Build the network without memory for its weights, to be loaded with `assign=True`."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # its weights are assigned
         return ViTVQGAN(config)
 
 

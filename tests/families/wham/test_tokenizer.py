@@ -115,6 +115,14 @@ def test_the_size_of_a_head_matters():
     assert not other.encode(frames).equal(wham_tokenizer("wham_tiny").encode(frames))
 
 
+def test_layers_that_a_config_only_claims_are_not_built(tmp_path):
+    wham_tokenizer("wham_tiny").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_layers": 10**9}))
+    with pytest.raises(ValueError, match=r"config\.json: num_layers must be at most the \d+ tens"):
+        WHAMTokenizer.from_pretrained(tmp_path)
+
+
 def test_mini_batches_change_nothing():
     frames = torch.randint(0, 256, (5, 7, 11, 3), dtype=torch.uint8)
     tokens = small_tokenizer(batch_size=2).encode(frames)
