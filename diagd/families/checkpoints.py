@@ -15,12 +15,7 @@ from typing import Any
 
 import torch
 import yaml
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, ActionVocabulary
@@ -112,11 +107,11 @@ def is_repository(name: str) -> bool:
 
 
 def _hub_reason(error: Exception) -> str:
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return "its owner wants you to ask first, on its page"
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return "no such model, or a private one (hf auth login)"
-    if isinstance(error, LocalEntryNotFoundError):
+    if isinstance(error, errors.LocalEntryNotFoundError):
         return "it cannot be reached, and the model was not downloaded before"
     return str(error).strip().split("\n")[0]
 

@@ -67,34 +67,24 @@ class RecordingFormat:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A family of models.
+    """A family of models."""
 
-    Attributes:
-        name: what people call it; `actions.json` of a converted model names it, too.
-        defaults: how its makers use the model of a checkpoint.
-        licence: of what was released, as far as we know; no advice.
-        released: its checkpoints; None for our own folders, which need no translation.
-        tokenizer: build the tokenizer that comes with a checkpoint, or return None where it is
-            not there. None: it never comes with one, and the user names its folder.
-        actions: how its actions become tokens. None: as an `actions.json` beside the weights says.
-        presets: shapes of its models, by name.
-    """
-
-    name: str
-    defaults: Callable[[Checkpoint], GenerationDefaults]
-    licence: str = ""
-    released: ReleasedFormat | None = None
+    name: str  # `actions.json` of a converted model names it, too
+    defaults: Callable[[Checkpoint], GenerationDefaults]  # as its makers use the model
+    licence: str = ""  # of what was released, as far as we know; no advice
+    released: ReleasedFormat | None = None  # None: our own folders, which need no translation
+    # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
-    actions: ActionCodec | None = None
+    actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
     recordings: RecordingFormat | None = None
-    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return one more than the highest number that follows a prefix such as `layers.`."""
-    numbers = [name.removeprefix(prefix).partition(".")[0] for name in tensors]
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+    """Return how many numbers follow a prefix such as `layers.`; a high one alone is but one."""
+    numbers = {name.removeprefix(prefix).partition(".")[0] for name in tensors}
+    return sum(number.isdigit() for number in numbers)
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -145,12 +145,9 @@ def _words(pressed: Iterable[str], pitch: float, yaw: float) -> str:
     """Return the words of buttons and a turn, in the order of `names`."""
     words = [name for name in SEEN_BUTTONS if name in pressed]
     if pitch or yaw:
-        words.append(f"camera({_number(pitch)},{_number(yaw)})")
+        turn = (repr(float(degrees)).removesuffix(".0") for degrees in (pitch, yaw))
+        words.append(f"camera({','.join(turn)})")
     return "+".join(words) or "none"
-
-
-def _number(degrees: float) -> str:
-    return repr(float(degrees)).removesuffix(".0")
 
 
 def _vpt_action(keyboard: Any, mouse: Any) -> str:

@@ -178,7 +178,7 @@ def npz_frames(path: str | Path, numbers: Iterable[int]) -> Iterator[Tensor]:
 
 def npz_actions(path: str | Path) -> list[str]:
     """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
-    with open_array(path, "actions") as stored:
+    with _open_array(path, "actions") as stored:
         rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
     try:
         return ["none", *actions_of_rows(rows)[:-1]]
@@ -193,7 +193,6 @@ class StoredArray:
     shape: tuple[int, ...]
     dtype: np.dtype  # never object
     _file: IO[bytes]
-    _where: str
 
     def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
         """Yield rows of ascending numbers, each of shape `shape[1:]`, one in memory at a time."""
@@ -202,13 +201,11 @@ class StoredArray:
         for number in numbers:
             self._file.seek(start + number * size)
             data = bytearray(self._file.read(size))
-            if len(data) < size:
-                raise ValueError(f"{self._where} is truncated: no row {number}")
             yield np.frombuffer(data, self.dtype).reshape(self.shape[1:])
 
 
 @contextlib.contextmanager
-def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
+def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
     """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"clip not found: {path}")
@@ -224,7 +221,7 @@ def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 stored = archive.getinfo(f"{name}.npy").file_size - file.tell()
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
-                yield StoredArray(shape, dtype, file, f"{path}: {name}")
+                yield StoredArray(shape, dtype, file)
     except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
     except RuntimeError as error:  # encrypted, or compressed in an unknown way
@@ -250,7 +247,7 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype
 
 @contextlib.contextmanager
 def _open_images(path: str | Path) -> Iterator[StoredArray]:
-    with open_array(path, "images") as images:
+    with _open_array(path, "images") as images:
         shape = images.shape
         if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3 or min(shape) == 0:
             raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.families.family import tensors_under
+from diagd.families.family import count_layers, tensors_under
 from diagd.tokenizers.vq import (
     BATCH_SIZE,
     CONFIG_NAME,
@@ -273,21 +273,15 @@ def wham_tokenizer_from_weights(
             raise ValueError(f"{where}: {name} must be a matrix, got {tuple(found[name].shape)}")
         shapes.append(found[name].shape)
     (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = shapes
+    patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
     config = ViTVQGANConfig(
-        height_px,
-        width_px,
-        math.isqrt(patch // 3),
-        hidden_size,
-        len({name.split(".")[2] for name in found if name.startswith("encoder.vit.")}),
-        head_size,
-        code_dim,
-        codebook_size,
+        height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
     )
     rows, columns = config.grid
     if rows * columns != num_positions:
         raise ValueError(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
-            f"{rows}x{columns} patches of {config.patch_size}x{config.patch_size} px"
+            f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
     model = _empty(config)
     names = {name: _their_name(name) for name in model.state_dict()}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from diagd.families.wham.family import npz_actions, npz_frames, npz_length, open_array
+from diagd.families.wham.family import npz_actions, npz_frames, npz_length
 
 T, HEIGHT_PX, WIDTH_PX = 7, 6, 10
 IMAGES = np.random.default_rng(0).integers(0, 256, (T, 3, HEIGHT_PX, WIDTH_PX), dtype=np.uint8)
@@ -143,14 +143,6 @@ def test_what_is_missing_is_named(tmp_path):
     np.savez(tmp_path / "clip.npz", frames=IMAGES)
     with pytest.raises(ValueError, match=r"clip\.npz holds no array 'images', found: 'frames'"):
         npz_length(tmp_path / "clip.npz")
-
-
-def test_an_array_that_ends_early_is_refused(clip):
-    with (
-        open_array(clip, "images") as images,
-        pytest.raises(ValueError, match="images is truncated: no row 7"),
-    ):
-        list(images.rows([T]))
 
 
 def test_an_encrypted_archive_is_refused(tmp_path):
