@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
     "convert": Command(
-        "turn a Cosmos, WHAM or MineWorld checkpoint into our folder", "pipeline.options"
+        "turn a released checkpoint into our folder", "pipeline.options"
     ),
     "attention": Command(
         "where the model looks when it writes",

@@ -1,7 +1,7 @@
-"""Weights as safetensors: read mapped into memory, written one tensor at a time.
+"""Weight files of anybody's making: safetensors, files of torch.save, TorchScript.
 
-Neither reading nor writing ever holds all weights at once, so a checkpoint far larger than the
-memory can be converted.
+Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
+can be converted. Nothing in a file is run, except by `load_torchscript`, which says so.
 """
 
 import json
@@ -23,21 +23,12 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
 from diagd.files import replacing
 
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
+_DTYPES |= {torch.bfloat16: "BF16"}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not a safetensors file, or a truncated one.
-    """
+    """Return the tensors of a safetensors file, or raise ValueError where it is none."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: file not found")
     try:
@@ -68,6 +59,15 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
             file.write(plain.view(torch.uint8).numpy().data)
 
 
+# Raised by damaged pickles: what Python's documentation names, and what mutated files led to: a
+# foreign persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
+UNPICKLING_ERRORS = (
+    *(pickle.UnpicklingError, struct.error, zipfile.BadZipFile, AssertionError, AttributeError),
+    *(EOFError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError),
+)
+
+# What a pickle may ask for: functions that rebuild tensors, storages and dtypes of torch, and
+# classes of these packages, for which a `Record` stands.
 _REBUILD = {
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
@@ -76,32 +76,18 @@ _REBUILD = {
 }
 _STORAGES = ("Float", "BFloat16", "Half", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _INERT = (
-    "humanmodelling",
-    "wham",
-    "numpy",
-    "pytorch_lightning",
-    "lightning",
-    "omegaconf",
-    "_codecs",
-    "argparse",
-    "collections",
-    "pathlib",
+    *("humanmodelling", "wham", "numpy", "pytorch_lightning", "lightning", "omegaconf"),
+    *("_codecs", "argparse", "collections", "pathlib"),
 )
 
 
 class Record:
-    """What a pickled object of a foreign class was made of; none of the class's code runs.
+    """The state of a pickled object of a foreign class; none of the class's code runs."""
 
-    Attributes:
-        arguments: what it was constructed with.
-        state: its attributes, or whatever it kept as state.
-    """
-
-    arguments: tuple[Any, ...] = ()
     state: Any = None
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
+        """Accept what the object was constructed with."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -111,42 +97,36 @@ class Record:
         return self.state.get(name, default) if isinstance(self.state, dict) else default
 
 
-class RefusedPickleError(ValueError):
-    """The file wants to run something that no checkpoint needs."""
+class _RefusedPickleError(ValueError):
+    """The file asks for something that no checkpoint needs."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Looks names up in the tables above."""
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _REBUILD:
             found = _REBUILD[module, name]
-            if isinstance(found, type):
-                return found
-            return partial(found)  # a file may set attributes: not on torch's own functions
-        if module == "torch" and name.removesuffix("Storage") in _STORAGES:
-            return getattr(torch, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            # a file may set attributes: not on torch's own functions
+            return found if isinstance(found, type) else partial(found)
+        if module == "torch" and (
+            name.removesuffix("Storage") in _STORAGES
+            or isinstance(getattr(torch, name, None), torch.dtype)
+        ):
             return getattr(torch, name)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
-        raise RefusedPickleError(f"its pickle asks for {module}.{name}, which no checkpoint needs")
+        raise _RefusedPickleError(f"its pickle asks for {module}.{name}, which no checkpoint needs")
 
 
 class _PickleModule:
     """The part of the `pickle` module that torch.load uses."""
 
     Unpickler = _Unpickler
-    __name__ = "diagd.weight_files"
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:
-    """Return what a checkpoint file holds: a dict, tensors mapped into memory.
+    """Return the dict in a file of torch.save (1.6 or later), tensors mapped into memory.
 
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: No checkpoint of torch.save (1.6 or later), truncated, TorchScript, or a pickle
-            that asks for anything but data; nothing of it has run.
+    A pickle that asks for anything but data is refused, and nothing of it has run.
     """
     path = Path(path)
     if not path.is_file():
@@ -159,12 +139,12 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     if any(name.endswith("/constants.pkl") for name in names):
         raise ValueError(f"{path}: a TorchScript program, expected a checkpoint with weights")
     try:
-        # weights_only=True refuses the records of WHAM's checkpoints. Without it `_Unpickler`
-        # decides what a name stands for: something of the tables above, or the reading ends.
+        # weights_only=True refuses objects such as the hyper-parameters of Lightning's checkpoints.
+        # Without it `_Unpickler` decides what every name stands for, or ends the reading.
         content = torch.load(
             path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True
         )
-    except RefusedPickleError as error:
+    except _RefusedPickleError as error:
         raise ValueError(f"{path}: refused: {error}; nothing of it has run") from None
     except UNPICKLING_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -182,30 +162,8 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
-# What Python's documentation names, and what mutated files were seen to lead to: a foreign
-# persistent id asserts, an extension code is a ValueError, a huge memo index a MemoryError.
-UNPICKLING_ERRORS = (
-    pickle.UnpicklingError,
-    struct.error,
-    zipfile.BadZipFile,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-
-
 def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
-    """Load the program in a file for inference. This EXECUTES code that the file contains.
-
-    Raises:
-        ValueError: No TorchScript, or no such file.
-    """
+    """Load the program in a file for inference. This EXECUTES code that the file contains."""
     try:
         with warnings.catch_warnings():  # it is deprecated; what was released stays
             warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
@@ -222,14 +180,10 @@ def as_finite(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return a weight in a type, on a device; to look at it is one pass, and allocates nothing.
+    """Return a weight in a type, on a device; the check is one pass and allocates nothing.
 
     Args:
-        where: what holds it, for the message.
-
-    Raises:
-        ValueError: It holds NaN or infinity, or nothing that the type can hold (sparse, of four
-            bits); names the file and the tensor.
+        where: what holds it, for the error where it is not finite or cannot be converted.
     """
     try:
         numbers = weight.to(device, dtype)

@@ -52,7 +52,7 @@ def test_wham_dreams_the_pixels_that_its_own_code_dreams(name, clip, tmp_path):
     expected = wham_recording(name, clip, tmp_path / "clip.npz")
     world = VideoGenerator.from_pretrained(FIXTURES / name, backend="eager")
     held = world.defaults.context_frames
-    recording = ClipFile("clip", tmp_path / "clip.npz", WHAMActions(), "leaving").read()
+    recording = ClipFile("clip", tmp_path / "clip.npz", WHAMActions()).read()
     assert recording.actions is not None
     video = world.generate(
         recording.frames[:held],

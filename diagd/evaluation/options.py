@@ -94,7 +94,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
     out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
-    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it (Cosmos) runs
+    tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"

@@ -1,4 +1,9 @@
-"""Models on the Hugging Face Hub: `user/name` is downloaded once, and uploaded whole."""
+"""Checkpoints, from a name to a model: a path, the config, weights, tokenizer, actions, defaults.
+
+A checkpoint is a folder of ours (config.json, model.safetensors, and what makes a world of a model:
+tokenizer/, actions.json, generation.json), or one that a family released, which is recognised by
+its tensors and translated. Weights stay on disk until a model is built around them.
+"""
 
 import json
 import logging
@@ -6,22 +11,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import yaml
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub import HfApi, errors, snapshot_download
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, describe
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, name_tensors
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
@@ -29,352 +29,13 @@ from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import CONFIG_NAME, VideoTokenizer, VQTokenizer, read_vq_config
 from diagd.weight_files import as_finite, read_torch_file, read_weights, tensors_of, write_weights
 
-
-def is_repository(name: str) -> bool:
-    """Whether a name has the form `user/name` of a repository."""
-    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
-
-
-def download(repository: str) -> Path:
-    """Return the local folder of a repository, as it is now, or as last seen when offline.
-
-    Raises:
-        FileNotFoundError: there is none, or it cannot be reached; says which in one line.
-    """
-    try:
-        return Path(snapshot_download(repository))
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"on the Hugging Face Hub: {_reason(error)}") from None
-
-
-def upload(folder: Path, repository: str, private: bool | None, token: str | None) -> str:
-    """Put a folder into a repository, made if there is none, in one commit; returns its address.
-
-    Raises:
-        OSError: the Hub refuses, or cannot be reached; says why in one line.
-    """
-    api = HfApi(token=token)
-    try:
-        url = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=url.repo_id, folder_path=folder, commit_message="World model by diagd"
-        )
-    except (OSError, ValueError) as error:
-        raise OSError(f"{repository} cannot be uploaded: {_reason(error)}") from None
-    return str(url)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, GatedRepoError):
-        return "its owner wants you to ask first, on its page"
-    if isinstance(error, RepositoryNotFoundError):
-        return "no such model, or a private one (hf auth login)"
-    if isinstance(error, LocalEntryNotFoundError):
-        return "it cannot be reached, and the model was not downloaded before"
-    return str(error).strip().split("\n")[0]
-
-
-def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
-    """Load the tokenizer of a folder, on the CPU.
-
-    A folder with the TorchScript files of a family (`encoder.jit` and `decoder.jit` of Cosmos) is
-    that family's. In any other one config.json says what it is: a `kind` that a family knows, or
-    `"_class_name": "VQModel"` of diffusers.
-
-    Args:
-        allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
-            only when the user has named this very folder.
-
-    Raises:
-        FileNotFoundError: no such folder, or a file of it is missing.
-        ValueError: an unknown kind, a damaged file, or TorchScript that nobody allowed.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"tokenizer folder not found: {folder}")
-    formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
-    for form in formats:
-        if any((folder / name).is_file() for name in form.torchscript):
-            if not allow_torchscript:
-                raise ValueError(
-                    f"{folder} holds TorchScript, which runs code when it is loaded: "
-                    "name this folder as the tokenizer if you trust it"
-                )
-            return form.load(folder)
-    config = read_vq_config(folder / CONFIG_NAME)
-    kind, name = config.get("kind"), config.get("_class_name")
-    for form in formats:
-        if form.kind is not None and form.kind == kind:
-            return form.load(folder)
-    if name == "VQModel":
-        return VQTokenizer.from_pretrained(folder)
-    kinds = ", ".join(form.kind for form in formats if form.kind)
-    raise ValueError(
-        f"{folder / CONFIG_NAME}: expected kind {kinds} or _class_name VQModel, "
-        f"got {config.get('kind', name)!r}"
-    )
-
-
-_SIDE_FILES = ("config.json", "config.yaml", "config.yml")
-# what tensors and configs of other shapes and types than a family's come to
-_MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
-
-
-def released_formats() -> list[ReleasedFormat]:
-    """Return the formats of all families' released checkpoints."""
-    return [family.released for family in table.FAMILIES if family.released]
-
-
-def file_patterns() -> list[str]:
-    """Return the glob patterns of released checkpoints, whatever the family."""
-    patterns = (pattern for released in released_formats() for pattern in released.files)
-    return list(dict.fromkeys(patterns))
-
-
-def read_released(path: Path, config: Path | None = None) -> Checkpoint:
-    """Read a released checkpoint, a file or the only one in a folder; weights stay on disk.
-
-    Args:
-        config: a config file in the original field names, instead of the one beside the weights.
-
-    Raises:
-        FileNotFoundError: No such file, or a folder without a checkpoint.
-        ValueError: A damaged file, a folder of several, tensors that no family knows or that do
-            not fit their family (named).
-    """
-    file = _find_checkpoint(path)
-    source = _read_source(file, config)
-    for family in table.FAMILIES:
-        if family.released and family.released.recognises(source.tensors):
-            try:
-                renamed = family.released.convert(source)
-            except _MISFITS as error:
-                reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
-                raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
-            return Checkpoint(family, file, renamed.config, renamed.weights, source)
-    names = ", ".join(family.name for family in table.FAMILIES)
-    shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
-    raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
-
-
-def read_side(path: Path) -> dict[str, Any]:
-    """Read a JSON or YAML config file; tags that would build objects are refused.
-
-    Raises:
-        FileNotFoundError: No such file.
-        ValueError: Not JSON or YAML, or no mapping.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
-    kind = "JSON" if path.suffix == ".json" else "YAML"
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
-        raise ValueError(f"{path}: not valid {kind}: {str(error).splitlines()[0]}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")
-    return values
-
-
-def _find_checkpoint(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: file not found")
-    patterns = file_patterns()
-    found = [file for pattern in patterns for file in sorted(path.glob(pattern))]
-    if not found:
-        raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
-    return found[0]
-
-
-def _read_source(path: Path, config: Path | None) -> Source:
-    side = config or next(
-        (path.with_name(name) for name in _SIDE_FILES if path.with_name(name).is_file()), None
-    )
-    fields = {} if side is None else read_side(side)
-    if path.suffix == ".safetensors":
-        return Source(read_weights(path), {}, fields)
-    content = read_torch_file(path)
-    hyper_parameters = content.get("hyper_parameters")
-    return Source(
-        tensors_of(content), hyper_parameters if isinstance(hyper_parameters, dict) else {}, fields
-    )
-
-
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
-FORMER_DEFAULTS_FILE = "habits.json"  # its name in folders that were written before
-
-
-@runtime_checkable
-class StorableTokenizer(Protocol):
-    """A tokenizer that can be written into a folder of ours."""
-
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype) -> None:
-        """Write its files, with weights of this type."""
-        ...
-
-
-def is_ours(folder: Path, config: Path | None = None) -> bool:
-    """Whether a folder is of our own format, be it complete or not."""
-    path = config or folder / CONFIG_FILE
-    if not path.is_file():
-        theirs = (pattern for pattern in file_patterns() if pattern != WEIGHTS_FILE)
-        return not any(any(folder.glob(pattern)) for pattern in theirs)
-    if path.suffix != ".json":
-        return False
-    fields = read_side(path).keys()
-    return not any(released.config_fields & fields for released in released_formats())
-
-
-def read_own(folder: Path, config: Path | None = None) -> Checkpoint:
-    """Read a folder of ours; weights stay on disk.
-
-    Raises:
-        FileNotFoundError, ValueError: A file is missing or damaged (named).
-    """
-    settings = read_config(config or folder / CONFIG_FILE)
-    weights = read_weights(folder / WEIGHTS_FILE)
-    return Checkpoint(OWN, folder / WEIGHTS_FILE, settings, weights, Source(weights, {}, {}))
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Read a model config from a JSON file.
-
-    Raises:
-        ValueError: Not JSON, not an object, or a config `ModelConfig` refuses; names the file.
-        FileNotFoundError: The file does not exist.
-    """
-    values = read_side(path)
-    try:
-        return ModelConfig.from_dict(values)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def save_model(
-    model: Transformer, folder: str | Path, weights: Mapping[str, Tensor] | None = None
-) -> None:
-    """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
-
-    A packed model is written with its plain weights.
-
-    Args:
-        model: What `load_model` returns, or a model in training.
-        folder: Where to; made if there is none. `load_model` takes it.
-        weights: The model's state dict, where it had to be gathered from several processes.
-    """
-    write_checkpoint(Path(folder), model.config, model.state_dict() if weights is None else weights)
-
-
-def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write what a model is and its weights, in their own types; each file is replaced in one move.
-
-    The weights come last: where they are, all is there.
-    """
-    write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
-    write_weights(folder / WEIGHTS_FILE, weights)
-
-
-def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
-    """Write a tokenizer into a folder of ours, to the last bit.
-
-    Raises:
-        ValueError: TorchScript, which stays where the user put it.
-    """
-    if not isinstance(tokenizer, StorableTokenizer):
-        raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
-    tokenizer.save_pretrained(folder / TOKENIZER_FOLDER, torch.float32)
-
-
-def read_actions_file(path: Path) -> ActionCodec:
-    """Read `actions.json`: names of a vocabulary, or the family whose actions they are.
-
-    Raises:
-        FileNotFoundError, ValueError: no such file, or nothing of the kind in it.
-    """
-    try:
-        kind = json.loads(path.read_text(encoding="utf-8")).get("kind") if path.is_file() else None
-    except (ValueError, RecursionError, AttributeError):
-        kind = None  # told by ActionVocabulary
-    codecs = (family.actions for family in table.FAMILIES if family.name == kind)
-    return next(codecs, None) or ActionVocabulary.load(path)
-
-
-def write_actions_file(path: Path, codec: ActionCodec) -> None:
-    """Write what `read_actions_file` reads."""
-    kinds = [family.name for family in table.FAMILIES if family.actions == codec]
-    write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
-
-
-def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:
-    """Write `generation.json`."""
-    write_json(folder / DEFAULTS_FILE, asdict(defaults))
-
-
-def _tokenizer(found: Checkpoint) -> VideoTokenizer | None:
-    folder = found.path.with_name(TOKENIZER_FOLDER)
-    return load_tokenizer(folder) if folder.is_dir() else None
-
-
-def _defaults(found: Checkpoint) -> GenerationDefaults:
-    defaults = _stored_defaults(found)
-    if not found.config.num_action_tokens:  # a grid may be several frames (Cosmos)
-        return defaults
-    most = max(1, found.config.frames_held - 1)  # one frame is to come
-    return replace(defaults, context_frames=min(defaults.context_frames, most))
-
-
-def _stored_defaults(found: Checkpoint) -> GenerationDefaults:
-    for name in (DEFAULTS_FILE, FORMER_DEFAULTS_FILE):
-        path = found.path.with_name(name)
-        if path.is_file():
-            try:
-                return replace(GenerationDefaults(), **json.loads(path.read_text(encoding="utf-8")))
-            except (ValueError, RecursionError, TypeError) as error:
-                raise ValueError(f"{path}: no generation defaults: {error}") from None
-    return GenerationDefaults()
-
-
-OWN = Family(name="diagd", tokenizer=_tokenizer, defaults=_defaults)
-
+_SIDE_FILES = (CONFIG_FILE, "config.yaml", "config.yml")
+# Raised where tensors and configs have other shapes and types than a family's.
+_MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
 
 logger = logging.getLogger("diagd")
-
-
-def model_path(name_or_path: str | Path) -> Path:
-    """Return the folder of a bundled model, a path that exists, or a download (`user/name`).
-
-    Raises:
-        ValueError: The name is a preset, which has a config but no weights.
-        FileNotFoundError: No such bundled model, file, folder or repository.
-    """
-    if str(name_or_path) in available_models():
-        return presets.ASSETS / str(name_or_path)
-    path = Path(name_or_path)
-    if path.exists():
-        return path
-    if str(name_or_path) in PRESETS:
-        raise ValueError(
-            f"{str(name_or_path)!r} is a preset without weights: use Transformer.random"
-            f"(PRESETS[{str(name_or_path)!r}]), or diagd bench, which fills it with random numbers"
-        )
-    nowhere = f"no model at {str(name_or_path)!r}"
-    if is_repository(str(name_or_path)):
-        try:
-            return download(str(name_or_path))
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{nowhere}, neither a file or folder nor {error}") from None
-    raise FileNotFoundError(
-        f"{nowhere}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a released "
-        f"checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}), or "
-        "user/name on the Hugging Face Hub"
-    )
 
 
 def load_model(
@@ -402,13 +63,136 @@ def load_model(
     return build_model(find_model(name_or_path, config), device, dtype)
 
 
-def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
-    """Load what `find_model` found.
+def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
+    """Recognise what `load_model` would load; its weights stay on disk until they are used."""
+    path = model_path(name_or_path)
+    side = None if config is None else Path(config)
+    if path.is_dir() and _is_ours(path, side):
+        own_config = read_config(side or path / CONFIG_FILE)
+        weights = read_weights(path / WEIGHTS_FILE)
+        return Checkpoint(OWN, path / WEIGHTS_FILE, own_config, weights, Source(weights))
+    return _read_released(path, side)
 
-    Raises:
-        ValueError: Tensors are missing, unknown, of another shape, or not finite (named); a
-            dtype that is no floating-point type.
-    """
+
+def model_path(name_or_path: str | Path) -> Path:
+    """Return the folder of a bundled model, a path that exists, or a download (`user/name`)."""
+    name, path = str(name_or_path), Path(name_or_path)
+    if name in available_models():
+        return presets.ASSETS / name
+    if path.exists():
+        return path
+    if name in PRESETS:
+        raise ValueError(
+            f"{name!r} is a preset without weights: use Transformer.random(PRESETS[{name!r}]), "
+            "or diagd bench, which fills it with random numbers"
+        )
+    if is_repository(name):
+        try:
+            return Path(snapshot_download(name))  # as it is now, or as last seen when offline
+        except (OSError, ValueError) as error:
+            raise FileNotFoundError(
+                f"no model at {name!r}, neither a file or folder nor on the Hugging Face Hub: "
+                f"{_hub_reason(error)}"
+            ) from None
+    raise FileNotFoundError(
+        f"no model at {name!r}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}, a "
+        f"released checkpoint, a bundled model ({', '.join(available_models()) or 'none installed'}"
+        "), or user/name on the Hugging Face Hub"
+    )
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name has the form `user/name` of a repository on the Hugging Face Hub."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+
+
+def _hub_reason(error: Exception) -> str:
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner wants you to ask first, on its page"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no such model, or a private one (hf auth login)"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "it cannot be reached, and the model was not downloaded before"
+    return str(error).strip().split("\n")[0]
+
+
+def _released_formats() -> list[ReleasedFormat]:
+    return [family.released for family in table.FAMILIES if family.released]
+
+
+def _file_patterns() -> list[str]:
+    return list(dict.fromkeys(name for released in _released_formats() for name in released.files))
+
+
+def _is_ours(folder: Path, config: Path | None) -> bool:
+    """Whether a folder is of our own format, be it complete or not."""
+    path = config or folder / CONFIG_FILE
+    if not path.is_file():
+        return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
+    theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
+    return path.suffix == ".json" and not theirs & _read_fields(path).keys()
+
+
+def _read_released(path: Path, config: Path | None) -> Checkpoint:
+    patterns = _file_patterns()
+    files = [file for pattern in patterns for file in sorted(path.glob(pattern))]
+    if path.is_dir() and len(files) != 1:
+        if not files:
+            raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
+        names = ", ".join(file.name for file in files)
+        raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
+    file = files[0] if path.is_dir() else path
+    source = _read_source(file, config)
+    for family in table.FAMILIES:
+        if family.released and any(name in source.tensors for name in family.released.signature):
+            try:
+                model_config, weights = family.released.convert(source)
+            except _MISFITS as error:
+                reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
+                raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
+            return Checkpoint(family, file, model_config, weights, source)
+    names = ", ".join(family.name for family in table.FAMILIES)
+    shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
+    raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
+
+
+def _read_source(path: Path, config: Path | None) -> Source:
+    beside = (path.with_name(name) for name in _SIDE_FILES)
+    side = config or next((file for file in beside if file.is_file()), None)
+    fields = {} if side is None else _read_fields(side)
+    if path.suffix == ".safetensors":
+        return Source(read_weights(path), side=fields)
+    content = read_torch_file(path)
+    hyper = content.get("hyper_parameters")
+    return Source(tensors_of(content), hyper if isinstance(hyper, dict) else {}, fields)
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Read a JSON or YAML config file; tags that would build objects are refused."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: file not found")
+    kind = "JSON" if path.suffix == ".json" else "YAML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
+        raise ValueError(f"{path}: not valid {kind}: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")
+    return values
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read the config of a model from a JSON file."""
+    values = _read_fields(path)
+    try:
+        return ModelConfig.from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+    """Build the model of a checkpoint around its weights, which have to be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         expected = "a floating-point type of torch, such as torch.bfloat16"
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
@@ -422,46 +206,142 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
     return model.to(device)
 
 
-def find_model(name_or_path: str | Path, config: str | Path | None = None) -> Checkpoint:
-    """Recognise what `load_model` would load; its weights stay on disk until they are used.
-
-    Raises:
-        ValueError, FileNotFoundError: As `load_model`.
-    """
-    path = model_path(name_or_path)
-    side = None if config is None else Path(config)
-    if path.is_dir() and is_ours(path, side):
-        return read_own(path, side)
-    return read_released(path, side)
-
-
-def empty_model(checkpoint: Checkpoint) -> Transformer:
-    """Return the model of a checkpoint without its weights, which it has seen to fit.
-
-    Raises:
-        ValueError: Tensors are missing, unknown or of another shape (named).
-    """
-    found, config = checkpoint.weights, checkpoint.config
-    if config.num_layers > len(found):
+def empty_model(found: Checkpoint) -> Transformer:
+    """Build the model of a checkpoint on the meta device, and compare its weights with it."""
+    config, weights = found.config, found.weights
+    if config.num_layers > len(weights):
         raise ValueError(
-            f"{checkpoint.path}: does not fit the config: num_layers is {config.num_layers}, "
-            f"and there are {len(found)} tensors in all"
+            f"{found.path}: does not fit the config: num_layers is {config.num_layers}, "
+            f"and there are {len(weights)} tensors in all"
         )
     with torch.device("meta"):
         model = Transformer(config)
     expected = model.state_dict()
-    misshaped = [
-        f"{name} (expected {tuple(expected[name].shape)}, got {tuple(found[name].shape)})"
-        for name in expected
-        if name in found and found[name].shape != expected[name].shape
-    ]
     problems = {
-        "missing": [name for name in expected if name not in found],
-        "unknown": [name for name in found if name not in expected],
-        "mis-shaped": misshaped,
-        "non-float": [name for name in found if not found[name].is_floating_point()],
+        "missing": [name for name in expected if name not in weights],
+        "unknown": [name for name in weights if name not in expected],
+        "mis-shaped": [
+            f"{name} (expected {tuple(tensor.shape)}, got {tuple(weights[name].shape)})"
+            for name, tensor in expected.items()
+            if name in weights and weights[name].shape != tensor.shape
+        ],
+        "non-float": [name for name in weights if not weights[name].is_floating_point()],
     }
-    parts = [describe(kind, names) for kind, names in problems.items() if names]
-    if parts:
-        raise ValueError(f"{checkpoint.path}: does not fit the config: {'; '.join(parts)}")
+    if said := name_tensors(problems):
+        raise ValueError(f"{found.path}: does not fit the config: {said}")
     return model
+
+
+def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
+    """Load the tokenizer of a folder, on the CPU.
+
+    A folder with the TorchScript files of a family is that family's. In any other one config.json
+    says what it is: a `kind` that a family knows, or `"_class_name": "VQModel"` of diffusers.
+
+    Args:
+        allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
+            only when the user has named this very folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"tokenizer folder not found: {folder}")
+    formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
+    for form in formats:
+        if any((folder / name).is_file() for name in form.torchscript):
+            if not allow_torchscript:
+                raise ValueError(
+                    f"{folder} holds TorchScript, which runs code when it is loaded: "
+                    "name this folder as the tokenizer if you trust it"
+                )
+            return form.load(folder)
+    config = read_vq_config(folder / CONFIG_NAME)
+    kinds = {form.kind: form for form in formats if form.kind}
+    kind, class_name = config.get("kind"), config.get("_class_name")
+    if isinstance(kind, str) and kind in kinds:
+        return kinds[kind].load(folder)
+    if class_name == "VQModel":
+        return VQTokenizer.from_pretrained(folder)
+    raise ValueError(
+        f"{folder / CONFIG_NAME}: expected kind {', '.join(kinds)} or _class_name VQModel, "
+        f"got {config.get('kind', class_name)!r}"
+    )
+
+
+def read_actions_file(path: Path) -> ActionCodec:
+    """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
+    kind = _read_fields(path).get("kind")
+    codecs = (family.actions for family in table.FAMILIES if family.name == kind)
+    return next(codecs, None) or ActionVocabulary.load(path)
+
+
+def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
+    folder = found.path.with_name(TOKENIZER_FOLDER)
+    return load_tokenizer(folder) if folder.is_dir() else None
+
+
+def _own_defaults(found: Checkpoint) -> GenerationDefaults:
+    path = found.path.with_name(DEFAULTS_FILE)
+    fields = _read_fields(path) if path.is_file() else {}
+    try:
+        defaults = GenerationDefaults(**fields)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: no generation defaults: {error}") from None
+    if not found.config.num_action_tokens:  # a grid may be several frames
+        return defaults
+    max_context = max(1, found.config.frames_held - 1)  # one frame is to come
+    return replace(defaults, context_frames=min(defaults.context_frames, max_context))
+
+
+OWN = Family(name="diagd", tokenizer=_own_tokenizer, defaults=_own_defaults)
+
+
+def save_model(
+    model: Transformer, folder: str | Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write config.json and model.safetensors, in the model's dtype, each replaced in one move.
+
+    A packed model is written with its plain weights.
+
+    Args:
+        model: What `load_model` returns, or a model in training.
+        folder: Where to; made if there is none. `load_model` takes it.
+        weights: The model's state dict, where it had to be gathered from several processes.
+    """
+    write_checkpoint(Path(folder), model.config, model.state_dict() if weights is None else weights)
+
+
+def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Write config and weights, in their own types; the weights last: with them all is there."""
+    write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
+    write_weights(folder / WEIGHTS_FILE, weights)
+
+
+def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
+    """Write a tokenizer into a folder of ours, to the last bit; TorchScript is refused."""
+    save = getattr(tokenizer, "save_pretrained", None)
+    if save is None:
+        raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
+    save(folder / TOKENIZER_FOLDER, torch.float32)
+
+
+def write_actions_file(path: Path, codec: ActionCodec) -> None:
+    """Write what `read_actions_file` reads."""
+    kinds = [family.name for family in table.FAMILIES if family.actions == codec]
+    write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
+
+
+def write_defaults(folder: Path, defaults: GenerationDefaults) -> None:
+    write_json(folder / DEFAULTS_FILE, asdict(defaults))
+
+
+def upload(folder: Path, repository: str, private: bool | None, token: str | None) -> str:
+    """Put a folder into a repository on the Hub, made if there is none; returns its address."""
+    api = HfApi(token=token)
+    try:
+        url = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=url.repo_id, folder_path=folder, commit_message="World model by diagd"
+        )
+    except (OSError, ValueError) as error:
+        raise OSError(f"{repository} cannot be uploaded: {_hub_reason(error)}") from None
+    return str(url)

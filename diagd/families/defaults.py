@@ -8,55 +8,40 @@ from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
 
-_LEAST = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
-_MOST, _MOST_FPS = 2**28, 1000
+_MIN = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
+_MAX, _MAX_FPS = 2**28, 1000
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """How the makers of a model use it; every flag of `diagd generate` can say otherwise.
-
-    Attributes:
-        fps: frames a second of its videos.
-        context_frames: frames of the prompt that it sees.
-        num_frames: frames to generate.
-        decoding: the strategy, by name; None: diagonals of the next two.
-        row_lag: the paper's choice of k for it.
-        overlap: whether a frame starts row_lag * height steps after the one before.
-        temperature, top_p, exclusive_top_p: how tokens are drawn (see `SamplingOptions`).
-        keep_frames: frames that are read again when the context is full; None: as in `Stream`.
-        first_id: lowest visual id at the first place of a frame.
-
-    Raises:
-        ValueError: a value of another type, or out of its range.
-    """
+    """How the makers of a model use it; every flag of `diagd generate` can say otherwise."""
 
     fps: float = 8.75
-    context_frames: int = 4
-    num_frames: int = 16
-    decoding: str | None = None
-    row_lag: int = 1
-    overlap: bool = False
-    temperature: float = 1.0
+    context_frames: int = 4  # of the prompt
+    num_frames: int = 16  # to generate
+    decoding: str | None = None  # the strategy, by name; None: diagonals of the next two
+    row_lag: int = 1  # the paper's k
+    overlap: bool = False  # whether a frame starts row_lag * height steps after the one before
+    temperature: float = 1.0  # this and the next two: see `SamplingOptions`
     top_p: float | None = 0.9
     exclusive_top_p: bool = False
-    keep_frames: int | None = None
-    first_id: int = 0
+    keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
+    first_id: int = 0  # lowest visual id at the first place of a frame
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
-            flag = isinstance(value, bool) and kind is not bool
-            if flag or not (isinstance(value, kind) or whole):
+            is_whole = type(value) is int and isinstance(0.0, kind)  # 8 is a number, too
+            is_flag = isinstance(value, bool) and kind is not bool
+            if is_flag or not (isinstance(value, kind) or is_whole):
                 raise ValueError(f"{name} is {str(value)[:40]!r}, which is not of its type")
-        for name, least in _LEAST.items():
+        for name, low in _MIN.items():
             value = getattr(self, name)
-            if value is not None and not least <= value <= _MOST:
-                raise ValueError(f"{name} must be {least} to {_MOST}, got {str(value)[:40]}")
-        if not 0 < self.fps <= _MOST_FPS:
-            raise ValueError(f"fps must be above 0 and at most {_MOST_FPS}, got {self.fps}")
-        self.sampling(None, None)
+            if value is not None and not low <= value <= _MAX:
+                raise ValueError(f"{name} must be {low} to {_MAX}, got {str(value)[:40]}")
+        if not 0 < self.fps <= _MAX_FPS:
+            raise ValueError(f"fps must be above 0 and at most {_MAX_FPS}, got {self.fps}")
+        self.sampling(None, None)  # these two have checks of their own
         self.strategy(1)
 
     def strategy(
@@ -68,7 +53,7 @@ class GenerationDefaults:
     ) -> Strategy:
         """Return the strategy for frames of so many rows of tokens, if none is asked for.
 
-        Where a lag or a row start is, it is diagonals with what is not given filled in.
+        Where a lag or a row start is given, it is diagonals with the others filled in.
         """
         if self.decoding is not None and row_lag is frame_lag is row_start is None:
             return parse_strategy(self.decoding)
@@ -82,9 +67,8 @@ class GenerationDefaults:
     ) -> SamplingOptions:
         """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
         if options is None:
-            options = SamplingOptions(
-                self.temperature, top_p=self.top_p if self.temperature else None
-            )
+            top_p = self.top_p if self.temperature else None
+            options = SamplingOptions(self.temperature, top_p=top_p)
         if options.valid_range is not None:
             return options
         exclusive = options.exclusive_top_p or self.exclusive_top_p

@@ -1,10 +1,10 @@
-"""Rename the tensors of a released checkpoint: one table a family, from our names to theirs."""
+"""A family of models behind one record: all that loaders and commands know of it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -13,31 +13,97 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VideoTokenizer
 
-_NAMES_SHOWN = 3
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a checkpoint as read."""
+
+    tensors: Mapping[str, Tensor]  # by the names of the file
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
+    side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint recognised and not yet loaded."""
+
+    family: "Family"
+    path: Path  # the file with the weights
+    config: ModelConfig
+    weights: dict[str, Tensor]  # under our names, mapped into memory
+    source: Source
+
+
+@dataclass(frozen=True)
+class ReleasedFormat:
+    """The checkpoints of a family as released."""
+
+    files: tuple[str, ...]  # glob patterns of their names
+    config_fields: frozenset[str]  # names in its config files that tell them from ours
+    signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
+    # the config, and the weights under our names; raises where the files do not fit together
+    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """A folder that holds a tokenizer in a format of a family's own."""
+
+    load: Callable[[Path], VideoTokenizer]  # to the CPU
+    kind: str | None = None  # in its config.json
+    torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
+
+
+@dataclass(frozen=True)
+class RecordingFormat:
+    """Files that hold the frames of a clip together with its actions."""
+
+    suffix: str  # of their names, in lower case
+    length: Callable[[Path], tuple[int, Fraction]]  # number of frames, frame rate; decodes nothing
+    # the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB
+    frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
+    actions: Callable[[Path], list[str]]  # those that led to each frame (to the first: nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family of models."""
+
+    name: str  # `actions.json` of a converted model names it, too
+    defaults: Callable[[Checkpoint], GenerationDefaults]  # as its makers use the model
+    licence: str = ""  # of what was released, as far as we know; no advice
+    released: ReleasedFormat | None = None  # None: our own folders, which need no translation
+    # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
+    tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
+    tokenizer_folder: TokenizerFolder | None = None
+    actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
+    recordings: RecordingFormat | None = None
+    presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return one more than the highest number that follows a prefix such as `layers.`."""
-    numbers = [name.removeprefix(prefix).partition(".")[0] for name in tensors]
-    return 1 + max((int(number) for number in numbers if number.isdigit()), default=-1)
+    """Return how many numbers follow a prefix such as `layers.`; a high one alone is but one."""
+    numbers = {name.removeprefix(prefix).partition(".")[0] for name in tensors}
+    return sum(number.isdigit() for number in numbers)
+
+
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    inside = (name for name in tensors if name.startswith(prefix))
+    return {name.removeprefix(prefix): tensors[name] for name in inside}
 
 
 def rename(
     tensors: Mapping[str, Tensor], modules: Mapping[str, str], num_layers: int
 ) -> dict[str, Tensor]:
-    """Return views of the tensors under our names.
+    """Return views of the tensors under our names, or raise ValueError naming those that misfit.
 
     Args:
-        tensors: by their names; every one has to be wanted.
+        tensors: by their names; every one has to be asked for.
         modules: our module to theirs; `{i}` runs over the layers, and `qkv 1/3` is the second third
-            of the rows of `qkv`. Weights and biases follow their module.
-
-    Raises:
-        ValueError: A module without weight, or tensors that nobody asked for (named).
+            of the rows of `qkv`. Weights, which must be there, and biases follow their module.
     """
-    renamed: dict[str, Tensor] = {}
-    used: set[str] = set()
-    missing: list[str] = []
+    renamed, missing, unknown = {}, [], dict(tensors)
     for ours, theirs in modules.items():
         for i in range(num_layers if "{i}" in ours else 1):
             module, _, part = theirs.replace("{i}", str(i)).partition(" ")
@@ -46,13 +112,10 @@ def rename(
             for kind in ("weight", "bias"):
                 name = f"{module}.{kind}"
                 if name in tensors:
-                    used.add(name)
+                    unknown.pop(name, None)
                     renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
-    unknown = [name for name in tensors if name not in used]
-    problems = [describe("missing", missing)] if missing else []
-    problems += [describe("unknown", unknown)] if unknown else []
-    if problems:
-        raise ValueError("; ".join(problems))
+    if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
+        raise ValueError(problems)
     return renamed
 
 
@@ -63,132 +126,11 @@ def _part(tensor: Tensor, part: str) -> Tensor:
     return tensor.chunk(int(count))[int(index)]
 
 
-def describe(kind: str, names: list[str]) -> str:
-    """Return `2 missing tensors: a, b`, with no more names than fit a line."""
-    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
-    return f"{len(names)} {kind} tensor{'s' if len(names) > 1 else ''}: {shown}"
-
-
-ActionRows = Literal["arriving", "leaving"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files of a checkpoint as read.
-
-    Attributes:
-        tensors: by the names of the file.
-        hyper_parameters: what the file itself says of the model, if anything.
-        side: the fields of a config file given or found beside it; empty without one.
-    """
-
-    tensors: Mapping[str, Tensor]
-    hyper_parameters: Mapping[str, Any]
-    side: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A checkpoint in our words: what the model is, and its weights."""
-
-    config: ModelConfig
-    weights: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint recognised and not yet loaded.
-
-    Attributes:
-        family: whose it is.
-        path: the file with the weights.
-        config: what the model is.
-        weights: under our names, mapped into memory.
-        source: the files as they are.
-    """
-
-    family: "Family"
-    path: Path
-    config: ModelConfig
-    weights: dict[str, Tensor]
-    source: Source
-
-
-@dataclass(frozen=True)
-class ReleasedFormat:
-    """How the checkpoints of a family look as released, and what becomes of them.
-
-    Attributes:
-        files: glob patterns of their names.
-        config_fields: names in its config files that tell them from ours.
-        recognises: whether tensors, by the names of the file, are this family's.
-        convert: say in our words what a checkpoint is; raises ValueError where it does not fit.
-    """
-
-    files: tuple[str, ...]
-    config_fields: frozenset[str]
-    recognises: Callable[[Mapping[str, Tensor]], bool]
-    convert: Callable[[Source], Renamed]
-
-
-@dataclass(frozen=True)
-class TokenizerFolder:
-    """A folder that holds a tokenizer in a format of a family's own.
-
-    Attributes:
-        load: read it, to the CPU.
-        kind: what `kind` in its config.json says.
-        torchscript: names of TorchScript files that give it away; they run code when loaded.
-    """
-
-    load: Callable[[Path], VideoTokenizer]
-    kind: str | None = None
-    torchscript: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RecordingFormat:
-    """Files that hold the frames of a clip together with its actions.
-
-    Attributes:
-        suffix: of their names, in lower case.
-        rows: what row t of the actions did: lead to frame t (`arriving`), or lead away from it, to
-            frame t + 1 (`leaving`).
-        length: number of frames and frame rate of a file; decodes nothing.
-        frames: yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB.
-        actions: words of all stored rows.
-    """
-
-    suffix: str
-    rows: ActionRows
-    length: Callable[[Path], tuple[int, Fraction]]
-    frames: Callable[[Path, Iterable[int]], Iterator[Tensor]]
-    actions: Callable[[Path], list[str]]
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """A family of models: all that loaders and commands know of it.
-
-    Attributes:
-        name: what people call it; `actions.json` of a converted model names it, too.
-        defaults: how its makers use the model of a checkpoint.
-        licence: of what was released, as far as we know; no advice.
-        released: its checkpoints; None for our own folders, which need no translation.
-        tokenizer: build the tokenizer that comes with a checkpoint, or return None where it is
-            not there. None: it never comes with one, and the user names its folder.
-        tokenizer_folder: a format of tokenizer folders that the family brings.
-        actions: how its actions become tokens. None: as an `actions.json` beside the weights says.
-        recordings: a format of clips that the family brings.
-        presets: shapes of its models, by name.
-    """
-
-    name: str
-    defaults: Callable[[Checkpoint], GenerationDefaults]
-    licence: str = ""
-    released: ReleasedFormat | None = None
-    tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
-    tokenizer_folder: TokenizerFolder | None = None
-    actions: ActionCodec | None = None
-    recordings: RecordingFormat | None = None
-    presets: Mapping[str, ModelConfig] = field(default_factory=dict)
+def name_tensors(problems: Mapping[str, list[str]]) -> str:
+    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
+    return "; ".join(
+        f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
+        + ", ".join(names[:3] + ["..."] * (len(names) > 3))
+        for problem, names in problems.items()
+        if names
+    )

@@ -1,7 +1,4 @@
-"""Models by name: the bundled ones, and shapes of those that people have.
-
-`Transformer.random(PRESETS[name])` is a model for benchmarks.
-"""
+"""Models by name: the bundled ones, and shapes (`Transformer.random(PRESETS[name])`)."""
 
 import math
 from pathlib import Path
@@ -13,8 +10,7 @@ from diagd.models.config import ModelConfig
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
-_GRID = (14, 24)  # rows and columns of a frame of the bundled world
-_FRAMES = 8  # that its models hold
+_GRID, _FRAMES = (14, 24), 8  # tokens of a frame of the bundled world; frames its models hold
 _NUM_CODES, _NUM_ACTIONS = 1024, 6
 _SIZES = ((128, 3), (192, 4), (256, 5), (320, 6), (448, 8), (576, 10))  # width, depth
 

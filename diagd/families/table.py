@@ -1,8 +1,4 @@
-"""The families of released models that diagd knows: one line each.
-
-Loaders read `table.FAMILIES` when they are called; the first family that recognises a checkpoint
-has it.
-"""
+"""The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.family import Family

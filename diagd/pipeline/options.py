@@ -93,9 +93,9 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
     are listed at the end, and make the exit code 1.
     """
 
-    model: str = "doom"  # the bundled model, our folder, or a Cosmos, WHAM or MineWorld checkpoint
+    model: str = "doom"  # a bundled model, our folder, a released checkpoint (docs/models.md)
     config: Path | None = None  # a released checkpoint's config, if not beside it
-    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it (Cosmos) runs: trust it
+    tokenizer: Path | None = None  # tokenizer folder; TorchScript in it runs: trust it
     # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
     prompt: Path | None = None
     context_frames: int | None = None  # frames of the prompt that the model sees

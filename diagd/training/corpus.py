@@ -20,7 +20,6 @@ from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import (
     ACTIONS_FILE,
     DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
     TOKENIZER_FOLDER,
     write_defaults,
 )
@@ -47,7 +46,6 @@ PARTS = (  # of a world, beside its model
     TOKENIZER_FOLDER,
     ACTIONS_FILE,
     DEFAULTS_FILE,
-    FORMER_DEFAULTS_FILE,
     PROMPT,
     "prompt.jsonl",
     WALK,

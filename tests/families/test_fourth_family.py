@@ -25,7 +25,6 @@ from diagd.families.family import (
     Family,
     RecordingFormat,
     ReleasedFormat,
-    Renamed,
     Source,
     TokenizerFolder,
     count_layers,
@@ -110,10 +109,10 @@ class LevelTokenizer:
         return self
 
 
-def convert(source: Source) -> Renamed:
+def convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = {name: tensor for name, tensor in source.tensors.items() if name != "levels"}
     weights = rename(tensors, MODULES, count_layers(tensors, "block."))
-    return Renamed(pong_config(source.side["pong_rows"], source.side["pong_columns"]), weights)
+    return pong_config(source.side["pong_rows"], source.side["pong_columns"]), weights
 
 
 def pong_config(height: int, width: int) -> ModelConfig:
@@ -149,7 +148,7 @@ PONG = Family(
     released=ReleasedFormat(
         files=("pong.pt",),
         config_fields=frozenset({"pong_rows"}),
-        recognises=lambda tensors: "symbols.weight" in tensors,
+        signature=("symbols.weight",),
         convert=convert,
     ),
     tokenizer=lambda found: LevelTokenizer(found.source.tensors["levels"]),
@@ -157,10 +156,9 @@ PONG = Family(
     actions=CODEC,
     recordings=RecordingFormat(
         suffix=".rally",
-        rows="leaving",
         length=lambda path: (len(recorded(path)["frames"]), Fraction(5)),
         frames=recorded_frames,
-        actions=lambda path: recorded(path)["actions"],
+        actions=lambda path: ["none", *recorded(path)["actions"][:-1]],
     ),
     defaults=lambda found: GenerationDefaults(
         fps=5, context_frames=2, num_frames=2, row_lag=2, temperature=0.0, top_p=None

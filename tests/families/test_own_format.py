@@ -13,27 +13,18 @@ from tests.golden import FIXTURES
 from tests.worlds import NAMES, write_world
 
 
-@pytest.mark.parametrize("name", ["generation.json", "habits.json"])
-def test_defaults_are_read_under_the_name_of_today_and_of_before(name, tmp_path):
+def test_defaults_are_read_where_there_are_any(tmp_path):
     write_world(tmp_path)
     assert load_parts(tmp_path).defaults == GenerationDefaults()
-    (tmp_path / name).write_text('{"fps": 12, "row_lag": 2}')
+    (tmp_path / "generation.json").write_text('{"fps": 12, "row_lag": 2}')
     assert load_parts(tmp_path).defaults == GenerationDefaults(fps=12, row_lag=2)
 
 
-def test_the_name_of_today_counts(tmp_path):
-    write_world(tmp_path)
-    (tmp_path / "habits.json").write_text('{"fps": 12}')
-    (tmp_path / "generation.json").write_text('{"fps": 20}')
-    assert load_parts(tmp_path).defaults.fps == 20
-
-
-def test_conversion_writes_the_name_of_today(command, tmp_path):
+def test_conversion_writes_the_defaults_of_the_family(command, tmp_path):
     outcome = command("convert", FIXTURES / "wham_tiny", tmp_path / "ours", "--json")
     assert outcome.document["parts"] == ["actions.json", "generation.json", "tokenizer/"]
     written = json.loads((tmp_path / "ours" / "generation.json").read_text())
     assert GenerationDefaults(**written) == load_parts(FIXTURES / "wham_tiny").defaults
-    assert not (tmp_path / "ours" / "habits.json").exists()
 
 
 @pytest.mark.parametrize("codec", [ActionVocabulary(NAMES), WHAMActions(), MinecraftActions()])
@@ -42,10 +33,18 @@ def test_an_actions_file_says_whose_actions_they_are(codec, tmp_path):
     assert read_actions_file(tmp_path / "actions.json") == codec
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"kind": "Pong"}', '{"kind": ["WHAM"]}'])
-def test_an_actions_file_of_nobody_is_named(text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", ": not valid JSON"),
+        ("[]", ": expected a JSON object, got list"),
+        ('{"kind": "Pong"}', " is no action vocabulary"),
+        ('{"kind": ["WHAM"]}', " is no action vocabulary"),
+    ],
+)
+def test_an_actions_file_of_nobody_is_named(text, message, tmp_path):
     (tmp_path / "actions.json").write_text(text)
-    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
+    with pytest.raises(ValueError, match=rf"actions\.json{message}"):
         read_actions_file(tmp_path / "actions.json")
 
 

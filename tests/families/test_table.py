@@ -30,7 +30,7 @@ def test_families_can_be_told_apart():
 )
 def test_models_are_used_as_their_makers_and_the_paper_do(preset, expected):
     (family,) = (family for family in table.FAMILIES if preset in family.presets)
-    found = Checkpoint(family, Path(), PRESETS[preset], {}, Source({}, {}, {}))
+    found = Checkpoint(family, Path(), PRESETS[preset], {}, Source({}))
     defaults = family.defaults(found)
     assert {name: getattr(defaults, name) for name in expected} == expected
 

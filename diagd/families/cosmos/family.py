@@ -4,25 +4,24 @@ The file holds weights only. Sizes come from their shapes; what leaves no trace 
 YaRN) is that of the released models unless a config file with the original field names says other.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from diagd.families.cosmos.presets import LATENT_SHAPE, PRESETS, YARN_FACTOR, released_like
-from diagd.families.cosmos.tokenizer import (
-    DECODER_NAME,
-    ENCODER_NAME,
+from diagd.families.cosmos.presets import (
+    LATENT_SHAPE,
+    PRESETS,
     TEMPORAL_COMPRESSION,
     WINDOW,
-    CosmosTokenizer,
+    YARN_FACTOR,
 )
+from diagd.families.cosmos.tokenizer import DECODER_NAME, ENCODER_NAME, CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
     Checkpoint,
     Family,
     ReleasedFormat,
-    Renamed,
     Source,
     TokenizerFolder,
     count_layers,
@@ -41,54 +40,37 @@ _MODULES = {
     _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
     _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
 }
-_ATTENTION = {
-    "q_proj": "wq",
-    "k_proj": "wk",
-    "v_proj": "wv",
-    "o_proj": "wo",
-    "q_norm": "q_norm",
-    "k_norm": "k_norm",
-}
+_ATTENTION = {f"{letter}_proj": f"w{letter}" for letter in "qkvo"}
+_ATTENTION |= {"q_norm": "q_norm", "k_norm": "k_norm"}
 _SELF = {_BLOCK + f"self_attn.{a}": f"layers.{{i}}.attention.{b}" for a, b in _ATTENTION.items()}
-_CROSS = {
-    _BLOCK + "cross_attention_layernorm": "layers.{i}.cross_attention_norm",
-    **{
-        _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}"
-        for a, b in _ATTENTION.items()
-    },
+_CROSS = {_BLOCK + "cross_attention_layernorm": "layers.{i}.cross_attention_norm"}
+_CROSS |= {
+    _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}" for a, b in _ATTENTION.items()
 }
+_EMBEDDING = "tok_embeddings.weight"
+_CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
 
 
-def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are the tensors of a Cosmos transformer."""
-    return "tok_embeddings.weight" in _plain(tensors)
-
-
-def convert(source: Source) -> Renamed:
-    """Rename the tensors and tell the config.
-
-    Raises:
-        ValueError: Tensors are missing or unknown, or the config file contradicts them.
-    """
-    tensors = _plain(source.tensors)
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    side = source.side
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in source.tensors.items()
+        if "_extra_state" not in name  # of TransformerEngine
+    }
     num_layers = count_layers(tensors, "layers.")
     has_text = "layers.0.cross_attention.wq.weight" in tensors
     weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
-    return Renamed(_config(source, tensors, num_layers, has_text), weights)
-
-
-def _config(
-    source: Source, tensors: Mapping[str, Tensor], num_layers: int, has_text: bool
-) -> ModelConfig:
-    side = source.side
-    embedding_rows, hidden_size = tensors["tok_embeddings.weight"].shape
+    embedding_rows, hidden_size = tensors[_EMBEDDING].shape
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
     vocab_size = len(tensors["output.weight"])
-    released = released_like(hidden_size, num_layers)
+    sizes = {(p.hidden_size, p.num_layers): p for p in PRESETS.values()}
+    released = sizes.get((hidden_size, num_layers), PRESETS["cosmos-4b"])
     frames, height, width = side.get("video_latent_shape") or LATENT_SHAPE
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
-    return ModelConfig(
+    config = replace(
+        released,
         hidden_size=hidden_size,
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
         num_layers=num_layers,
@@ -103,8 +85,6 @@ def _config(
         prefix_length=int(has_text),
         extra_embeddings=embedding_rows - vocab_size,
         norm_eps=float(side.get("norm_eps", released.norm_eps)),
-        qk_norm=True,
-        position="rope3d",
         rope_theta=float(side.get("rope_theta", released.rope_theta)),
         yarn_factor=float(side.get("yarn_scale") or YARN_FACTOR) if has_yarn else 1.0,
         yarn_frames=yarn_shape[0],
@@ -112,21 +92,11 @@ def _config(
         context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
         position_table=bool(side.get("apply_abs_pos_emb", has_text)),
     )
+    return config, weights
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the prefix `model.` and the leftovers of TransformerEngine."""
-    return {
-        name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if "_extra_state" not in name
-    }
-
-
-RELEASED = ReleasedFormat(("model.pt",), frozenset({"dim", "n_layers"}), recognises, convert)
-
-
-_CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
+def _load_tokenizer(folder: Path) -> CosmosTokenizer:
+    return CosmosTokenizer.from_jit(folder / ENCODER_NAME, folder / DECODER_NAME)
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
@@ -141,14 +111,15 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
     )
 
 
-def _load_tokenizer(folder: Path) -> CosmosTokenizer:
-    return CosmosTokenizer.from_jit(folder / ENCODER_NAME, folder / DECODER_NAME)
-
-
 COSMOS = Family(
     name="Cosmos",
     licence="weights: NVIDIA Open Model License; code: Apache-2.0",
-    released=RELEASED,
+    released=ReleasedFormat(
+        files=("model.pt",),
+        config_fields=frozenset({"dim", "n_layers"}),
+        signature=(_EMBEDDING, "model." + _EMBEDDING),
+        convert=_convert,
+    ),
     tokenizer_folder=TokenizerFolder(_load_tokenizer, torchscript=(ENCODER_NAME, DECODER_NAME)),
     defaults=_defaults,
     presets=PRESETS,

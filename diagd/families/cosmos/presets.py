@@ -4,7 +4,7 @@ import math
 
 from diagd.models.config import ModelConfig
 
-LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes (see `fsq`)
+LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes
 CODEBOOK_SIZE = math.prod(LEVELS)  # 64000
 COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
 HEIGHT_PX, WIDTH_PX = 640, 1024  # what the released models were trained on
@@ -44,11 +44,3 @@ PRESETS = {
     "cosmos-12b": _cosmos(5120, 40, yarn_factor=YARN_FACTOR, has_text=False),
     "cosmos-13b": _cosmos(5120, 40, yarn_factor=YARN_FACTOR, has_text=True),
 }
-
-
-def released_like(hidden_size: int, num_layers: int) -> ModelConfig:
-    """Return the released model of this size, else the smallest."""
-    for preset in PRESETS.values():
-        if (preset.hidden_size, preset.num_layers) == (hidden_size, num_layers):
-            return preset
-    return PRESETS["cosmos-4b"]

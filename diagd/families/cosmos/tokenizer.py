@@ -1,8 +1,8 @@
-"""Finite scalar quantisation: a code is six numbers, each rounded to one of a few levels.
+"""The video tokenizer of Cosmos: TorchScript networks about finite scalar quantisation.
 
-The codebook is the grid of all combinations, so an id is a mixed-radix number and nothing has to be
-looked up (arXiv:2309.15505; the levels are those of Cosmos-Tokenize1-DV8x16x16). Codes lie on
-dimension 1, in [-1, 1]: digit d of a dimension of L levels is the code (d - L // 2) / (L // 2).
+A code is six numbers in [-1, 1], each one of a few levels, and the codebook is the grid of all
+combinations, so an id is a mixed-radix number and nothing has to be looked up (arXiv:2309.15505;
+the levels are those of Cosmos-Tokenize1-DV8x16x16): digit d of L levels is (d - L // 2) / (L // 2).
 """
 
 import math
@@ -16,10 +16,8 @@ from torch.nn import functional
 from diagd.families.cosmos.presets import (
     CODEBOOK_SIZE,
     COMPRESSION,
-    HEIGHT_PX,
     LEVELS,
     TEMPORAL_COMPRESSION,
-    WIDTH_PX,
     WINDOW,
     WINDOW_GRIDS,
 )
@@ -33,54 +31,24 @@ from diagd.tokenizers.vq import (
 )
 from diagd.weight_files import load_torchscript
 
-_BASIS = [math.prod(LEVELS[:number]) for number in range(len(LEVELS))]  # the first digit is lowest
-_SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach
-
-
-def quantize(numbers: Tensor) -> Tensor:
-    """Squash every number into the range of its levels and round it to the nearest one.
-
-    Args:
-        numbers: (B, 6, ...) floating point, unbounded.
-
-    Returns:
-        Codes of the same shape and dtype, in [-1, 1].
-    """
-    codes = []
-    for values, levels in zip(numbers.unbind(1), LEVELS, strict=True):
-        reach = (levels - 1) * (1 + _SLACK) / 2
-        offset = 0.0 if levels % 2 else 0.5  # an even number of levels has none in the middle
-        squashed = (values + math.atanh(offset / reach)).tanh() * reach - offset
-        codes.append(squashed.round() / (levels // 2))
-    return torch.stack(codes, dim=1)
+ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
 
 
 def codes_to_indices(codes: Tensor) -> Tensor:
     """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, CODEBOOK_SIZE)."""
     ids = torch.zeros_like(codes[:, 0], dtype=torch.int64)
-    for values, levels, basis in zip(codes.unbind(1), LEVELS, _BASIS, strict=True):
+    basis = 1  # the first digit is lowest
+    for values, levels in zip(codes.unbind(1), LEVELS, strict=True):
         half = levels // 2
         ids += (values.float() * half + half).round().to(torch.int64) * basis
+        basis *= levels
     return ids
 
 
-ENCODER_NAME = "encoder.jit"
-DECODER_NAME = "decoder.jit"
-
-
-def fit_frames(frames: Tensor, height_px: int = HEIGHT_PX, width_px: int = WIDTH_PX) -> Tensor:
-    """Scale frames until they cover a size, and crop the centre, as Cosmos does.
+def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
+    """Scale (T, H_px, W_px, 3) uint8 frames until they cover a size, and crop the centre.
 
     Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
-
-    Args:
-        frames: (T, H_px, W_px, 3) uint8 of any size.
-
-    Returns:
-        (T, height_px, width_px, 3) uint8.
-
-    Raises:
-        ValueError: no uint8 frames.
     """
     check_frames(frames, 1)
     full_height, full_width = frames.shape[1:3]
@@ -121,58 +89,28 @@ class CosmosTokenizer:
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
-    def from_jit(
-        cls,
-        encoder_path: str | Path,
-        decoder_path: str | Path,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
-    ) -> "CosmosTokenizer":
-        """Load the released files. This EXECUTES code that they contain: load what you trust.
-
-        Args:
-            dtype: of weights and pictures; by default what `to` chooses.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is no TorchScript.
-        """
-        paths = Path(encoder_path), Path(decoder_path)
-        for path in paths:
+    def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
+        """Load the released files. This EXECUTES code that they contain: load what you trust."""
+        for path in (encoder_path, decoder_path):
             require_file(path)
-        return cls(*map(load_torchscript, paths)).to(device, dtype)
+        return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """Move the networks; returns itself.
-
-        Args:
-            dtype: float32 on a CPU, where torch pools no bfloat16, and bfloat16 elsewhere, if None.
-        """
         self.device = torch.device(device)
-        on_cpu = self.device.type == "cpu"
+        on_cpu = self.device.type == "cpu"  # which pools no bfloat16
         self.dtype = dtype or (torch.float32 if on_cpu else torch.bfloat16)
         self.encoder.to(self.device, self.dtype)
         self.decoder.to(self.device, self.dtype)
         return self
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
         return height * self.compression, width * self.compression
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """Turn a clip into grids of ids.
+        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64.
 
-        Args:
-            frames: (T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 (see `fit_frames`); T is 1,
-                9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
-
-        Returns:
-            (grids, height, width) int64.
-
-        Raises:
-            ValueError: no uint8 frames, another size or number, or a network that answers
-                otherwise than Cosmos' discrete encoders do.
+        T is 1, 9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
         """
         check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
@@ -187,18 +125,7 @@ class CosmosTokenizer:
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the frames, rounding pixels down as NVIDIA's code does.
-
-        Args:
-            tokens: (grids, height, width) integers in [0, codebook_size), windows of 5.
-
-        Returns:
-            (T, H_px, W_px, 3) uint8 RGB.
-
-        Raises:
-            ValueError: another shape or dtype, ids outside the codebook, or a network that answers
-                otherwise than Cosmos' discrete decoders do.
-        """
+        """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
         check_tokens(tokens, self.codebook_size)
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)

@@ -11,36 +11,32 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Renamed, Source, count_layers
-from diagd.families.mineworld.presets import GRID, HEAD_DIM, PRESETS, MinecraftActions, positions_of
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    count_layers,
+    tensors_under,
+)
+from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model, read_tensors, read_vq_config
 
-TOKENIZER_PREFIX = "tokenizer."
-_TRANSFORMER = "transformer."
+_TOKENIZER, _TRANSFORMER = "tokenizer.", "transformer."  # prefixes of a main checkpoint
+_EMBEDDING = "model.embed_tokens.weight"
 
 
-def recognises(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are the tensors of a LLaMA, with or without MineWorld's prefix."""
-    name = "model.embed_tokens.weight"
-    return name in tensors or _TRANSFORMER + name in tensors
-
-
-def convert(source: Source) -> Renamed:
-    """Drop the prefix and tell the config.
-
-    Raises:
-        ValueError: The config file describes no LLaMA that our decoder is.
-    """
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = {
         name.removeprefix(_TRANSFORMER): tensor
         for name, tensor in source.tensors.items()
-        if not name.startswith(TOKENIZER_PREFIX)
+        if not name.startswith(_TOKENIZER)
     }
-    side = _llama_fields(source.side)
+    side = _yaml_section(source.side, "transformer_config") or source.side  # or LlamaConfig's
     if (activation := side.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act must be silu, got {activation!r}")
-    vocab_size, hidden_size = weights["model.embed_tokens.weight"].shape
+    vocab_size, hidden_size = weights[_EMBEDDING].shape
     query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
     num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
     head_dim = query_rows // num_heads
@@ -55,9 +51,7 @@ def convert(source: Source) -> Renamed:
         head_dim=head_dim,
         vocab_size=vocab_size,
         image_vocab_size=int(side.get("image_vocab_size", vocab_size - MinecraftActions.num_ids)),
-        max_positions=int(
-            side.get("max_position_embeddings", positions_of(height, width, actions))
-        ),
+        max_positions=int(side.get("max_position_embeddings", FRAMES * (height * width + actions))),
         grid_height=height,
         grid_width=width,
         num_action_tokens=actions,
@@ -66,18 +60,17 @@ def convert(source: Source) -> Renamed:
         bias=bool(side.get("attention_bias", False)),
         tie_embeddings="lm_head.weight" not in weights,
     )
-    return Renamed(config, weights)
+    return config, weights
 
 
-def _llama_fields(side: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the LlamaConfig fields of MineWorld's YAML, or of a Hugging Face config.json."""
-    for key in ("model", "params", "transformer_config", "params"):
-        side = side.get(key, side)
-    return side
+def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    for key in ("model", "params", name, "params"):
+        fields = fields.get(key, {})
+    return fields
 
 
 def _theta_of(side: Mapping[str, Any]) -> float:
-    """Return the base of the rotary angles, where transformers 5 or earlier ones write it."""
+    """Return the base of the rotary angles, wherever a version of transformers writes it."""
     rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":
@@ -85,71 +78,44 @@ def _theta_of(side: Mapping[str, Any]) -> float:
     return float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta)))
 
 
-RELEASED = ReleasedFormat(
-    files=("*.ckpt", "model.safetensors", "pytorch_model.bin"),
-    config_fields=frozenset({"model", "model_type", "num_attention_heads"}),
-    recognises=recognises,
-    convert=convert,
-)
-
-
-def tokenizer_of(found: Checkpoint) -> VQTokenizer:
-    """Build the tokenizer that the YAML names, from the main checkpoint or its own file.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: no config names a tokenizer, or see `mineworld_tokenizer`.
-    """
-    settings = found.source.side
-    for key in ("model", "params", "tokenizer_config", "params"):
-        settings = settings.get(key, {})
+def _tokenizer(found: Checkpoint) -> VQTokenizer:
+    """Build the tokenizer that the YAML names, from the main checkpoint or its own file."""
+    settings = _yaml_section(found.source.side, "tokenizer_config")
     if "config_path" not in settings:
         raise ValueError(
             f"{found.path}: no config names its tokenizer: name the folder with --tokenizer"
         )
     root, tensors = found.path.parent, found.source.tensors
-    is_inside = any(name.startswith(TOKENIZER_PREFIX) for name in tensors)
+    is_inside = any(name.startswith(_TOKENIZER) for name in tensors)
     weights = tensors if is_inside else root / settings["ckpt_path"]
     return mineworld_tokenizer(root / settings["config_path"], weights)
 
 
-def mineworld_tokenizer(
-    config: str | Path, weights: str | Path | Mapping[str, Tensor]
-) -> VQTokenizer:
-    """Load the VQ-VAE of a MineWorld checkpoint.
+def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> VQTokenizer:
+    """Load the VQ-VAE of a MineWorld checkpoint, as the config.json of a diffusers VQModel says.
 
-    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; then the
-    rest is left out. `vae.ckpt` has nothing else, under `model.`.
-
-    Args:
-        config: config.json of the diffusers VQModel.
-        weights: `vae.ckpt`, a main checkpoint that holds the tokenizer too, or named tensors.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is corrupt or unsafe, no VQModel, or does not fit the other.
+    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; `vae.ckpt`
+    has nothing else, under `model.`.
     """
-    described = read_vq_config(Path(config))
-    given = isinstance(weights, Mapping)
-    tensors = weights if given else read_tensors(Path(weights))
-    inside = {name: t for name, t in tensors.items() if name.startswith(TOKENIZER_PREFIX)}
-    plain = {
-        name.removeprefix(TOKENIZER_PREFIX).removeprefix("model."): tensor
-        for name, tensor in (inside or tensors).items()
-    }
-    where = "the tokenizer" if given else weights
-    model = load_vq_model(described, Path(config), plain, where)
-    return VQTokenizer(model, pixel_rounding="down")
+    fields = read_vq_config(config)
+    tensors = read_tensors(weights) if isinstance(weights, Path) else weights
+    tensors = tensors_under(_TOKENIZER, tensors) or tensors
+    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    where = weights if isinstance(weights, Path) else "the tokenizer"
+    return VQTokenizer(load_vq_model(fields, config, plain, where), pixel_rounding="down")
 
-
-DEFAULTS = GenerationDefaults(fps=20, context_frames=1, num_frames=15, top_p=0.8)
 
 MINEWORLD = Family(
     name="MineWorld",
     licence="code: MIT; weights: taken down in May 2025",
-    released=RELEASED,
-    tokenizer=tokenizer_of,
+    released=ReleasedFormat(
+        files=("*.ckpt", "model.safetensors", "pytorch_model.bin"),
+        config_fields=frozenset({"model", "model_type", "num_attention_heads"}),
+        signature=(_EMBEDDING, _TRANSFORMER + _EMBEDDING),
+        convert=_convert,
+    ),
+    tokenizer=_tokenizer,
     actions=MinecraftActions(),
-    defaults=lambda found: DEFAULTS,
+    defaults=lambda found: GenerationDefaults(fps=20, context_frames=1, num_frames=15, top_p=0.8),
     presets=PRESETS,
 )

@@ -1,4 +1,4 @@
-"""Minecraft actions: words, VPT recordings, and the tokens that MineWorld reads.
+"""Minecraft actions (words, VPT recordings, and MineWorld's tokens for them) and model sizes.
 
 An action is a set of buttons and a camera turn, written `forward+jump+camera(-5,12.5)`: degrees of
 pitch (down is positive), then yaw (right is positive). Source: MineWorld's token layout
@@ -40,10 +40,8 @@ GROUPS = (
 )
 SEEN_BUTTONS = tuple(name for group in (*GROUPS[1:], HOTBAR) for name in group)
 LOOKS = {
-    "look_left": (0.0, -LOOK_DEGREES),
-    "look_right": (0.0, LOOK_DEGREES),
-    "look_up": (-LOOK_DEGREES, 0.0),
-    "look_down": (LOOK_DEGREES, 0.0),
+    **{"look_left": (0.0, -LOOK_DEGREES), "look_right": (0.0, LOOK_DEGREES)},
+    **{"look_up": (-LOOK_DEGREES, 0.0), "look_down": (LOOK_DEGREES, 0.0)},
 }
 
 VPT_KEYS = {
@@ -77,30 +75,10 @@ class MinecraftActions:
     combines = True
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the local ids: begin, pitch, yaw, seven groups of buttons, end.
-
-        Raises:
-            ValueError: an unknown word, or a camera without two finite numbers.
-        """
+        """Return the local ids: begin, pitch, yaw, seven groups of buttons, end."""
         pressed, pitch, yaw = _parse(action)
         camera = FIRST_PITCH + camera_bin(pitch), FIRST_YAW + camera_bin(yaw)
         return (BEGIN, *camera, *(_group_token(group, pressed) for group in GROUPS), END)
-
-    def from_tokens(self, tokens: Sequence[int]) -> str:
-        """Return an action that has these tokens; the camera stands at the centres of its bins.
-
-        Raises:
-            ValueError: tokens that no action has.
-        """
-        tokens = tuple(int(token) for token in tokens)
-        if len(tokens) == self.num_tokens and (tokens[0], tokens[-1]) == (BEGIN, END):
-            pitch, yaw = tokens[1] - FIRST_PITCH, tokens[2] - FIRST_YAW
-            if 0 <= pitch < NUM_BINS and 0 <= yaw < NUM_BINS:
-                pressed = {BUTTONS[token] for token in tokens[3:-1] if 0 <= token < len(BUTTONS)}
-                action = _write(pressed, bin_degrees(pitch), bin_degrees(yaw))
-                if self.tokens_of(action) == tokens:
-                    return action
-        raise ValueError(f"no Minecraft action has the tokens {tokens}")
 
     def action_of(self, record: dict[str, Any]) -> str:
         """Read one line of an action file, in any of three forms.
@@ -110,9 +88,6 @@ class MinecraftActions:
           Unknown keys and further fields are ignored, opposite buttons dropped, and degrees
           truncated toward zero, as MineWorld does;
         - an action of the MineRL environment: `{"forward": 1, ..., "camera": [PITCH, YAW]}`.
-
-        Raises:
-            ValueError: another form, an unknown button, or values that are none.
         """
         if "action" in record:
             action = record["action"]
@@ -135,14 +110,6 @@ def camera_bin(degrees: float) -> int:
     return round(curved * half + half)
 
 
-def bin_degrees(camera_bin: int) -> float:
-    """Return the turn, in degrees, at the centre of a bin (to two places)."""
-    half = NUM_BINS // 2
-    curved = (camera_bin - half) / half
-    share = math.copysign(math.expm1(abs(curved) * math.log1p(MU)) / MU, curved)
-    return round(share * MAX_DEGREES, 2)
-
-
 def _group_token(group: Sequence[str], pressed: Iterable[str]) -> int:
     held = [name for name in group if name in pressed]
     alone = len(held) == 1 or (held and group is HOTBAR)
@@ -150,7 +117,6 @@ def _group_token(group: Sequence[str], pressed: Iterable[str]) -> int:
 
 
 def _parse(action: str) -> tuple[set[str], float, float]:
-    """Split words into buttons, pitch and yaw."""
     pressed, pitch, yaw = set[str](), 0.0, 0.0
     for word in (part.strip() for part in _JOIN.split(action)):
         if word in SEEN_BUTTONS:
@@ -175,16 +141,13 @@ def _camera_turn(word: str) -> tuple[float, float]:
     return turn
 
 
-def _write(pressed: Iterable[str], pitch: float, yaw: float) -> str:
+def _words(pressed: Iterable[str], pitch: float, yaw: float) -> str:
     """Return the words of buttons and a turn, in the order of `names`."""
     words = [name for name in SEEN_BUTTONS if name in pressed]
     if pitch or yaw:
-        words.append(f"camera({_number(pitch)},{_number(yaw)})")
+        turn = (repr(float(degrees)).removesuffix(".0") for degrees in (pitch, yaw))
+        words.append(f"camera({','.join(turn)})")
     return "+".join(words) or "none"
-
-
-def _number(degrees: float) -> str:
-    return repr(float(degrees)).removesuffix(".0")
 
 
 def _vpt_action(keyboard: Any, mouse: Any) -> str:
@@ -201,7 +164,7 @@ def _vpt_action(keyboard: Any, mouse: Any) -> str:
     for pair in VPT_CONFLICTS:
         if pressed.issuperset(pair):
             pressed -= set(pair)
-    return _write(pressed, *(int(mouse[axis] * DEGREES_PER_PIXEL) for axis in ("dy", "dx")))
+    return _words(pressed, *(int(mouse[axis] * DEGREES_PER_PIXEL) for axis in ("dy", "dx")))
 
 
 def _environment_action(record: Mapping[str, Any]) -> str:
@@ -217,11 +180,11 @@ def _environment_action(record: Mapping[str, Any]) -> str:
     for name, value in buttons.items():
         if value not in (0, 1):
             raise ValueError(f"button {name} must be 0 or 1, got {_short(value)}")
-    return _write([name for name, value in buttons.items() if value], *camera)
+    return _words([name for name, value in buttons.items() if value], *camera)
 
 
 def _numbers(values: Iterable[Any]) -> bool:
-    """Tell whether all are finite numbers (JSON in Python has NaN, and endless integers)."""
+    """Whether all are finite (JSON in Python has NaN, and endless integers)."""
     largest = sys.float_info.max
     return all(isinstance(v, int | float) and -largest <= v <= largest for v in values)
 
@@ -231,14 +194,9 @@ def _short(value: Any) -> str:
 
 
 GRID = (14, 24)  # rows and columns of a frame
+FRAMES = 16  # that the models hold, each with an action
 HEAD_DIM = 64
-FRAMES = 16  # that the models hold
 _NUM_CODES = 8192
-
-
-def positions_of(height: int, width: int, num_action_tokens: int) -> int:
-    """Return the positions that the frames of a context take, each with an action."""
-    return FRAMES * (height * width + num_action_tokens)
 
 
 def _mc_ar(
@@ -258,7 +216,7 @@ def _mc_ar(
         head_dim=HEAD_DIM,
         vocab_size=vocab_size,
         image_vocab_size=_NUM_CODES,
-        max_positions=positions_of(*GRID, MinecraftActions.num_tokens),
+        max_positions=FRAMES * (math.prod(GRID) + MinecraftActions.num_tokens),
         grid_height=GRID[0],
         grid_width=GRID[1],
         num_action_tokens=MinecraftActions.num_tokens,

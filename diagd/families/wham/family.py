@@ -1,7 +1,12 @@
-"""WHAM's clips: npz files of `images` (T, 3, H_px, W_px) uint8 and `actions` (T, 16), at 10 fps.
+"""Microsoft's WHAM: the Lightning checkpoints of the 200M and the 1.6B model, and its clips.
 
-They are read a row at a time (a minute of gameplay is 100 MB, a prompt is 1 MB), and nothing is
-unpickled: files with Python objects in them are refused.
+The model is a GPT with learned positions over frames of visual tokens and action tokens; its image
+tokenizer is in the same file. Block versions differ in whether the norms inside the blocks have
+parameters, which the tensors show; the number of heads they do not show.
+
+Clips are npz files of `images` (T, 3, H_px, W_px) uint8 and `actions` (T, 16), at 10 fps. They are
+read a row at a time (a minute of gameplay is 100 MB, a prompt is 1 MB), and nothing is unpickled:
+files with Python objects in them are refused.
 """
 
 import contextlib
@@ -9,11 +14,11 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -21,89 +26,187 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, RecordingFormat, TokenizerFolder
-from diagd.families.wham.presets import PRESETS, WHAMActions, actions_of_rows
-from diagd.families.wham.tokenizer import WHAM_KIND, WHAMTokenizer, wham_tokenizer_from_weights
-from diagd.families.wham.weights import RELEASED, frame_size_px, head_size
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    RecordingFormat,
+    ReleasedFormat,
+    Source,
+    TokenizerFolder,
+    count_layers,
+    rename,
+    tensors_under,
+)
+from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
+from diagd.families.wham.tokenizer import (
+    HEAD_SIZE,
+    TOKENIZER_PREFIX,
+    WHAM_KIND,
+    WHAMTokenizer,
+    wham_tokenizer_from_weights,
+)
+from diagd.models.config import ModelConfig
+from diagd.weight_files import Record
 
+_GPT = "predictor.gpt_model."
+_BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."
+_MODULES = {
+    "model.embed_positions": "transformer.wpe",
+    "model.embed_tokens": "lm_head",
+    "model.norm": "transformer.ln_f",
+    **{_BLOCK + f"self_attn.{n}_proj": _THEIRS + f"attn.c_attn {i}/3" for i, n in enumerate("qkv")},
+    _BLOCK + "self_attn.o_proj": _THEIRS + "attn.c_proj",
+    _BLOCK + "mlp.up_proj": _THEIRS + "mlp.c_fc",
+    _BLOCK + "mlp.down_proj": _THEIRS + "mlp.c_proj",
+}
+_BLOCK_NORMS = {
+    _BLOCK + "input_layernorm": _THEIRS + "ln_1",
+    _BLOCK + "post_attention_layernorm": _THEIRS + "ln_2",
+}
+_HEADS_BY_NAME = {"chinchilla-251M": 16, "chinchilla-1018M": 14}
+_HEADS_BY_NAME |= {"wham-4kvocab-1.6b": 18, "wham-3b": 24}
+_HEADS_BY_SHAPE = {(m.num_layers, m.hidden_size): m.num_heads for m in PRESETS.values()}
+_DAMAGE = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, UnicodeDecodeError
 NPZ_FPS = Fraction(10)  # the files do not say
 
 
-def npz_length(path: str | Path) -> int:
-    """Return the number of frames.
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    gpt = {
+        name: tensor
+        for name, tensor in tensors_under(_GPT, source.tensors).items()
+        if not (name.endswith("attn.bias") and tensor.dim() == 4)  # a mask
+    }
+    gpt.pop("transformer.wte.weight", None)  # tied to lm_head, which is read last where they differ
+    num_layers = count_layers(gpt, "transformer.h.")
+    has_norms = "transformer.h.0.ln_1.weight" in gpt
+    weights = rename(gpt, {**_MODULES, **(_BLOCK_NORMS if has_norms else {})}, num_layers)
+    vocab_size, hidden_size = gpt["lm_head.weight"].shape
+    num_heads = _num_heads(source, num_layers, hidden_size)
+    patches = source.tensors[f"{TOKENIZER_PREFIX}encoder.proj1.weight"].shape[1]
+    patch_px = round((patches / 3) ** 0.5)
+    height_px, width_px = _frame_size_px(source)
+    config = replace(
+        PRESETS["wham-1.6b"],  # for what they have in common
+        hidden_size=hidden_size,
+        intermediate_size=len(gpt["transformer.h.0.mlp.c_fc.weight"]),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        vocab_size=vocab_size,
+        image_vocab_size=vocab_size - WHAMActions.num_ids,
+        max_positions=len(gpt["transformer.wpe.weight"]),
+        grid_height=-(-height_px // patch_px),
+        grid_width=-(-width_px // patch_px),
+        norm_affine=has_norms,
+        bias="transformer.h.0.attn.c_attn.bias" in gpt,
+    )
+    return config, weights
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged, or its images have another shape or dtype.
-    """
+
+def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
+    keywords = _keywords(source.hyper_parameters.get("predictor_args"))
+    found = (
+        source.side.get("n_head")
+        or _HEADS_BY_NAME.get(str((keywords.get("model_spec") or {}).get("model_size")))
+        or _HEADS_BY_SHAPE.get((num_layers, hidden_size))
+    )
+    if found is None:
+        raise ValueError(
+            f"nothing tells the number of heads of {num_layers} layers of width {hidden_size}: "
+            'give a config file with {"n_head": ...}'
+        )
+    return int(found)
+
+
+def _keywords(module: Any) -> Mapping[str, Any]:
+    """Return what a module of the checkpoint was made with, as its hyper-parameters say."""
+    return module.get("pl_kwargs", {}) if isinstance(module, Record) else {}
+
+
+def _tokenizer_spec(source: Source) -> dict[str, Any]:
+    """Return what the hyper-parameters say of the image tokenizer (`head_size`, its frame size)."""
+    keywords = _keywords(source.hyper_parameters.get("context_encoder_args", {}).get("images"))
+    variant = keywords.get("variant") or {}
+    return {**variant, **(variant.get("model_spec") or {}), **(keywords.get("model_spec") or {})}
+
+
+def _frame_size_px(source: Source) -> tuple[int, int]:
+    if "image_height" in source.side:
+        return source.side["image_height"], source.side["image_width"]
+    spec = _tokenizer_spec(source)
+    height, width = spec.get("image_size_per_y_axis"), spec.get("image_size_per_x_axis")
+    return (int(height), int(width)) if height and width else SIZE_PX
+
+
+def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
+    source = found.source
+    head_size = source.side.get("vq_head_size") or _tokenizer_spec(source).get("head_size")
+    return wham_tokenizer_from_weights(
+        source.tensors, *_frame_size_px(source), int(head_size or HEAD_SIZE)
+    )
+
+
+def _defaults(found: Checkpoint) -> GenerationDefaults:
+    """In WHAM's own loop a full context drops its oldest frame before each new one."""
+    config = found.config
+    held = config.max_positions // (config.tokens_per_frame + config.num_action_tokens) - 1
+    held = max(1, held)  # a frame that does not fit is refused where it is asked for
+    return GenerationDefaults(
+        fps=float(NPZ_FPS),
+        context_frames=held,
+        num_frames=10,
+        temperature=0.9,
+        top_p=None,
+        exclusive_top_p=True,
+        keep_frames=held,
+        first_id=1,
+    )
+
+
+def npz_length(path: str | Path) -> int:
     with _open_images(path) as images:
         return images.shape[0]
 
 
 def npz_frames(path: str | Path, numbers: Iterable[int]) -> Iterator[Tensor]:
-    """Yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB.
-
-    Raises:
-        FileNotFoundError, ValueError: see `npz_length`.
-    """
+    """Yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB."""
     with _open_images(path) as images:
         for row in images.rows(numbers):
             yield torch.from_numpy(row).movedim(0, -1).contiguous()
 
 
 def npz_actions(path: str | Path) -> list[str]:
-    """Return the words of the actions; row t was done at frame t, and leads to frame t + 1.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged, or its actions have another shape or are out of range.
-    """
-    with open_array(path, "actions") as stored:
+    """Return the words that led to each frame; row t was done at frame t, and leads to t + 1."""
+    with _open_array(path, "actions") as stored:
         rows = list(stored.rows(range(stored.shape[0]))) if stored.shape else []
     try:
-        return actions_of_rows(rows)
+        return ["none", *actions_of_rows(rows)[:-1]]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array inside an opened npz file.
-
-    Attributes:
-        shape: of the whole array; rows lie along the first axis.
-        dtype: of its numbers, never object.
-    """
+    """An array inside an opened npz file; rows lie along its first axis."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype  # never object
     _file: IO[bytes]
-    _where: str
 
     def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers, each of shape `shape[1:]`; one is in memory at a time.
-
-        Raises:
-            ValueError: the file ends before a row does.
-        """
+        """Yield rows of ascending numbers, each of shape `shape[1:]`, one in memory at a time."""
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
         start = self._file.tell()
         for number in numbers:
             self._file.seek(start + number * size)
             data = bytearray(self._file.read(size))
-            if len(data) < size:
-                raise ValueError(f"{self._where} is truncated: no row {number}")
             yield np.frombuffer(data, self.dtype).reshape(self.shape[1:])
 
 
 @contextlib.contextmanager
-def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
-    """Open one array of an npz file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is no npz file, has no such array, is damaged or needs unpickling.
-    """
+def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
+    """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"clip not found: {path}")
     damaged = f"{path} cannot be read as npz (corrupt or truncated)"
@@ -118,17 +221,14 @@ def open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 stored = archive.getinfo(f"{name}.npy").file_size - file.tell()
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
-                yield StoredArray(shape, dtype, file, f"{path}: {name}")
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+                yield StoredArray(shape, dtype, file)
+    except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{damaged}: names of its arrays are no text") from None
-    except (NotImplementedError, RuntimeError) as error:  # what zipfile says of odd archives
+    except RuntimeError as error:  # encrypted, or compressed in an unknown way
         raise ValueError(f"{path} cannot be read as npz: {error}") from None
 
 
 def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Read the header of an npy file: shape and dtype of what follows."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -147,7 +247,7 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype
 
 @contextlib.contextmanager
 def _open_images(path: str | Path) -> Iterator[StoredArray]:
-    with open_array(path, "images") as images:
+    with _open_array(path, "images") as images:
         shape = images.shape
         if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3 or min(shape) == 0:
             raise ValueError(
@@ -156,41 +256,20 @@ def _open_images(path: str | Path) -> Iterator[StoredArray]:
         yield images
 
 
-def _tokenizer(found: Checkpoint) -> WHAMTokenizer:
-    """Take the image tokenizer out of the checkpoint."""
-    height_px, width_px = frame_size_px(found.source)
-    return wham_tokenizer_from_weights(
-        found.source.tensors, height_px, width_px, head_size(found.source)
-    )
-
-
-def _defaults(found: Checkpoint) -> GenerationDefaults:
-    """Say what WHAM's own loop does: a full context drops its oldest frame before each new one."""
-    config = found.config
-    held = config.max_positions // (config.tokens_per_frame + config.num_action_tokens) - 1
-    held = max(1, held)  # a frame that does not fit is refused where it is asked for
-    return GenerationDefaults(
-        fps=float(NPZ_FPS),
-        context_frames=held,
-        num_frames=10,
-        temperature=0.9,
-        top_p=None,
-        exclusive_top_p=True,
-        keep_frames=held,
-        first_id=1,
-    )
-
-
 WHAM = Family(
     name="WHAM",
     licence="Microsoft Research License: research without revenue only, no redistribution",
-    released=RELEASED,
+    released=ReleasedFormat(
+        files=("*.ckpt",),
+        config_fields=frozenset({"n_head"}),
+        signature=(f"{_GPT}transformer.wpe.weight",),
+        convert=_convert,
+    ),
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
     actions=WHAMActions(),
     recordings=RecordingFormat(
         suffix=".npz",
-        rows="leaving",
         length=lambda path: (npz_length(path), NPZ_FPS),
         frames=npz_frames,
         actions=npz_actions,

@@ -1,9 +1,10 @@
-"""Actions of Microsoft's WHAM: twelve gamepad buttons and four stick axes, a token each.
+"""Actions and sizes of Microsoft's WHAM: twelve gamepad buttons and four stick axes, a token each.
 
 Which button is which, and the order of the axes, is not published: words number them from 1,
 `button1+stick2=7`. A stick axis is one of eleven bins, 5 is at rest.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from diagd.models.config import ModelConfig
 
 NUM_BUTTONS, NUM_STICKS, NUM_BINS = 12, 4, 11
 NEUTRAL = NUM_BINS // 2
-FIRST_STICK_ID = 2 * NUM_BUTTONS
+_NUM_VALUES = (2,) * NUM_BUTTONS + (NUM_BINS,) * NUM_STICKS  # of each token of an action
+FIRST_IDS = tuple(itertools.accumulate(_NUM_VALUES[:-1], initial=0))  # local id of the value 0
 
 _BUTTON_PLACES = {f"button{place + 1}": place for place in range(NUM_BUTTONS)}
-_STICK_PLACES = {f"stick{place + 1}": place for place in range(NUM_STICKS)}
+_STICK_PLACES = {f"stick{place + 1}": NUM_BUTTONS + place for place in range(NUM_STICKS)}
+_NAMES = (*_BUTTON_PLACES, *_STICK_PLACES)
 _BINS = {str(number): number for number in range(NUM_BINS)} | {"min": 0, "max": NUM_BINS - 1}
 
 
@@ -37,54 +40,32 @@ class WHAMActions:
         *(f"{stick}={end}" for stick in _STICK_PLACES for end in ("min", "max")),
     )
     num_tokens = NUM_BUTTONS + NUM_STICKS
-    num_ids = FIRST_STICK_ID + NUM_STICKS * NUM_BINS
+    num_ids = sum(_NUM_VALUES)
     combines = True
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return the local ids: one a button, then one a stick axis.
-
-        Raises:
-            ValueError: an unknown word or bin.
-        """
-        buttons, sticks = [0] * NUM_BUTTONS, [0] * NUM_STICKS
+        """Return the local ids: one a button, then one a stick axis."""
+        values = [0] * NUM_BUTTONS + [NEUTRAL] * NUM_STICKS
         for word in (part.strip() for part in action.split("+")):
             stick, _, bin_name = word.partition("=")
             if word in _BUTTON_PLACES:
-                buttons[_BUTTON_PLACES[word]] = 1
+                values[_BUTTON_PLACES[word]] = 1
             elif stick in _STICK_PLACES and bin_name in _BINS:
-                sticks[_STICK_PLACES[stick]] += _BINS[bin_name] - NEUTRAL
+                values[_STICK_PLACES[stick]] += _BINS[bin_name] - NEUTRAL
             elif word != "none":
                 raise ValueError(
                     f"unknown action {word!r}, expected words joined by + of: none, "
                     f"button1 to button{NUM_BUTTONS}, stick1=BIN to stick{NUM_STICKS}=BIN "
                     f"with BIN 0 to {NUM_BINS - 1}, min or max"
                 )
-        bins = [min(max(stick + NEUTRAL, 0), NUM_BINS - 1) for stick in sticks]
-        return tuple(
-            low + value for (low, _), value in zip(action_ranges(), buttons + bins, strict=True)
-        )
-
-    def from_tokens(self, tokens: Sequence[int]) -> str:
-        """Return the action that has these tokens.
-
-        Raises:
-            ValueError: not one token for each, or one outside its place's range.
-        """
-        ranges = action_ranges()
-        if len(tokens) != len(ranges) or not all(
-            low <= token < high for token, (low, high) in zip(tokens, ranges, strict=True)
-        ):
-            raise ValueError(f"no WHAM action has the tokens {tuple(int(t) for t in tokens)}")
-        return _write([int(token) - low for token, (low, _) in zip(tokens, ranges, strict=True)])
+        limits = zip(FIRST_IDS, values, _NUM_VALUES, strict=True)
+        return tuple(first + min(max(value, 0), count - 1) for first, value, count in limits)
 
     def action_of(self, record: dict[str, Any]) -> str:
         """Read one line of an action file.
 
         It holds `{"action": WORDS}`, `{"action": [NUMBERS]}` as a row of an npz file, or
         `{"buttons": [NUMBERS], "sticks": [BINS]}`.
-
-        Raises:
-            ValueError: another form, or numbers out of range.
         """
         action, buttons, sticks = (record.get(name) for name in ("action", "buttons", "sticks"))
         if isinstance(action, str):
@@ -106,41 +87,25 @@ class WHAMActions:
 
 
 def actions_of_rows(rows: ArrayLike) -> list[str]:
-    """Turn the `actions` of an npz file into words.
-
-    Args:
-        rows: (T, num_tokens) numbers: twelve buttons, 0 or 1, then four stick axes, bins 0 to 10.
-
-    Raises:
-        ValueError: another shape, or a number out of range (row and place are named).
-    """
+    """Return the words of (T, 16) numbers: buttons, 0 or 1, then stick axes, bins 0 to 10."""
     values = np.asarray(rows)
     width = WHAMActions.num_tokens
     if values.ndim != 2 or values.shape[1] != width or values.dtype.kind not in "biuf":
         raise ValueError(f"actions must be (T, {width}) numbers, got {values.dtype} {values.shape}")
-    sizes = np.asarray([high - low for low, high in action_ranges()])
-    wrong = np.argwhere(~((values >= 0) & (values < sizes) & (values == np.floor(values))))
+    counts = np.asarray(_NUM_VALUES)
+    wrong = np.argwhere(~((values >= 0) & (values < counts) & (values == np.floor(values))))
     if len(wrong):
         row, place = wrong[0]
-        what = f"button{place + 1}" if place < NUM_BUTTONS else f"stick{place - NUM_BUTTONS + 1}"
         raise ValueError(
-            f"action {row}: {what} must be a whole number from 0 to {sizes[place] - 1}, "
+            f"action {row}: {_NAMES[place]} must be a whole number from 0 to {counts[place] - 1}, "
             f"got {values[row, place]}"
         )
-    return [_write(row) for row in values.astype(np.int64).tolist()]
+    return [_words(row) for row in values.astype(np.int64).tolist()]
 
 
-def action_ranges() -> tuple[tuple[int, int], ...]:
-    """Return the local ids, low <= id < high, that each token of an action may have."""
-    buttons = [(2 * place, 2 * place + 2) for place in range(NUM_BUTTONS)]
-    starts = [FIRST_STICK_ID + NUM_BINS * place for place in range(NUM_STICKS)]
-    return (*buttons, *((low, low + NUM_BINS) for low in starts))
-
-
-def _write(values: Sequence[int]) -> str:
-    """Return the words of twelve buttons and four bins."""
+def _words(values: Sequence[int]) -> str:
     buttons = [name for name, place in _BUTTON_PLACES.items() if values[place]]
-    bins = {name: values[NUM_BUTTONS + place] for name, place in _STICK_PLACES.items()}
+    bins = {name: values[place] for name, place in _STICK_PLACES.items()}
     sticks = [f"{name}={number}" for name, number in bins.items() if number != NEUTRAL]
     return "+".join(buttons + sticks) or "none"
 

@@ -7,7 +7,7 @@ bidirectional over the whole picture; positions are learned, so the size of a pi
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -16,23 +16,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.families.wham.weights import HEAD_SIZE, TOKENIZER_PREFIX
+from diagd.families.family import count_layers, tensors_under
 from diagd.tokenizers.vq import (
     BATCH_SIZE,
     CONFIG_NAME,
-    check_batch_size,
     check_frames,
     check_tokens,
     check_weights,
     paint,
     read_tensors,
     read_vq_config,
-    require_file,
     save_files,
 )
 
-NORM_EPS = 1e-5
-MLP_RATIO = 4
+TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
+HEAD_SIZE = 64  # where nothing says other
+WHAM_KIND = "wham-vit-vqgan"
+WEIGHTS_NAME = "model.safetensors"
+_NORM_EPS = 1e-5
+_MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
+_DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+_THEIR_NAMES = {
+    "codebook.": "vq_vae._embedding.",
+    ".input_proj.": ".proj1.",
+    ".positions.": ".pos_embeds.",
+    ".blocks.": ".vit.",
+    ".attention_norm.": ".ln_1.",
+    ".qkv_proj.": ".attn.c_attn.",
+    ".o_proj.": ".attn.c_proj.",
+    ".mlp_norm.": ".ln_2.",
+    ".up_proj.": ".mlp.c_fc.",
+    ".down_proj.": ".mlp.c_proj.",
+    ".output_norm.": ".output_ln.",
+}
+_TRAINING_ONLY = ("patch_gan.", "target_patchgan.", "lpips_model.")
 
 
 @dataclass(frozen=True)
@@ -49,11 +66,9 @@ class ViTVQGANConfig:
     codebook_size: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless all are positive integers and the heads fill the width."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field.name} must be a positive integer, got {value!r}")
+        for name, value in asdict(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.hidden_size % self.head_dim:
             raise ValueError(
                 f"head_dim must divide hidden_size={self.hidden_size}, got {self.head_dim}"
@@ -61,7 +76,7 @@ class ViTVQGANConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches, which is the token grid."""
+        """Rows and columns of tokens."""
         return -(-self.height_px // self.patch_size), -(-self.width_px // self.patch_size)
 
 
@@ -110,7 +125,7 @@ class VisionTransformer(nn.Module):
         self.input_proj = nn.Linear(in_size, size)
         self.positions = nn.Embedding(rows * columns, size)
         self.blocks = nn.ModuleList(Block(size, config.head_dim) for _ in range(config.num_layers))
-        self.output_norm = nn.LayerNorm(size, NORM_EPS)
+        self.output_norm = nn.LayerNorm(size, _NORM_EPS)
         self.output_proj = nn.Linear(size, out_size)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -126,12 +141,12 @@ class Block(nn.Module):
     def __init__(self, size: int, head_dim: int) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.attention_norm = nn.LayerNorm(size, NORM_EPS, bias=False)
+        self.attention_norm = nn.LayerNorm(size, _NORM_EPS, bias=False)
         self.qkv_proj = nn.Linear(size, 3 * size, bias=False)
         self.o_proj = nn.Linear(size, size, bias=False)
-        self.mlp_norm = nn.LayerNorm(size, NORM_EPS, bias=False)
-        self.up_proj = nn.Linear(size, MLP_RATIO * size, bias=False)
-        self.down_proj = nn.Linear(MLP_RATIO * size, size, bias=False)
+        self.mlp_norm = nn.LayerNorm(size, _NORM_EPS, bias=False)
+        self.up_proj = nn.Linear(size, 4 * size, bias=False)
+        self.down_proj = nn.Linear(4 * size, size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
         qkv = self.qkv_proj(self.attention_norm(states)).unflatten(-1, (3, -1, self.head_dim))
@@ -142,45 +157,14 @@ class Block(nn.Module):
         return states + self.down_proj(hidden)
 
 
-def empty_vit_vqgan(config: ViTVQGANConfig) -> ViTVQGAN:
-    """Build the network without memory for its weights, to be loaded with `assign=True`."""
-    with torch.device("meta"):
-        return ViTVQGAN(config)
-
-
-WHAM_KIND = "wham-vit-vqgan"
-WEIGHTS_NAME = "model.safetensors"
-
-_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, RGB in [0, 1]
-_DEVIATION = (0.229, 0.224, 0.225)
-_THEIR_NAMES = {
-    "codebook.": "vq_vae._embedding.",
-    ".input_proj.": ".proj1.",
-    ".positions.": ".pos_embeds.",
-    ".blocks.": ".vit.",
-    ".attention_norm.": ".ln_1.",
-    ".qkv_proj.": ".attn.c_attn.",
-    ".o_proj.": ".attn.c_proj.",
-    ".mlp_norm.": ".ln_2.",
-    ".up_proj.": ".mlp.c_fc.",
-    ".down_proj.": ".mlp.c_proj.",
-    ".output_norm.": ".output_ln.",
-}
-_TRAINING_ONLY = ("patch_gan.", "target_patchgan.", "lpips_model.")
-
-
 class WHAMTokenizer:
-    """A frame-by-frame tokenizer for frames of one size.
-
-    Results lie on the device of their input; the model may be elsewhere.
-    """
+    """A frame-by-frame `VideoTokenizer` for frames of one size."""
 
     temporal_compression = 1
     fit_frames = staticmethod(resize)
 
     def __init__(self, model: ViTVQGAN, batch_size: int = BATCH_SIZE) -> None:
         """Wrap a model; `batch_size` frames are handled at once, which bounds the memory."""
-        check_batch_size(batch_size)
         self.model = model.eval()
         self.batch_size = batch_size
 
@@ -193,11 +177,7 @@ class WHAMTokenizer:
         return self.model.config.patch_size
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        """Return the pixels of a frame; only the model's own grid has a size.
-
-        Raises:
-            ValueError: another grid.
-        """
+        """Return the pixels of a frame, or raise ValueError for another grid than the model's."""
         config = self.model.config
         if (height, width) != config.grid:
             rows, columns = config.grid
@@ -205,22 +185,14 @@ class WHAMTokenizer:
         return config.height_px, config.width_px
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the model; returns itself."""
         self.model.to(device)
         return self
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """Replace each patch by the id of the code of the closest direction (lowest id on ties).
+        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64.
 
-        Args:
-            frames: (T, height_px, width_px, 3) uint8 RGB.
-
-        Returns:
-            (T, height, width) int64.
-
-        Raises:
-            ValueError: no uint8 frames, or another size than the model's.
+        A patch becomes the id of the code of the closest direction, the lowest on ties.
         """
         check_frames(frames, 1)
         size = frames.shape[1], frames.shape[2]
@@ -229,32 +201,22 @@ class WHAMTokenizer:
             raise ValueError(
                 f"frames must be {expected[0]}x{expected[1]} px, got {size[0]}x{size[1]}"
             )
-        chunks = []
+        device, chunks = self.model.codebook.weight.device, []
         for chunk in frames.split(self.batch_size):
-            values = chunk.to(self._device).movedim(-1, 1).float() / 255
-            pictures = (values - self._channels(_MEAN)) / self._channels(_DEVIATION)
+            values = chunk.to(device).movedim(-1, 1).float() / 255
+            pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
             chunks.append(self.model.nearest(self.model.latents(pictures)))
         return torch.cat(chunks).to(frames.device)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the frames, rounding pixels down as WHAM's own code does.
-
-        Args:
-            tokens: (T, height, width) integers in [0, codebook_size), of the model's grid.
-
-        Returns:
-            (T, height_px, width_px, 3) uint8 RGB.
-
-        Raises:
-            ValueError: another shape or dtype, or ids outside the codebook.
-        """
+        """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
         check_tokens(tokens, self.codebook_size)
         self.frame_size_px(*tokens.shape[1:])
-        chunks = []
+        device, chunks = self.model.codebook.weight.device, []
         for chunk in tokens.split(self.batch_size):
-            pictures = self.model.pixels(chunk.to(self._device, torch.int64))
-            values = pictures * self._channels(_DEVIATION) + self._channels(_MEAN)
+            pictures = self.model.pixels(chunk.to(device, torch.int64))
+            values = pictures * _DEVIATION.to(device) + _MEAN.to(device)
             chunks.append(paint(values * 255, "down"))
         return torch.cat(chunks).to(tokens.device)
 
@@ -264,64 +226,43 @@ class WHAMTokenizer:
         save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, batch_size: int = BATCH_SIZE) -> "WHAMTokenizer":
-        """Load what `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is corrupt, of another kind, or does not fit the other.
-        """
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load what `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         values = read_vq_config(config_path)
         kind = values.pop("kind", None)
         if kind != WHAM_KIND:
             raise ValueError(f"{config_path}: kind must be {WHAM_KIND}, got {kind!r}")
-        require_file(weights_path)
         try:
             config = ViTVQGANConfig(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
-        model = empty_vit_vqgan(config)
         weights = read_tensors(weights_path)
+        if config.num_layers > len(weights):  # which would be built one by one
+            raise ValueError(
+                f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
+                f"{weights_path}, got {config.num_layers}"
+            )
+        model = _empty(config)
         check_weights(weights_path, weights, model.state_dict())
         model.load_state_dict({n: w.float() for n, w in weights.items()}, assign=True)
-        return cls(model, batch_size)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.model.codebook.weight.device
-
-    def _channels(self, values: tuple[float, float, float]) -> Tensor:
-        return torch.tensor(values, device=self._device).view(3, 1, 1)
+        return cls(model)
 
 
 def wham_tokenizer_from_weights(
-    weights: Mapping[str, Tensor],
-    height_px: int,
-    width_px: int,
-    head_size: int = HEAD_SIZE,
+    weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
 ) -> WHAMTokenizer:
-    """Take the tokenizer out of a WHAM checkpoint; sizes are read from the shapes.
+    """Extract the tokenizer of a WHAM checkpoint; sizes are read from the shapes.
 
     Args:
-        weights: the state dict. What stands under `context_encoders.images.` is taken if anything
-            does, else all there is.
-        height_px, width_px: of the frames; a hyper-parameter of the checkpoint.
-        head_size: width of an attention head; a hyper-parameter too.
-
-    Raises:
-        ValueError: weights are missing, unknown or of another shape (named), or the frames have
-            another number of patches than the weights have positions.
+        weights: the state dict: all under `context_encoders.images.` if there is anything, else all
+            there is.
+        height_px, width_px, head_size: of the frames and of an attention head; hyper-parameters.
     """
     where = "the WHAM tokenizer"
     found = {
-        name.removeprefix(TOKENIZER_PREFIX): weight
-        for name, weight in weights.items()
-        if name.startswith(TOKENIZER_PREFIX)
-    }
-    found = {
         name: weight
-        for name, weight in (found or weights).items()
+        for name, weight in (tensors_under(TOKENIZER_PREFIX, weights) or weights).items()
         if not name.endswith(".attn_mask") and not name.startswith(_TRAINING_ONLY)
     }
     shapes = []
@@ -332,28 +273,27 @@ def wham_tokenizer_from_weights(
             raise ValueError(f"{where}: {name} must be a matrix, got {tuple(found[name].shape)}")
         shapes.append(found[name].shape)
     (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = shapes
+    patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
     config = ViTVQGANConfig(
-        height_px,
-        width_px,
-        math.isqrt(patch // 3),
-        hidden_size,
-        len({name.split(".")[2] for name in found if name.startswith("encoder.vit.")}),
-        head_size,
-        code_dim,
-        codebook_size,
+        height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
     )
     rows, columns = config.grid
     if rows * columns != num_positions:
         raise ValueError(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
-            f"{rows}x{columns} patches of {config.patch_size}x{config.patch_size} px"
+            f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
-    model = empty_vit_vqgan(config)
+    model = _empty(config)
     names = {name: _their_name(name) for name in model.state_dict()}
     expected = {names[name]: value for name, value in model.state_dict().items()}
     check_weights(where, found, expected, "its patches, positions and codebook")
     model.load_state_dict({n: found[theirs].float() for n, theirs in names.items()}, assign=True)
     return WHAMTokenizer(model)
+
+
+def _empty(config: ViTVQGANConfig) -> ViTVQGAN:
+    with torch.device("meta"):  # its weights are assigned
+        return ViTVQGAN(config)
 
 
 def _their_name(name: str) -> str:

@@ -1,5 +1,6 @@
 """Small causal networks with the interface of Cosmos' discrete tokenizer, as TorchScript files."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.families.cosmos.tokenizer import LEVELS, codes_to_indices, quantize
+from diagd.families.cosmos.presets import LEVELS
+from diagd.families.cosmos.tokenizer import codes_to_indices
 
 PATCH = (8, 16, 16)  # frames, rows and columns of pixels per token
+SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach
+
+
+def quantize(numbers: Tensor) -> Tensor:
+    """Round to the nearest level, as Cosmos does: (B, 6, ...) unbounded -> codes in [-1, 1]."""
+    codes = []
+    for values, levels in zip(numbers.unbind(1), LEVELS, strict=True):
+        reach = (levels - 1) * (1 + SLACK) / 2
+        offset = 0.0 if levels % 2 else 0.5  # an even number of levels has none in the middle
+        squashed = (values + math.atanh(offset / reach)).tanh() * reach - offset
+        codes.append(squashed.round() / (levels // 2))
+    return torch.stack(codes, dim=1)
 
 
 def indices_to_codes(indices: Tensor) -> Tensor:

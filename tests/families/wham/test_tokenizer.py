@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diagd.families.wham.tokenizer import (
+    TOKENIZER_PREFIX,
     ViTVQGAN,
     ViTVQGANConfig,
     WHAMTokenizer,
     wham_tokenizer_from_weights,
 )
-from diagd.families.wham.weights import TOKENIZER_PREFIX
 from tests.golden import (
     every_wham,
     golden,
@@ -115,6 +115,14 @@ def test_the_size_of_a_head_matters():
     assert not other.encode(frames).equal(wham_tokenizer("wham_tiny").encode(frames))
 
 
+def test_layers_that_a_config_only_claims_are_not_built(tmp_path):
+    wham_tokenizer("wham_tiny").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_layers": 10**9}))
+    with pytest.raises(ValueError, match=r"config\.json: num_layers must be at most the \d+ tens"):
+        WHAMTokenizer.from_pretrained(tmp_path)
+
+
 def test_mini_batches_change_nothing():
     frames = torch.randint(0, 256, (5, 7, 11, 3), dtype=torch.uint8)
     tokens = small_tokenizer(batch_size=2).encode(frames)
@@ -177,7 +185,7 @@ def test_frames_of_other_sizes_or_heads_are_refused():
     with pytest.raises(ValueError, match=message):
         wham_tokenizer_from_weights(weights, 18, 36, 8)
     with pytest.raises(ValueError, match=r"^head_dim must divide hidden_size=24, got 64$"):
-        wham_tokenizer_from_weights(weights, 18, 28)
+        wham_tokenizer_from_weights(weights, 18, 28, 64)
     with pytest.raises(ValueError, match=r"^height_px must be a positive integer, got 0$"):
         wham_tokenizer_from_weights(weights, 0, 28, 8)
 
@@ -240,8 +248,3 @@ def test_frames_that_do_not_fit_are_refused(frames, message):
 def test_tokens_that_do_not_fit_are_refused(tokens, message):
     with pytest.raises(ValueError, match=message):
         small_tokenizer().decode(tokens)
-
-
-def test_batch_size_must_be_positive():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        small_tokenizer(batch_size=0)
