@@ -109,8 +109,8 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 
 def name_of(row: dict[str, Any], document: dict[str, Any]) -> str:
-    """Name a row of the tables; older files say `row_lag 1` for k=1."""
-    strategy = row["schedule"].replace("row_lag ", "k=") + after(row, document["rows"])
+    """Name a row of the tables."""
+    strategy = row["strategy"] + after(row, document["rows"])
     return " ".join(filter(None, (row["dtype"], row["backend"], strategy)))
 
 
@@ -128,7 +128,7 @@ def draw(documents: list[dict[str, Any]], path: Path) -> None:
     for document, axis in zip(documents, axes[:, 0], strict=True):
         rows = document["rows"][::-1]
         rates = [row["frames_per_second"] for row in rows]
-        fills = [colours.get(row["schedule"], "tab:blue") for row in rows]
+        fills = [colours.get(row["strategy"], "tab:blue") for row in rows]
         bars = axis.barh([name_of(row, document) for row in rows], rates, color=fills)
         axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         axis.set_title(f"{document['options']['model']}: frames a second", fontsize=10)

@@ -103,7 +103,7 @@ def print_rows(document: dict[str, Any]) -> None:
     rows = document["rows"]
     kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
     common = " ".join(value for values in kinds.values() if len(values) == 1 for value in values)
-    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["schedule"]
+    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["strategy"]
     names = [" ".join(filter(None, (row[key] for key in told_apart))) for row in rows]
     names = [name + after(row, rows) for name, row in zip(names, rows, strict=True)]
     for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
@@ -334,7 +334,7 @@ def report_rows(
         line: dict[str, Any] = {
             "dtype": row.dtype,
             "backend": row.backend,
-            "schedule": row.name,
+            "strategy": row.name,
             "context_frames": row.context_frames,
             "steps": run.num_steps,
             "fed_per_token": None if run.num_fed is None else run.num_fed / grid.num_tokens,
