@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed
+from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
 from diagd.files import write_text
 from diagd.reporting.plots import save_figure
 
@@ -79,7 +79,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     grid = "x".join(map(str, document["grid"]))
     warmth = given.get("temperature", 0)
     drawn = f"temperature {warmth:g}" if warmth else "greedy"
-    counts = sorted({row.get("context_frames", 1) for row in document["rows"]})
+    counts = sorted({row["context_frames"] for row in document["rows"]})
     frames = " or ".join(map(str, counts)) + f" frame{'s' * (counts[-1] > 1)}"
     lines = [
         f"## {given['model']}, {document['parameters'] / 1e6:.1f}M parameters",
@@ -96,7 +96,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     ]
     for texts in (SPEED, LIMITS):
         rows = [row for row in document["rows"] if texts is SPEED or "step_ms" in row]
-        columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
+        columns = shown_columns(texts, rows)
         lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
             cells = [cell(text, row) for text in columns.values()]

@@ -10,6 +10,7 @@ DISTURBED = {
     "backend": "native",
     "strategy": "k=4",
     "steps": 152,
+    "context_frames": 1,
     **{"seconds": 0.82, "seconds_min": 0.69, "seconds_max": 6.19, "ms_per_step": 5.40},
     "step_ms": {"p50": 5.41, "p99": 211.17, "min": 3.33, "max": 229.4},
     "parts_ms": {
@@ -23,6 +24,7 @@ QUIET = {
     "backend": "native",
     "strategy": "k=2",
     "steps": 100,
+    "context_frames": 1,
     **{"seconds": 0.54, "seconds_min": 0.54, "seconds_max": 0.63, "ms_per_step": 5.43},
     "step_ms": {"p50": 5.71, "p99": 7.80, "min": 3.40, "max": 8.12},
     "parts_ms": {

@@ -23,7 +23,7 @@ KEYS = {
 }
 LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
-    *("parts_ms", "attention", "barriers_ms"),
+    *("parts_ms", "attention"),
 }
 TINY_1D = {
     "hidden_size": 32,
