@@ -68,7 +68,7 @@ class EvaluateOptions:
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
-    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
+    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/frechet.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     # dream on when a clip is over, by default 256 frames, and show by eights how frames change
     drift: bool = False
