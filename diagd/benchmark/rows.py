@@ -86,15 +86,9 @@ def engine_rows(
     sampling: SamplingOptions,
     sample: int | None = None,
 ) -> list[Row]:
-    """Make a row for each strategy after each prompt; all share an engine with the whole context.
+    """Make a row for each strategy after each prompt (all of one text); the model is used up.
 
-    Args:
-        model: used up.
-        inputs: prompts of different lengths, with one text.
-        sample: time so many steps of a run and skip the others (see `Stopwatch`).
-
-    Raises:
-        ValueError: a strategy that this backend cannot run.
+    All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
     on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
     prepared, runner, backend = prepare(model, backend, dtype == "int8")
@@ -135,8 +129,9 @@ def hugging_face_rows(
 def _run_engine(
     engine: DecodingEngine, stopwatch: Stopwatch, strategy: Strategy, grid: TokenGrid, given: Inputs
 ) -> Run:
-    with stopwatch.prefill():
-        engine.prefill(given.prompt, given.context_frames)
+    stopwatch.skips = stopwatch.sample_size is not None
+    engine.prefill(given.prompt, given.context_frames)
+    stopwatch.skips = False
     if strategy.has_schedule:
         stopwatch.begin(strategy.schedule(grid).num_steps)
     started = synchronized_time(given.prompt.device)

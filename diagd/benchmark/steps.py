@@ -1,9 +1,8 @@
 """Time steps, count what they read and compute, and measure the machine's ceilings."""
 
-import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,16 +23,10 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits.
+    """Measured limits."""
 
-    Attributes:
-        bytes_per_second: on the CPU, reading 1 GiB, front to back, with all threads; on a GPU, a
-            plain copy of 1 GiB, which counts twice: read and written.
-        flops_per_second: a square matrix product, of the fastest number type.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
+    bytes_per_second: float  # of reading 1 GiB with all threads; of copying it on a GPU, both ways
+    flops_per_second: float  # of a square matrix product, of the fastest number type
 
 
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
@@ -54,22 +47,16 @@ def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
 
 
 def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
-    """Return a function that goes through the numbers once, and how many bytes it moves.
-
-    On the CPU it reads them, with our own loop where it can be built.
-    """
+    """Return a function that goes through the numbers once, and how many bytes it moves."""
     if numbers.device.type != "cpu":
         goal = torch.empty_like(numbers)
         return lambda: goal.copy_(numbers), 2 * numbers.nbytes
     try:
         stream = load_library().stream
-    except OSError:
+    except OSError:  # our own loop cannot be built
         return numbers.sum, numbers.nbytes
-    return lambda: stream(
-        ctypes.c_void_p(numbers.data_ptr()),
-        ctypes.c_int64(numbers.numel()),
-        torch.get_num_threads(),
-    ), numbers.nbytes
+    where = ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(numbers.numel())
+    return lambda: stream(*where, torch.get_num_threads()), numbers.nbytes
 
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
@@ -119,7 +106,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
         self._times = StepTimes()
         self._moments: list[tuple[Any, Any]] = []  # at which steps began and ended
         self._stride, self._num_seen = 1, 0
-        self._in_step = self._skips = False
+        self._in_step = False
+        self.skips = False  # while a prompt is read and steps are a sample
         self._counters: Tensor | None = None  # NativeModel.seconds, ever growing
         if parts and isinstance(model, NativeModel):
             if model.seconds is None:  # one for all that time the model
@@ -128,7 +116,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the model, and count the seconds."""
-        if self._skips:
+        if self.skips:
             return torch.empty(0)
         return self._timed("forward", super().forward, args, kwargs)
 
@@ -141,15 +129,6 @@ class Stopwatch(ModelWrapper[CausalModel]):
         if not isinstance(self.model, FusesSteps) or (self.parts and self._counters is None):
             return None
         return self.model.fused_step(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def prefill(self) -> Iterator[None]:
-        """Skip the model while a prompt is read, if steps are a sample."""
-        self._skips = self.sample_size is not None
-        try:
-            yield
-        finally:
-            self._skips = False
 
     def begin(self, num_steps: int) -> None:
         """Spread the sample over a run of so many steps."""

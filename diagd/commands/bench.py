@@ -52,7 +52,8 @@ def main(options: BenchOptions) -> dict[str, Any]:
     counts = dict.fromkeys(options.context_frames or (1, fit))
     inputs = [_inputs(options, config, grid, device, count) for count in counts]
     rows, ceilings = list[Row](), {}
-    for dtype in dict.fromkeys(choose_dtype(name, device, config) for name in options.dtype):
+    dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
+    for dtype in dict.fromkeys(dtypes):
         # of products of bytes nothing is known here: the faster of the other two stands in
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = measure_ceilings(device, *multiplied)

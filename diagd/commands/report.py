@@ -1,6 +1,6 @@
 """Turn an evaluation into one HTML page and Markdown: tables, plots, strips of frames, videos.
 
-Needs no model and no torch. Everything on the page is computed from results.jsonl, whose run lines
+Needs no model. Everything on the page is computed from results.jsonl, whose run lines
 (options, commit, device, seed, hashes of weights) are printed at its end.
 
     diagd report --results work/study --out docs/results/study

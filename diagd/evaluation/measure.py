@@ -38,12 +38,7 @@ from diagd.tokenizers.vq import VQTokenizer
 
 
 def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
-    """Draw clips of a folder at random; more clips of one seed contain the fewer ones.
-
-    Raises:
-        FileNotFoundError: no such folder, or no clips in it.
-        ValueError: fewer clips in it.
-    """
+    """Draw clips of a folder at random; more clips of one seed contain the fewer ones."""
     return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
 
 
@@ -53,11 +48,7 @@ def clips_by_name(folder: Path, codec: ActionCodec | None = None) -> dict[str, C
 
 
 def clip_after(folder: Path, name: str) -> str:
-    """Return the clip of a folder that comes after this one by name, the first after the last.
-
-    Raises:
-        ValueError: there is no other clip.
-    """
+    """Return the clip of a folder that comes after this one by name, the first after the last."""
     names = [clip.name for clip in find_clips(folder)]
     if len(names) < 2:
         raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
@@ -80,22 +71,15 @@ class Outcome(NamedTuple):
 
 
 class ClipMeter:
-    """Measures tasks one after the other; keeps the last model and the last clip.
-
-    Raises:
-        FileNotFoundError, ValueError: a weight file of a metric is missing or not what it should
-            be.
-    """
+    """Measures tasks one after the other; keeps the last model and the last clip."""
 
     def __init__(self, options: EvaluateOptions, dtype: DTypeName) -> None:
         self.options = options
         self._dtype: DTypeName = dtype
         device = torch.device(options.device)
-        self._lpips = self._fvd = None
-        if options.lpips_backbone is not None:
-            self._lpips = Lpips(options.lpips_backbone, options.lpips_heads, device)
-        if options.fvd_detector is not None:
-            self._fvd = VideoFeatures(options.fvd_detector, options.fvd_resize, device)
+        backbone, detector = options.lpips_backbone, options.fvd_detector
+        self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
+        self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
         self._world: tuple[str, VideoGenerator] | None = None
         self._clip: tuple[tuple[str, str], Clip] | None = None
         self._warm: set[tuple[str, str]] = set()
@@ -103,10 +87,8 @@ class ClipMeter:
     @property
     def provenance(self) -> dict[str, Any]:
         """Return the weight files of each metric; None where there are none."""
-        return {
-            "lpips": self._lpips.provenance if self._lpips else None,
-            "fvd": self._fvd.provenance if self._fvd else None,
-        }
+        metrics = {"lpips": self._lpips, "fvd": self._fvd}
+        return {name: metric and metric.provenance for name, metric in metrics.items()}
 
     def world(self, model: str) -> VideoGenerator:
         """Return the world model of a label, loaded once in a row of tasks."""
@@ -132,11 +114,7 @@ class ClipMeter:
         return self._clip[1]
 
     def check(self, model: str, names: Collection[str]) -> dict[str, str]:
-        """Return what is wrong with each clip that cannot be read, from heads and action files.
-
-        Raises:
-            FileNotFoundError, ValueError: the model cannot be measured so.
-        """
+        """Return what is wrong with each clip that cannot be read, from heads and action files."""
         world, options = self.world(model), self.options
         for strategy in options.strategies():
             world.check(strategy, options.sampling())
@@ -158,11 +136,7 @@ class ClipMeter:
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
     def __call__(self, task: Task) -> Outcome:
-        """Measure.
-
-        Raises:
-            FileNotFoundError, ValueError: the clip cannot be read.
-        """
+        """Measure one line."""
         if self.options.teacher_forced:
             return Outcome({"kind": "clip", **task._asdict(), **self._likelihood(task)}, None)
         clip, options = self.clip(task.model, task.clip), self.options

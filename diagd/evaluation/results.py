@@ -64,12 +64,7 @@ def video_path(model: str, strategy: str, clip: str) -> str:
 
 
 def read_results(path: Path) -> Results:
-    """Read a file; a last line that a killed run left unfinished is passed over.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line that is no JSON of ours, or a clip that is there twice.
-    """
+    """Read a file; a last line that a killed run left unfinished is passed over."""
     if not path.is_file():
         raise FileNotFoundError(f"results not found: {path}")
     results = Results([], [])
@@ -120,14 +115,12 @@ class ResultsWriter:
     """Append lines to a file of results, one process at a time, each whole or not at all.
 
     Opening cuts off a line that a killed run left unfinished.
+
+    Raises:
+        ValueError: another process is writing to it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, new or not.
-
-        Raises:
-            ValueError: another process is writing to it.
-        """
         with ExitStack() as opened:
             opened.enter_context(only_writer(path.parent, path.name))
             with path.open("ab") as file:
@@ -135,7 +128,7 @@ class ResultsWriter:
             self._path, self._opened = path, opened.pop_all()
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on the disk."""
+        """Write one line, and wait until it is on the disk."""
         append_line(self._path, json.dumps(record, allow_nan=False))
 
     def __enter__(self) -> "ResultsWriter":

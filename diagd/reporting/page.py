@@ -4,9 +4,10 @@ import html
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diagd.data.video import read_video
 from diagd.evaluation.results import Groups, Record, file_name
 from diagd.evaluation.tables import Table
-from diagd.reporting.plots import read_frames, write_side_by_side, write_strip
+from diagd.reporting.plots import write_side_by_side, write_strip
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
@@ -94,15 +95,7 @@ HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
 
 
 def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:
-    """Draw the first clips by name, and return a section for each.
-
-    Args:
-        folder: of the results, which videos are named relative to.
-        out: of the report; pictures go to figures/, videos to videos/.
-
-    Raises:
-        FileNotFoundError, ValueError: a video that the results speak of is missing or damaged.
-    """
+    """Draw the first clips by name, from a folder of results to the report's, a section each."""
     kept: dict[str, list[Record]] = {}
     for (_, strategy), lines in groups.items():
         for clip, record in lines.items():
@@ -120,7 +113,7 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
         own = [record for record in records if record["model"] == model]
         cells = {}
         for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
-            frames = read_frames(folder / record["video"])
+            frames = read_video(folder / record["video"]).frames.numpy()
             cells[record["strategy"]] = frames
             several = len(models) > 1 and record["strategy"] != "truth"
             strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames

@@ -1,18 +1,17 @@
-"""Plots of an evaluation, and strips and side-by-side videos of the clips it kept; no torch."""
+"""Plots of an evaluation, and strips and side-by-side videos of the clips it kept."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import matplotlib.pyplot as plt
 import numpy as np
-from av.error import FFmpegError
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
+from diagd.data.video import write_video
 from diagd.evaluation.comparison import METRICS
 from diagd.evaluation.results import BASELINES, RASTER, Groups, per_horizon
 from diagd.evaluation.tables import Column, Row, Table
@@ -24,22 +23,6 @@ STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
 GAP_PX = 4
-
-
-def read_frames(path: Path) -> Frames:
-    """Decode a video.
-
-    Raises:
-        FileNotFoundError, ValueError: it is missing or damaged.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"video not found: {path}")
-    try:
-        with av.open(str(path)) as container:
-            frames = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
-        return np.stack(frames).astype(np.uint8, copy=False)
-    except (FFmpegError, IndexError, ValueError) as error:
-        raise ValueError(f"{path} cannot be decoded: {error}") from None
 
 
 def write_strip(path: Path, rows: dict[str, Frames]) -> None:
@@ -83,7 +66,9 @@ def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None
         np.concatenate(blocks[start : start + columns], axis=2)
         for start in range(0, len(blocks), columns)
     ]
-    _write_mp4(path, np.concatenate(lines, axis=1), fps)
+    whole = np.concatenate(lines, axis=1)
+    even_height, even_width = (size // 2 * 2 for size in whole.shape[1:3])
+    write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
@@ -100,23 +85,6 @@ def _label(text: str, width_px: int) -> Frames:
     figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=9)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3]
-
-
-def _write_mp4(path: Path, frames: Frames, fps: float) -> None:
-    """Write H.264 that browsers play; both sizes are cut to even numbers."""
-    options = {"movflags": "faststart"}
-    with (
-        replacing(path) as temporary,
-        av.open(str(temporary), "w", format="mp4", options=options) as out,
-    ):
-        stream = out.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-        stream.height, stream.width = (size // 2 * 2 for size in frames.shape[1:3])
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": "20", "x264-params": "threads=1:mbtree=0"}
-        for frame in frames[:, : stream.height, : stream.width]:
-            picture = np.ascontiguousarray(frame)
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        out.mux(stream.encode(None))
 
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
