@@ -1,4 +1,8 @@
-"""What a machine is, what of diagd will run on it, and how fast the bundled world is there."""
+"""Describe this machine, what of diagd will run on it, and how fast the bundled world is here.
+
+diagd doctor
+diagd doctor --device cuda --json
+"""
 
 import itertools
 import platform
@@ -148,8 +152,8 @@ def choices(device: torch.device) -> dict[str, Any]:
         backend = best.backend, "the fastest of the candidates in this type"
         dtype = name, "bfloat16 where that takes a tenth less time than float32"
     return {
-        "backend": dict(zip(("name", "why"), backend, strict=True)),
-        "dtype": dict(zip(("name", "why"), dtype, strict=True)),
+        "backend": {"name": backend[0], "why": backend[1]},
+        "dtype": {"name": dtype[0], "why": dtype[1]},
         "candidates": [
             {"backend": one.backend, "dtype": one.dtype, **one.times._asdict()} for one in timed
         ],
@@ -159,17 +163,14 @@ def choices(device: torch.device) -> dict[str, Any]:
 def probe_speed(
     device: torch.device, dtype: torch.dtype, seconds: float, strategies: tuple[str, ...]
 ) -> dict[str, float]:
-    """Dream with the bundled world for so many seconds; return frames a second, pixels included.
-
-    Each strategy has its share of the time, and a frame before it that is not timed.
-    """
+    """Return frames a second of the bundled world, pixels included, from so many seconds in all."""
     world = VideoGenerator.from_pretrained(WORLD, device, dtype)
     assert world.vocabulary is not None
     start = read_video(model_path(WORLD) / "prompt.mp4").frames[-1:]
     speeds = {}
     for strategy in strategies:
         frames = world.stream(start, itertools.repeat(world.vocabulary.names[1]), strategy=strategy)
-        next(frames)
+        next(frames)  # warms up
         started, count = time.monotonic(), 0
         while not count or time.monotonic() - started < seconds / len(strategies):
             next(frames)

@@ -20,12 +20,7 @@ def short_sha256(path: str | Path) -> str:
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Load a .pth state dict on the CPU.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no state dict, or one that only code execution could load.
-    """
+    """Load a .pth state dict on the CPU, or raise ValueError if only code execution could."""
     path = _existing(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
