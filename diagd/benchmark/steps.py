@@ -55,8 +55,11 @@ def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
         stream = load_library().stream
     except OSError:  # our own loop cannot be built
         return numbers.sum, numbers.nbytes
-    where = ctypes.c_void_p(numbers.data_ptr()), ctypes.c_int64(numbers.numel())
-    return lambda: stream(*where, torch.get_num_threads()), numbers.nbytes
+    return lambda: stream(  # holds the numbers, not only their address
+        ctypes.c_void_p(numbers.data_ptr()),
+        ctypes.c_int64(numbers.numel()),
+        torch.get_num_threads(),
+    ), numbers.nbytes
 
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:

@@ -1,7 +1,7 @@
 """Describe this machine, what of diagd will run on it, and how fast the bundled world is here.
 
-diagd doctor
-diagd doctor --device cuda --json
+diagd doctor                   # some ten seconds, five of them a probe
+diagd doctor --seconds 0       # no probe
 """
 
 import itertools
