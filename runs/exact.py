@@ -29,7 +29,7 @@ from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import step_costs
 from diagd.decoding.strategies.strategy import Exact, Strategy, parse_strategies
-from diagd.evaluation.measure import choose_clips, read_clip
+from diagd.evaluation.measure import choose_clips, clips_by_name
 from diagd.families.checkpoints import model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
@@ -142,15 +142,8 @@ def measure(
 ) -> dict[str, Measured]:
     """Continue a clip by every strategy."""
     given, length = options.context_frames, options.context_frames + options.frames
-    clip = read_clip(
-        options.clips,
-        name,
-        world.vocabulary,
-        options.start,
-        length,
-        fps=None,
-        size_px=world.frame_size_px,
-    )
+    file = clips_by_name(options.clips, world.vocabulary)[name]
+    clip = file.read(length, options.start, size_px=world.frame_size_px)
     ids = world.action_ids(clip.actions, length, "frame")
     measured = {}
     for label, (strategy, frame_by_frame) in todo.items():

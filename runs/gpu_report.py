@@ -325,7 +325,7 @@ def describe_model(documents: list[dict[str, Any]]) -> list[str]:
     )
     cells, disturbed = [], []
     for row in rows:
-        name = f"{row['backend']} {row['schedule']}{after(row, rows)}"
+        name = f"{row['backend']} {row['strategy']}{after(row, rows)}"
         disturbed += [name] * row["disturbed"]
         values = [cell(text, row) for text in COLUMNS.values()]
         cells.append([name + f" {MARK}" * row["disturbed"], *values])

@@ -117,7 +117,7 @@ def bench(options: Options) -> dict[str, float]:
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)["rows"]
     full = max(row["context_frames"] for row in found)
     rows = [row for row in found if row["context_frames"] == full]
-    return {row["schedule"]: row["frames_per_second"] for row in rows}
+    return {row["strategy"]: row["frames_per_second"] for row in rows}
 
 
 def serve_alone(url: str, strategy: str, options: Options) -> dict[str, float]:

@@ -49,7 +49,7 @@ def main(options: Options) -> None:
                 document = _bench(tree, model, options)
                 machine = {name: document[name] for name in ("device", "threads", "torch")}
                 for row in document["rows"]:
-                    strategy = row["schedule"].replace("row_lag ", "k=")  # as it was written once
+                    strategy = row.get("strategy") or row["schedule"]  # of commits before
                     key = model, row["dtype"], strategy, row.get("context_frames", 1)
                     seconds.setdefault(key, {}).setdefault(label, []).append(row["seconds"])
     rows = [

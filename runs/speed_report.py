@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed
+from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
 from diagd.files import write_text
 from diagd.reporting.plots import save_figure
 
@@ -79,7 +79,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     grid = "x".join(map(str, document["grid"]))
     warmth = given.get("temperature", 0)
     drawn = f"temperature {warmth:g}" if warmth else "greedy"
-    counts = sorted({row.get("context_frames", 1) for row in document["rows"]})
+    counts = sorted({row["context_frames"] for row in document["rows"]})
     frames = " or ".join(map(str, counts)) + f" frame{'s' * (counts[-1] > 1)}"
     lines = [
         f"## {given['model']}, {document['parameters'] / 1e6:.1f}M parameters",
@@ -96,7 +96,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     ]
     for texts in (SPEED, LIMITS):
         rows = [row for row in document["rows"] if texts is SPEED or "step_ms" in row]
-        columns = {h: t for h, t in texts.items() if any(cell(t, row) != "-" for row in rows)}
+        columns = shown_columns(texts, rows)
         lines += ["", "| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
         for row in rows:
             cells = [cell(text, row) for text in columns.values()]
@@ -109,8 +109,8 @@ def describe(document: dict[str, Any]) -> list[str]:
 
 
 def name_of(row: dict[str, Any], document: dict[str, Any]) -> str:
-    """Name a row of the tables; older files say `row_lag 1` for k=1."""
-    strategy = row["schedule"].replace("row_lag ", "k=") + after(row, document["rows"])
+    """Name a row of the tables."""
+    strategy = row["strategy"] + after(row, document["rows"])
     return " ".join(filter(None, (row["dtype"], row["backend"], strategy)))
 
 
@@ -128,7 +128,7 @@ def draw(documents: list[dict[str, Any]], path: Path) -> None:
     for document, axis in zip(documents, axes[:, 0], strict=True):
         rows = document["rows"][::-1]
         rates = [row["frames_per_second"] for row in rows]
-        fills = [colours.get(row["schedule"], "tab:blue") for row in rows]
+        fills = [colours.get(row["strategy"], "tab:blue") for row in rows]
         bars = axis.barh([name_of(row, document) for row in rows], rates, color=fills)
         axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
         axis.set_title(f"{document['options']['model']}: frames a second", fontsize=10)

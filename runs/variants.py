@@ -71,7 +71,7 @@ def bench(options: Options, package: Path, path: str) -> list[dict[str, Any]]:
         cwd=package,
         env={**os.environ, "PYTHONPATH": str(package), "PATH": path},
     )
-    shown = ("dtype", "backend", "schedule", "ms_per_step", "disturbed")
+    shown = ("dtype", "backend", "strategy", "ms_per_step", "disturbed")
     return [{key: row[key] for key in shown} for row in json.loads(done.stdout)["rows"]]
 
 

@@ -161,7 +161,7 @@ def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):
         *("--out", tmp_path / "out", "--json"),
     )
     assert outcome.code == 0, outcome.err
-    rows = {row["method"]: row for row in outcome.document["rows"]}
+    rows = {row["strategy"]: row for row in outcome.document["rows"]}
     assert (rows["raster"]["num_steps"], rows["k=1"]["num_steps"]) == (18, 3 * 4)
     lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["frame_size_px"] == [32, 48]

@@ -125,7 +125,7 @@ def start(world, clips, out, *flags):
 
 def lines_of(folder):
     clips = read_results(folder / "results.jsonl").clips
-    return {(r["method"], r["clip"]): (r["quality"], r["features"], r["seed"]) for r in clips}
+    return {(r["strategy"], r["clip"]): (r["quality"], r["features"], r["seed"]) for r in clips}
 
 
 @pytest.mark.slow

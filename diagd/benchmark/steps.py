@@ -1,10 +1,8 @@
-"""What this machine can do at best: reading or copying memory, and multiplying matrices."""
+"""Time steps, count what they read and compute, and measure the machine's ceilings."""
 
-import contextlib
 import ctypes
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,23 +23,15 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits.
+    """Measured limits."""
 
-    Attributes:
-        bytes_per_second: on the CPU, reading 1 GiB, front to back, with all threads; on a GPU, a
-            plain copy of 1 GiB, which counts twice: read and written.
-        flops_per_second: a square matrix product, of the fastest number type.
-    """
-
-    bytes_per_second: float
-    flops_per_second: float
+    bytes_per_second: float  # of reading 1 GiB with all threads; of copying it on a GPU, both ways
+    flops_per_second: float  # of a square matrix product, of the fastest number type
 
 
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
-    """Measure both, the best of five runs each.
-
-    bfloat16 is left to float32 where oneDNN does not multiply it: PyTorch's own loop takes minutes.
-    """
+    """Measure both, the best of five runs each."""
+    # PyTorch's own loop for bfloat16, where oneDNN does not multiply it, takes minutes
     if device.type == "cpu" and not multiplies_packed(torch.bfloat16):
         dtypes = (torch.float32,)
     stream, moved = _stream(torch.ones(_STREAM_NUMBERS, device=device))
@@ -57,18 +47,15 @@ def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
 
 
 def _stream(numbers: torch.Tensor) -> tuple[Callable[[], object], int]:
-    """Return a function that goes through the numbers once, and how many bytes it moves.
-
-    On the CPU it reads them, with our own loop where it can be built.
-    """
+    """Return a function that goes through the numbers once, and how many bytes it moves."""
     if numbers.device.type != "cpu":
         goal = torch.empty_like(numbers)
         return lambda: goal.copy_(numbers), 2 * numbers.nbytes
     try:
         stream = load_library().stream
-    except OSError:
+    except OSError:  # our own loop cannot be built
         return numbers.sum, numbers.nbytes
-    return lambda: stream(
+    return lambda: stream(  # holds the numbers, not only their address
         ctypes.c_void_p(numbers.data_ptr()),
         ctypes.c_int64(numbers.numel()),
         torch.get_num_threads(),
@@ -84,39 +71,9 @@ def _fastest(run: Callable[[], object], device: torch.device) -> float:
     return min(seconds)
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Return median, 99th percentile, least and most."""
-    ordered = sorted(values)
-    return {
-        "p50": statistics.median(ordered),
-        "p99": ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
-        "min": ordered[0],
-        "max": ordered[-1],
-    }
-
-
-class Moments:
-    """Points in time, noted without waiting: of the host, or in a GPU's queue of kernels."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def now(self) -> Any:
-        """Return this moment."""
-        if self.device.type == "cpu":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return what lies between two moments; on a GPU, once it has been waited for."""
-        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
-
-
 @dataclass
 class StepTimes:
-    """Seconds of each step, and seconds of all of them by part.
+    """Seconds, lanes and slots of each step, and seconds of all steps by part.
 
     The parts are `forward` (the model; the native kernels tell how much of it `linears` and
     `attention` are), `sampling`, and `bookkeeping`, the rest of a step.
@@ -127,34 +84,38 @@ class StepTimes:
     slots: list[int] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
 
+    def add(self, part: str, seconds: float) -> None:
+        """Add to the time of a part."""
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
+
 
 class Stopwatch(ModelWrapper[CausalModel]):
-    """Stands between an engine and its model, and around its steps, and times them.
+    """A model that times another one, and the steps in which an engine runs it.
 
-    It is a model: what the engine asks of the one behind it passes through here. `times` collects
-    until `take` hands it out. Nothing in a step waits for the device.
+    Nothing in a step waits for the device.
 
     Args:
-        model: the one behind it.
+        model: the one that computes.
         parts: time the model and the sampler, too; on the CPU with eager steps only, for a compiled
             or captured step has no seams.
-        sample: run and time about so many steps of each run, evenly spread, and skip the others.
-            The prompt is not read either. What is written then means nothing; how long a step takes
-            does not depend on it.
+        sample: run and time about so many steps of each run, evenly spread, and skip the others and
+            the prompt. What is written then means nothing; how long a step takes does not depend on
+            it.
     """
 
     def __init__(self, model: CausalModel, parts: bool, sample: int | None = None) -> None:
         super().__init__(model)
         self.parts, self.sample_size = parts, sample
-        self.times, self.moments = StepTimes(), Moments(model.device)
-        self.timed: list[tuple[Any, Any]] = []  # when steps began and ended
-        self.stride, self.num_seen = 1, 0
-        self.counters: Tensor | None = None  # NativeModel.seconds, ever growing
-        self.in_step = self.skips = False
+        self._times = StepTimes()
+        self._moments: list[tuple[Any, Any]] = []  # at which steps began and ended
+        self._stride, self._num_seen = 1, 0
+        self._in_step = False
+        self.skips = False  # while a prompt is read and steps are a sample
+        self._counters: Tensor | None = None  # NativeModel.seconds, ever growing
         if parts and isinstance(model, NativeModel):
             if model.seconds is None:  # one for all that time the model
                 model.seconds = torch.zeros(4, dtype=torch.float64)
-            self.counters = model.seconds
+            self._counters = model.seconds
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the model, and count the seconds."""
@@ -167,33 +128,21 @@ class Stopwatch(ModelWrapper[CausalModel]):
         return self._timed("sampling", super().sample, args, kwargs)
 
     def fused_step(self, *args: Any, **kwargs: Any) -> StepFunction | None:
-        """Let the model fuse its steps, unless it would not tell what their parts take."""
-        if not isinstance(self.model, FusesSteps) or (self.parts and self.counters is None):
+        """Let the model fuse its steps, unless it would not tell how long their parts take."""
+        if not isinstance(self.model, FusesSteps) or (self.parts and self._counters is None):
             return None
         return self.model.fused_step(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def prefill(self) -> Iterator[None]:
-        """Let a prompt be taken in; without running the model where steps are a sample."""
-        self.skips = self.sample_size is not None
-        try:
-            yield
-        finally:
-            self.skips = False
-
     def begin(self, num_steps: int) -> None:
-        """Say how many steps the coming run has."""
-        self.num_seen = 0
-        self.stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
-
-    def mean_seconds(self) -> float:
-        """Return the mean of the steps timed since the last `take`, once the device is done."""
-        return sum(self._seconds()) / len(self.timed)
+        """Spread the sample over a run of so many steps."""
+        self._num_seen = 0
+        self._stride = max(1, num_steps // self.sample_size) if self.sample_size else 1
 
     def take(self) -> StepTimes:
-        """Hand out what was measured since the last call, once the device is done."""
-        times, self.times = self.times, StepTimes()
-        times.seconds, self.timed = self._seconds(), []
+        """Return what was measured since the last call, once the device is done."""
+        times, self._times = self._times, StepTimes()
+        times.seconds = [self._seconds(*both) for both in self._moments]
+        self._moments = []
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -203,41 +152,45 @@ class Stopwatch(ModelWrapper[CausalModel]):
         """Return the step, timed; for `Stream(around_step=...)`."""
 
         def timed(lanes: Tensor, num_slots: int) -> None:
-            self.num_seen += 1
-            if (self.num_seen - self.stride // 2 - 1) % self.stride:
+            self._num_seen += 1
+            if (self._num_seen - self._stride // 2 - 1) % self._stride:
                 return
-            self.in_step = True
-            before = None if self.counters is None else self.counters.tolist()
-            started = self.moments.now()
+            self._in_step = True
+            counters = self._counters
+            before = None if counters is None else counters.clone()
+            started = self._now()
             run(lanes, num_slots)
-            self.timed.append((started, self.moments.now()))
-            self.times.lanes.append(lanes.shape[1])
-            self.times.slots.append(num_slots)
-            if before is not None and self.counters is not None:
-                linears, attention, rest, drawing = (
-                    after - then for after, then in zip(self.counters.tolist(), before, strict=True)
-                )
-                self._add("linears", linears)
-                self._add("attention", attention)
-                self._add("forward", linears + attention + rest)
-                self._add("sampling", drawing)
-            self.in_step = False
+            self._moments.append((started, self._now()))
+            self._times.lanes.append(lanes.shape[1])
+            self._times.slots.append(num_slots)
+            if counters is not None and before is not None:
+                linears, attention, rest, drawing = (counters - before).tolist()
+                self._times.add("linears", linears)
+                self._times.add("attention", attention)
+                self._times.add("forward", linears + attention + rest)
+                self._times.add("sampling", drawing)
+            self._in_step = False
 
         return timed
 
-    def _seconds(self) -> list[float]:
-        return [self.moments.seconds(*both) for both in self.timed]
+    def _now(self) -> Any:
+        """Return this moment, of the host or in a GPU's queue of kernels; waits for nothing."""
+        if self.device.type == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def _seconds(self, start: Any, end: Any) -> float:
+        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
 
     def _timed(self, part: str, call: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-        if not (self.parts and self.in_step and self.counters is None):
+        if not (self.parts and self._in_step and self._counters is None):
             return call(*args, **kwargs)
         started = time.perf_counter()
         result = call(*args, **kwargs)
-        self._add(part, time.perf_counter() - started)
+        self._times.add(part, time.perf_counter() - started)
         return result
-
-    def _add(self, part: str, seconds: float) -> None:
-        self.times.parts[part] = self.times.parts.get(part, 0.0) + seconds
 
 
 def linear_parameters(config: ModelConfig) -> int:

@@ -51,8 +51,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     fit = max(1, config.frames_held - grid.num_frames)
     counts = dict.fromkeys(options.context_frames or (1, fit))
     inputs = [_inputs(options, config, grid, device, count) for count in counts]
-    rows: list[Row] = []
-    ceilings = {}
+    rows, ceilings = list[Row](), {}
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
         # of products of bytes nothing is known here: the faster of the other two stands in
@@ -86,22 +85,22 @@ def _inputs(
     options: BenchOptions, config: ModelConfig, grid: TokenGrid, device: torch.device, count: int
 ) -> Inputs:
     """Draw a prompt of prefix and `count` frames, actions, and a text where one is read."""
-    generator, actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
-    image, text_size = config.image_vocab_size, config.context_size
-    between = min(image, config.vocab_size - 1), config.vocab_size
+    generator, num_actions = torch.Generator().manual_seed(options.seed), config.num_action_tokens
+    image_ids = 0, config.image_vocab_size
+    other_ids = min(config.image_vocab_size, config.vocab_size - 1), config.vocab_size
 
-    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, (1, *shape), generator=generator).to(device)
+    def draw(ids: tuple[int, int], *shape: int) -> torch.Tensor:
+        return torch.randint(*ids, (1, *shape), generator=generator).to(device)
 
-    frames = draw(0, image, count, grid.tokens_per_frame)
-    sequence = torch.cat([draw(*between, count, actions), frames], 2).flatten(1)[:, actions:]
-    prompt = torch.cat([draw(*between, config.prefix_length), sequence], 1)
-    coming = draw(*between, grid.num_frames, actions)
+    frames = draw(image_ids, count, grid.tokens_per_frame)
+    sequence = torch.cat([draw(other_ids, count, num_actions), frames], 2).flatten(1)
+    prompt = torch.cat([draw(other_ids, config.prefix_length), sequence[:, num_actions:]], 1)
+    coming = draw(other_ids, grid.num_frames, num_actions)
     length = prompt.numel() + grid.num_tokens + coming.numel()
     if length > config.max_positions:
         raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
-    text = torch.randn(1, NUM_PLACES, text_size, generator=generator).to(device)
-    return Inputs(prompt, count, coming, text if text_size else None)
+    text = torch.randn(1, NUM_PLACES, config.context_size, generator=generator).to(device)
+    return Inputs(prompt, count, coming, text if config.context_size else None)
 
 
 def num_parameters(config: ModelConfig) -> int:

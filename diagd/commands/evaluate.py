@@ -17,74 +17,70 @@ from diagd.backends.devices import device_of
 from diagd.backends.prepare import choose_dtype
 from diagd.console import make_console, progress
 from diagd.data.video import write_video
-from diagd.evaluation.captions import metric_notes, print_summary
-from diagd.evaluation.drift import drift_notes, print_drift, summarize_drift
+from diagd.evaluation.comparison import compare
 from diagd.evaluation.measure import (
-    LIKELIHOOD_FILE,
     ClipMeter,
     Outcome,
     Task,
     choose_clips,
-    fingerprint_clips,
-    measure_likelihood,
-    print_likelihood,
-    summarize_likelihood,
+    clip_after,
+    clips_by_name,
+    compare_likelihood,
 )
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
-    BASELINES,
+    LIKELIHOOD_FILE,
     RESULTS_FILE,
     ResultsWriter,
     check_same,
     key_of,
     read_results,
-    summarize,
     video_path,
 )
-from diagd.evaluation.revisit import (
-    print_revisit,
-    revisit_notes,
-    summarize_revisit,
-)
 from diagd.families.checkpoints import model_path
-from diagd.system import fingerprint, provenance
+from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.workers import do_tasks
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure what is not there yet, then print the table."""
-    console = make_console()
-    device = device_of(options.device)
-    settings = options.settings(choose_dtype(options.dtype, device))
-    fingerprints = {label: fingerprint(model_path(name)) for label, name in settings.models.items()}
-    clips = choose_clips(options.clips, options.length("num_clips"), options.seed)
-    tasks = [
-        Task(model, method, clip)
-        for model in settings.models
-        for clip in clips
-        for method in options.methods()
-    ]
-    meter = ClipMeter(settings, options.save_videos)
-    pool = options.pool()
+    """Measure what is not there yet, then print the tables.
+
+    A clip that cannot be measured stops no other; the result names it under `failed`, with what is
+    wrong, and the next run tries it again.
+    """
+    device, pool, models = device_of(options.device), options.pool(), options.labelled_models()
+    dtype = choose_dtype(options.dtype, device)
+    fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
+    clips = choose_clips(options.clips, options.lengths.num_clips, options.seed)
+    if options.revisit:
+        clip_after(options.clips, clips[0])
+    meter = ClipMeter(options, dtype)
+    failed: dict[str, str] = {}
     if pool.is_this_process:  # else others load the models
-        for label in reversed(settings.models):  # the first one stays loaded
-            meter.check(label, options.strategies(), clips)
+        for label in reversed(models):  # the first one stays loaded
+            failed |= meter.check(label, clips)
+    if len(failed) == len(clips):
+        raise ValueError(failed[clips[0]])
+    files = clips_by_name(options.clips)
     run = {
         "kind": "run",
-        "settings": json.loads(json.dumps(asdict(settings), default=str)),
+        "settings": options.settings(dtype),
         "metrics": meter.provenance,
         "models": fingerprints,
-        "clips": fingerprint_clips(options.clips, clips),
+        "clips": {name: clip_fingerprint(files[name].path) for name in clips},
         "tokenizer": options.tokenizer and fingerprint(options.tokenizer),
         "options": json.loads(json.dumps(asdict(options), default=str)),
         **provenance(device),
     }
-    if options.teacher_forced:
-        forced = [task for task in tasks if task.method not in BASELINES]
-        gaps = summarize_likelihood(measure_likelihood(meter, forced, options.out, run))
-        print_likelihood(gaps, console)
-        return {"results": str(options.out / LIKELIHOOD_FILE), "rows": gaps}
-    path = options.out / RESULTS_FILE
+    tasks = [
+        Task(model, strategy, clip)
+        for model in models
+        for clip in clips
+        if clip not in failed
+        for strategy in options.names()
+    ]
+    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else RESULTS_FILE)
+    num_measured = 0
     with ResultsWriter(path) as writer:
         before = read_results(path)
         check_same(path, before, run)
@@ -93,37 +89,37 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if missing:
             run["run"] = len(before.runs)
             writer.append(run)
-            make = partial(ClipMeter, settings, options.save_videos)
-            outcomes = do_tasks(missing, (lambda: meter) if pool.is_this_process else make, pool)
-            with progress("clips x methods", len(tasks), len(tasks) - len(missing)) as job:
-                for _, outcome in outcomes:
+            make = (lambda: meter) if pool.is_this_process else partial(ClipMeter, options, dtype)
+            outcomes = do_tasks(missing, make, pool)
+            with progress("clips x strategies", len(tasks), len(tasks) - len(missing)) as job:
+                for task, outcome in outcomes:
                     if isinstance(outcome, ValueError):
-                        raise outcome
-                    _keep(options, outcome, writer, run["run"])
+                        failed.setdefault(task.clip, str(outcome))
+                    else:
+                        _keep(options, outcome, writer, run["run"])
+                        num_measured += 1
                     job.advance()
     results = read_results(path)
-    if options.drift:
-        rows = summarize_drift(results)
-        print_drift(rows, console)
-        notes = drift_notes(results, rows)
-    elif options.revisit:
-        rows = summarize_revisit(results)
-        print_revisit(rows, console)
-        notes = revisit_notes(results)
-    else:
-        rows = summarize(results)
-        print_summary(rows, console)
-        notes = metric_notes(results, rows)
-    for note in notes:
-        console.print(note)
-    return {"results": str(path), "measured": len(missing), "notes": notes, "rows": rows}
+    if not results.clips:
+        raise ValueError(next(iter(failed.values())))
+    comparison = compare_likelihood(results) if options.teacher_forced else compare(results)
+    console = make_console()
+    comparison.print(console)
+    for clip, why in failed.items():
+        console.print(f"{clip} could not be measured: {why}")
+    return {
+        "results": str(path),
+        "measured": num_measured,
+        "failed": failed,
+        "notes": comparison.notes,
+        "rows": comparison.rows,
+    }
 
 
 def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:
-    """Write the video, then the line that speaks of it."""
-    record = outcome.record
-    video = None
-    if options.save_videos:
+    """Write the video, then the line that names it."""
+    record, video = outcome.record, None
+    if outcome.frames is not None:
         video = video_path(*key_of(record))
         write_video(options.out / video, outcome.frames, record["fps"])
     writer.append({**record, "run": run, "video": video})

@@ -1,6 +1,6 @@
 """Turn an evaluation into one HTML page and Markdown: tables, plots, strips of frames, videos.
 
-Needs no model and no torch. Everything on the page is computed from results.jsonl, whose run lines
+Needs no model. Everything on the page is computed from results.jsonl, whose run lines
 (options, commit, device, seed, hashes of weights) are printed at its end.
 
     diagd report --results work/study --out docs/results/study
@@ -11,28 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from diagd.console import make_console
-from diagd.evaluation.captions import metric_notes
-from diagd.evaluation.drift import drift_cells, drift_notes, is_drift, summarize_drift
+from diagd.evaluation.comparison import DIFFERENCES, Comparison, compare
 from diagd.evaluation.options import ReportOptions
-from diagd.evaluation.results import (
-    RESULTS_FILE,
-    Groups,
-    Record,
-    Results,
-    grouped,
-    read_results,
-    summarize,
-)
-from diagd.evaluation.revisit import (
-    is_revisit,
-    revisit_cells,
-    revisit_notes,
-    summarize_revisit,
-)
+from diagd.evaluation.results import RASTER, RESULTS_FILE, Groups, Results, grouped, read_results
+from diagd.evaluation.tables import MODEL, STRATEGY, Table
 from diagd.files import write_text
 from diagd.reporting.page import Section, as_markdown, as_page, example_sections
 from diagd.reporting.plots import plot_drift, plot_frontier, plot_horizons
-from diagd.reporting.tables import TextTable, difference_table, has_tokens, main_table
 
 
 def main(options: ReportOptions) -> dict[str, Any]:
@@ -41,94 +26,74 @@ def main(options: ReportOptions) -> dict[str, Any]:
     if not any(record["quality"] for record in results.clips):
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    groups = grouped(results)
-    if is_drift(results):
-        rows = summarize_drift(results)
-        measured = [_drift_section(results, rows, out)]
-    elif is_revisit(results):
-        rows = summarize_revisit(results)
-        measured = [_revisit_section(results, rows, groups, out)]
+    figures = out / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    groups, comparison = grouped(results), compare(results)
+    settings = results.runs[-1]["settings"]
+    if settings["drift"]:
+        plot_drift(comparison.table(), figures / "drift.png")
+        caption = "Means over clips, by eights of frames after the given ones."
+        measured = [_section("Drift", comparison, {"figures/drift.png": caption})]
+    elif settings["revisit"]:
+        plot_horizons(groups, figures / "revisit.png")
+        caption = "Likeness to the last given frame, mean over clips."
+        measured = [_section("Away and back", comparison, {"figures/revisit.png": caption})]
     else:
-        rows = summarize(results)
-        measured = _quality_sections(results, rows, groups, out)
+        measured = _quality_sections(comparison, groups, figures)
+    runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
     sections = [
         *measured,
         *example_sections(options.results, out, groups, options.examples),
         Section(
             "Where these numbers come from",
             _origin(results),
-            code="\n".join(map(_command, results.runs)),
+            code="\n".join(json.dumps(run, indent=1) for run in runs),
         ),
     ]
+    page, markdown = out / "report.html", out / "report.md"
     lead = _lead(results)
-    for name, text in (
-        ("report.html", as_page(options.title, lead, sections)),
-        ("report.md", as_markdown(options.title, lead, sections)),
-    ):
-        write_text(out / name, text)
-    make_console().print(f"wrote {out / 'report.html'} and {out / 'report.md'}")
-    return {"page": str(out / "report.html"), "markdown": str(out / "report.md"), "rows": rows}
+    write_text(page, as_page(options.title, lead, sections))
+    write_text(markdown, as_markdown(options.title, lead, sections))
+    make_console().print(f"wrote {page} and {markdown}")
+    return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
 
 
-def _quality_sections(
-    results: Results, rows: list[dict[str, Any]], groups: Groups, out: Path
-) -> list[Section]:
+def _section(title: str, comparison: Comparison, figures: dict[str, str]) -> Section:
+    return Section(title, comparison.notes, comparison.table(), figures)
+
+
+def _quality_sections(comparison: Comparison, groups: Groups, figures: Path) -> list[Section]:
     """Compare strategies with the truth and with raster, in tables and plots."""
-    plot_frontier(rows, out / "figures" / "frontier.png")
-    plot_horizons(groups, out / "figures" / "horizons.png")
+    plot_frontier(comparison.rows, figures / "frontier.png")
+    plot_horizons(groups, figures / "horizons.png")
+    others = [row for row in comparison.rows if row["strategy"] != RASTER]
+    frontier = {"figures/frontier.png": "Speed against quality."}
+    horizons = {"figures/horizons.png": "Mean over clips, frame by frame after the given ones."}
+    text = [*_READING, *comparison.notes]
     return [
-        Section("Quality and speed", _reading(results, rows), main_table(rows)),
-        Section("Against raster", _PAIRED, difference_table(rows)),
-        Section(
-            "Speed against quality",
-            _FRONTIER,
-            figures={"figures/frontier.png": "Speed against quality."},
-        ),
-        Section(
-            "Quality by horizon",
-            figures={
-                "figures/horizons.png": "Mean over clips, frame by frame after the given ones."
-            },
-        ),
+        Section("Quality and speed", text, comparison.table()),
+        Section("Against raster", [_PAIRED], Table((MODEL, STRATEGY, *DIFFERENCES), others)),
+        Section("Speed against quality", [_FRONTIER], figures=frontier),
+        Section("Quality by horizon", figures=horizons),
     ]
 
 
-def _drift_section(results: Results, rows: list[dict[str, Any]], out: Path) -> Section:
-    """Show how frames change while a dream goes on."""
-    plot_drift(rows, out / "figures" / "drift.png")
-    header, cells = drift_cells(rows)
-    lines = [[row["model"], *line] for row, line in zip(rows, cells, strict=True)]
-    return Section(
-        "Drift",
-        "\n\n".join(drift_notes(results, rows)),
-        TextTable(["Model", *header], lines),
-        {"figures/drift.png": "Means over clips, by eights of frames after the given ones."},
-    )
-
-
-def _revisit_section(
-    results: Results, rows: list[dict[str, Any]], groups: Groups, out: Path
-) -> Section:
-    """Show whether the picture is there again when one turns back."""
-    plot_horizons(groups, out / "figures" / "revisit.png")
-    header, cells = revisit_cells(rows)
-    lines = [[row["model"], *line] for row, line in zip(rows, cells, strict=True)]
-    return Section(
-        "Away and back",
-        "\n\n".join(revisit_notes(results)),
-        TextTable(["Model", *header], lines),
-        {"figures/revisit.png": "Likeness to the last given frame, mean over clips."},
-    )
-
-
+_READING = (
+    "Means over clips and generated frames; brackets are 95% bootstrap intervals over clips. Speed "
+    "and steps are medians over clips of decoding alone. raster is next-token prediction; k=K is "
+    "diagonal decoding, which finishes a frame before the next one begins unless a frame lag d is "
+    "named. reconstruction is what the tokenizer makes of the true frames, copy the last given "
+    "frame.",
+    "fed/token is the tokens fed for each that was written. = raster is the share of tokens equal "
+    "to raster's on the same clip with the same seed. exact and jacobi write raster's tokens; sjd "
+    "and mc-sjd draw from raster's distribution with other noise, so they share few tokens with it "
+    "and lose nothing.",
+)
 _PAIRED = (
     "Mean paired difference over the same clips with the same seeds, with its 95% interval: an "
     "interval that holds 0 shows no difference at this number of clips. Speedup is in frames a "
     "second of decoding, beside how many times fewer steps there are."
 )
-
-
 _FRONTIER = (
     "A point is a strategy; bars are 95% intervals of the paired difference to raster; a line "
     "joins raster and the diagonals. Dots write raster's tokens; diamonds (sjd, mc-sjd) write "
@@ -140,8 +105,8 @@ def _lead(results: Results) -> str:
     settings = results.runs[-1]["settings"]
     generated = settings["num_frames"] - settings["context_frames"]
     clips = len({record["clip"] for record in results.clips})
-    actions = "the recorded actions" + ", over again where a clip ends" * is_drift(results)
-    if is_revisit(results):
+    actions = "the recorded actions" + ", over again where a clip ends" * settings["drift"]
+    if settings["revisit"]:
         actions = "actions that lead away and back"
     sampling = settings["sampling"]
     drawn = "greedy decoding"
@@ -155,26 +120,7 @@ def _lead(results: Results) -> str:
     )
 
 
-def _reading(results: Results, rows: list[dict[str, Any]]) -> str:
-    """Say how to read the table, and what is not in it and why."""
-    parts = [
-        "Means over clips and generated frames; brackets are 95% bootstrap intervals over clips. "
-        "FPS, TP (tokens a second) and STEP are medians over clips of decoding alone. NTP is "
-        "next-token prediction; DiagD k=K finishes a frame before the next one begins unless a "
-        "frame lag d is named."
-    ]
-    if has_tokens(rows):
-        parts.append(
-            "FED is the tokens fed for each that was written (median over clips). = raster is the "
-            "share of tokens equal to raster's on the same clip with the same seed. exact and "
-            "jacobi write raster's tokens; sjd and mc-sjd draw from raster's distribution with "
-            "other noise, so they share few tokens with it and lose nothing."
-        )
-    parts += metric_notes(results, rows)
-    return "\n\n".join(parts)
-
-
-def _origin(results: Results) -> str:
+def _origin(results: Results) -> list[str]:
     """Name commit, machine and weights of every run that added lines."""
     parts = []
     for run in results.runs:
@@ -186,9 +132,4 @@ def _origin(results: Results) -> str:
             f"{run['python']}; seed {run['settings']['seed']}; models with SHA-256 of their "
             f"files: {weights}."
         )
-    return "\n\n".join(parts)
-
-
-def _command(run: Record) -> str:
-    """Return all options of a run as JSON."""
-    return json.dumps({"run": run["run"], "options": run["options"]}, indent=1)
+    return parts

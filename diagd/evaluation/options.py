@@ -1,8 +1,8 @@
-"""What is compared: the paper's protocols."""
+"""Options of `diagd evaluate` and `diagd report`, and the paper's protocols."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -38,51 +38,6 @@ PROTOCOLS = {
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """All that a number depends on; every process that measures gets the same.
-
-    Attributes:
-        models: label -> bundled name or checkpoint folder.
-        clips: folder of videos.
-        start: first frame taken of each clip.
-        context_frames, num_frames: frames given, and frames of a clip with those.
-        fps: frame rate of the clips; None takes any.
-        sampling: how tokens are drawn. seed: added to each clip's own.
-        lpips_backbone, lpips_heads, fvd_detector: weight files, or None.
-        drift: clips may be shorter than num_frames; strategies go on, under the clip's actions over
-            again, and what is said of frames without the truth is measured, too.
-        revisit: frames to turn away for, and back, by `revisit_actions`; in place of the clip's own
-            actions. None: no turning (see `diagd.evaluation.revisit`).
-    """
-
-    models: dict[str, str]
-    clips: Path
-    start: int
-    context_frames: int
-    num_frames: int
-    fps: float | None
-    sampling: SamplingOptions
-    seed: int
-    tokenizer: Path | None
-    device: str
-    dtype: DTypeName
-    backend: Backend
-    lpips_backbone: Path | None
-    lpips_heads: Path | None
-    fvd_detector: Path | None
-    fvd_resize: Preprocessing
-    drift: bool = False
-    revisit: int | None = None
-    revisit_actions: tuple[str, str] = ("left", "right")
-
-    @property
-    def frames_read(self) -> tuple[int, int]:
-        """Frames to read of a clip, and how many are enough where it has no more."""
-        most = self.context_frames if self.revisit else self.num_frames
-        return most, self.context_frames + 1 if self.drift else most
-
-
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(MachineFlags, PoolFlags):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
@@ -111,38 +66,38 @@ class EvaluateOptions(MachineFlags, PoolFlags):
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
-    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/fvd.py)
+    fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/frechet.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     # dream on when a clip is over, by default 256 frames, and show by eights how frames change
-    drift: bool = Settings.drift
+    drift: bool = False
     # turn away for so many frames, stand still for one and turn back: is the picture there again?
-    revisit: int | None = Settings.revisit
-    revisit_actions: tuple[str, str] = Settings.revisit_actions  # that undo each other
+    revisit: int | None = None
+    revisit_actions: tuple[str, str] = ("left", "right")  # that undo each other
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
 
     def __post_init__(self) -> None:
+        lengths = self.lengths
+        generated = lengths.frames - lengths.context_frames
         for name, value, lowest in (
-            ("num_clips", self.length("num_clips"), 1),
-            ("context_frames", self.length("context_frames"), 1),
-            ("frames", self.length("frames"), self.length("context_frames") + 1),
+            ("num_clips", lengths.num_clips, 1),
+            ("context_frames", lengths.context_frames, 1),
+            ("frames", lengths.frames, lengths.context_frames + 1),
             ("start", self.start, 0),
+            ("revisit", 1 if self.revisit is None else self.revisit, 1),
         ):
             if value < lowest:
                 raise ValueError(f"{name} must be at least {lowest}, got {value}")
-        generated = self.length("frames") - self.length("context_frames")
-        if self.fvd_detector is not None and generated < MIN_FRAMES:
-            raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
+        if self.revisit and self.frames is not None:
+            raise ValueError("revisit says how many frames there are: leave frames out")
         if self.lpips_heads is not None and self.lpips_backbone is None:
             raise ValueError("lpips_heads needs lpips_backbone as well")
         if self.teacher_forced and not self.pool().is_this_process:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
-        if self.revisit is not None and self.revisit < 1:
-            raise ValueError(f"revisit must be at least 1, got {self.revisit}")
-        if self.revisit and self.frames is not None:
-            raise ValueError("revisit says how many frames there are: leave frames out")
         asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
         if len(asked) > 1:
             raise ValueError(f"one thing at a time: leave all but one of {', '.join(asked)} out")
+        if self.fvd_detector is not None and generated < MIN_FRAMES:
+            raise ValueError(f"FVD needs {MIN_FRAMES} or more generated frames, got {generated}")
         if (self.drift or self.revisit) and self.fvd_detector is not None:
             raise ValueError(f"{asked[0]} is measured frame by frame: leave fvd_detector out")
         for strategy in self.strategies():
@@ -152,22 +107,38 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         self.labelled_models()
         self.pool()
 
-    def length(self, name: Literal["num_clips", "frames", "context_frames"]) -> int:
-        """Return a number that was given, or else the protocol's."""
-        given = getattr(self, name)
-        if name == "frames" and given is None and (self.drift or self.revisit):
+    @property
+    def lengths(self) -> Protocol:
+        """How many clips, and how long: the protocol's numbers but for those that were given."""
+        names = [field.name for field in fields(Protocol)]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        lengths = replace(PROTOCOLS[self.protocol], **given)
+        if self.frames is None and (self.drift or self.revisit):
             coming = 2 * self.revisit + 1 if self.revisit else DRIFT_FRAMES
-            return self.length("context_frames") + coming
-        return getattr(PROTOCOLS[self.protocol], name) if given is None else given
+            lengths = replace(lengths, frames=lengths.context_frames + coming)
+        return lengths
 
-    def methods(self) -> list[str]:
-        """Return what every clip is measured under, in order, each once."""
-        baselines = REVISIT_BASELINES if self.revisit else BASELINES
-        return [*baselines, *(strategy.name for strategy in self.strategies())]
+    @property
+    def frames_read(self) -> tuple[int, int]:
+        """Frames to read of a clip at least and at most."""
+        given, frames = self.lengths.context_frames, self.lengths.frames
+        if self.revisit:
+            return given, given
+        return given + 1 if self.drift else frames, frames
+
+    def pool(self) -> Pool:
+        """Return the processes that do the work."""
+        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
     def strategies(self) -> list[Strategy]:
         """Return raster and the other strategies, each once."""
         return parse_strategies((RASTER, *self.strategy))
+
+    def names(self) -> list[str]:
+        """Return the baselines and strategies that each clip is measured with, in order."""
+        baselines = REVISIT_BASELINES if self.revisit else BASELINES
+        strategies = [strategy.name for strategy in self.strategies()]
+        return strategies if self.teacher_forced else [*baselines, *strategies]
 
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
@@ -182,29 +153,18 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         truncation = (self.top_k, self.top_p) if self.temperature else (None, None)
         return SamplingOptions(self.temperature, *truncation)
 
-    def settings(self, dtype: DTypeName) -> Settings:
-        """Return what workers need to know; the weights are of that type."""
-        return Settings(
-            models=self.labelled_models(),
-            clips=self.clips,
-            start=self.start,
-            context_frames=self.length("context_frames"),
-            num_frames=self.length("frames"),
-            fps=PROTOCOLS[self.protocol].fps if self.fps is None else self.fps,
-            sampling=self.sampling(),
-            seed=self.seed,
-            tokenizer=self.tokenizer,
-            device=self.device,
-            dtype=dtype,
-            backend=self.backend,
-            lpips_backbone=self.lpips_backbone,
-            lpips_heads=self.lpips_heads,
-            fvd_detector=self.fvd_detector,
-            fvd_resize=self.fvd_resize,
-            drift=self.drift,
-            revisit=self.revisit,
-            revisit_actions=self.revisit_actions,
-        )
+    def settings(self, dtype: DTypeName) -> dict[str, Any]:
+        """Return what numbers depend on beside the contents of files, in JSON types."""
+        names = ("start", "seed", "device", "backend", "fvd_resize", "drift", "revisit")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "revisit_actions": list(self.revisit_actions),
+            "context_frames": self.lengths.context_frames,
+            "num_frames": self.lengths.frames,
+            "fps": self.lengths.fps,
+            "sampling": asdict(self.sampling()),
+            "dtype": dtype,
+        }
 
 
 @dataclass(frozen=True)

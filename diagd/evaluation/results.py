@@ -3,12 +3,12 @@
 A run line says how the lines after it came about: options, commit, device, versions, model files.
 
     {"kind": "run", "run": 0, "settings": {...}, "models": {...}, "commit": ..., "device": ...}
-    {"kind": "clip", "run": 0, "model": "doom", "method": "k=1", "clip": "clip_7", "seed": ...,
+    {"kind": "clip", "run": 0, "model": "doom", "strategy": "k=1", "clip": "clip_7", "seed": ...,
      "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...},
      "tokens": {...}, "lossless": "no", "video": ...}
 
-A method is a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.strategy`), whose
-lines hold its tokens as well, or a baseline: `truth` (features only), `reconstruction` (by the
+Lines of a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.strategy`) hold its
+tokens as well. In its place may stand a baseline: `truth` (features only), `reconstruction` (by the
 tokenizer), `copy` (of the last context frame).
 """
 
@@ -19,7 +19,6 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,9 @@ from diagd.metrics.frechet import frechet_distance
 from diagd.system import only_writer
 
 RESULTS_FILE = "results.jsonl"
+LIKELIHOOD_FILE = "teacher_forced.jsonl"
 BASELINES = ("truth", "reconstruction", "copy")
 RASTER = "raster"
-_MAY_DIFFER = {"models", "clips", "lpips_backbone", "lpips_heads", "fvd_detector"}  # paths
 
 Record = dict[str, Any]
 
@@ -45,32 +44,27 @@ class Results:
     clips: list[Record]
 
     def done(self) -> set[tuple[str, str, str]]:
-        """Return (model, method, clip) of every clip line."""
+        """Return the key of every clip line."""
         return {key_of(record) for record in self.clips}
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
-    """Return what makes a clip line unique: (model, method, clip)."""
-    return record["model"], record["method"], record["clip"]
+    """Return what makes a clip line unique: (model, strategy, clip)."""
+    return record["model"], record["strategy"], record["clip"]
 
 
 def file_name(text: str) -> str:
-    """Make any label, method or clip a file name."""
+    """Make any label, strategy or clip a file name."""
     return re.sub(r"[^\w.,=+-]+", "_", text).lstrip(".") or "_"
 
 
-def video_path(model: str, method: str, clip: str) -> str:
+def video_path(model: str, strategy: str, clip: str) -> str:
     """Return where a video lies, relative to the folder of results."""
-    return "/".join(("videos", file_name(model), file_name(method), f"{file_name(clip)}.mp4"))
+    return "/".join(("videos", file_name(model), file_name(strategy), f"{file_name(clip)}.mp4"))
 
 
 def read_results(path: Path) -> Results:
-    """Read a file; a last line that a killed run left unfinished is passed over.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line that is no JSON of ours, or a clip that is there twice.
-    """
+    """Read a file; a last line that a killed run left unfinished is passed over."""
     if not path.is_file():
         raise FileNotFoundError(f"results not found: {path}")
     results = Results([], [])
@@ -92,6 +86,7 @@ def read_results(path: Path) -> Results:
 
 def check_same(path: Path, before: Results, run: Record) -> None:
     """Raise ValueError if earlier lines were measured otherwise than this run would measure."""
+    measured = {record["clip"] for record in before.clips}
     for earlier in before.runs:
         for label, sha256 in earlier["models"].items():
             if run["models"].get(label, sha256) != sha256:
@@ -99,21 +94,20 @@ def check_same(path: Path, before: Results, run: Record) -> None:
                     f"{path}: model {label} has other weights now than when it was measured; "
                     "give it another label or choose another --out"
                 )
-        for clip, found in earlier.get("clips", {}).items():  # older runs do not say
-            if run["clips"].get(clip, found) != found:
+        for clip in measured & earlier["clips"].keys() & run["clips"].keys():
+            if run["clips"][clip] != earlier["clips"][clip]:
                 raise ValueError(
                     f"{path}: {clip} is another clip now than when it was measured; "
                     "choose another --out"
                 )
-        if earlier.get("tokenizer", run["tokenizer"]) != run["tokenizer"]:
-            raise ValueError(f"{path} was measured with another tokenizer; choose another --out")
-        if earlier["metrics"] != run["metrics"]:
-            raise ValueError(f"{path} was measured with other metric weights; choose another --out")
+        for key, what in (("tokenizer", "another tokenizer"), ("metrics", "other metric weights")):
+            if earlier[key] != run[key]:
+                raise ValueError(f"{path} was measured with {what}; choose another --out")
         for name, value in earlier["settings"].items():
-            now = run["settings"].get(name)
-            if name not in _MAY_DIFFER and now != value:
+            if run["settings"][name] != value:
                 raise ValueError(
-                    f"{path} was measured with {name}={value}, now {now}; choose another --out"
+                    f"{path} was measured with {name}={value}, now {run['settings'][name]}; "
+                    "choose another --out"
                 )
 
 
@@ -121,14 +115,12 @@ class ResultsWriter:
     """Append lines to a file of results, one process at a time, each whole or not at all.
 
     Opening cuts off a line that a killed run left unfinished.
+
+    Raises:
+        ValueError: another process is writing to it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, new or not.
-
-        Raises:
-            ValueError: another process is writing to it.
-        """
         with ExitStack() as opened:
             opened.enter_context(only_writer(path.parent, path.name))
             with path.open("ab") as file:
@@ -136,18 +128,13 @@ class ResultsWriter:
             self._path, self._opened = path, opened.pop_all()
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on the disk."""
+        """Write one line, and wait until it is on the disk."""
         append_line(self._path, json.dumps(record, allow_nan=False))
 
     def __enter__(self) -> "ResultsWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened.close()
 
 
@@ -175,23 +162,23 @@ DISTANCES = ("fvd", "tfd")
 RESAMPLES = 10_000
 LEVEL = 0.95
 
-Groups = dict[tuple[str, str], dict[str, Record]]  # (model, method) -> clip -> its line
+Groups = dict[tuple[str, str], dict[str, Record]]  # (model, strategy) -> clip -> its line
 
 
 def grouped(results: Results) -> Groups:
-    """Sort clip lines by (model, method): raster, other strategies by falling steps, baselines."""
-    models = dict.fromkeys(label for run in results.runs for label in run["models"])
+    """Sort lines by model and strategy: raster, others by falling number of steps, baselines."""
+    models = list(dict.fromkeys(label for run in results.runs for label in run["models"]))
     groups: Groups = {}
     for record in sorted(results.clips, key=lambda record: record["clip"]):
-        key = record["model"], record["method"]
+        key = record["model"], record["strategy"]
         groups.setdefault(key, {})[record["clip"]] = record
-    ranked = sorted(groups, key=lambda key: _rank(key[1], groups[key]))
-    return {key: groups[key] for model in models for key in ranked if key[0] == model}
 
+    def rank(key: tuple[str, str]) -> tuple[Any, ...]:
+        model, strategy = key
+        steps = _speed(groups[key])["num_steps"] or 0.0
+        return models.index(model), strategy in BASELINES, strategy != RASTER, -steps, strategy
 
-def _rank(method: str, clips: dict[str, Record]) -> tuple[bool, bool, float, str]:
-    steps = _speed(clips)["num_steps"] or 0.0
-    return method in BASELINES, method != RASTER, -steps, method
+    return {key: groups[key] for key in sorted(groups, key=rank)}
 
 
 def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float] | None:
@@ -203,28 +190,38 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float
     return edges.tolist()
 
 
+def biased(name: str, samples: int, dimension: int) -> str:
+    """Warn of a Frechet distance that rests on too few samples."""
+    return (
+        f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is biased "
+        f"upwards: a covariance needs at least {dimension + 1}."
+    )
+
+
 def summarize(results: Results) -> list[dict[str, Any]]:
-    """Return one row for each (model, method) but the truth.
+    """Return one row for each model and strategy, and for each baseline but the truth.
 
     A row holds `clips`; for each metric `{"mean", "interval", "difference", "difference_interval"}`
     (the last two against raster of the same model on the clips both have); for each distance
     `{"value", "samples", "dimension", "clips"}`. For a strategy there are medians of speed,
-    `fed_per_token`, `equal_to_raster` (share of tokens, over all clips that raster was run on) and
-    `lossless` (see `Strategy.promise`); the last three are None in results that were measured
-    without them.
+    `fed_per_token`, `speedup` and `step_ratio` (over raster), `equal_to_raster` (share of tokens,
+    over all clips that raster was run on) and `lossless` (see `Strategy.promise`).
     """
     groups = grouped(results)
     rows = []
-    for (model, method), clips in groups.items():
-        if method == "truth":
+    for (model, strategy), clips in groups.items():
+        if strategy == "truth":
             continue
-        raster = groups.get((model, RASTER), {}) if method != RASTER else {}
-        truth = groups.get((model, "truth"), {})
-        row: dict[str, Any] = {"model": model, "method": method, "clips": len(clips)}
-        row |= {metric: _quality(metric, clips, raster) for metric in QUALITY}
+        raster, truth = (groups.get((model, name), {}) for name in (RASTER, "truth"))
+        others = {} if strategy == RASTER else raster
+        row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
+        row |= {metric: _quality(metric, clips, others) for metric in QUALITY}
         row |= {name: _distance(name, clips, truth) for name in DISTANCES}
-        row |= _speed(clips)
-        row["equal_to_raster"] = _agreement(clips, groups.get((model, RASTER), {}))
+        speed, reference = _speed(clips), _speed(others)
+        row |= speed
+        row["speedup"] = _ratio(speed["frames_per_second"], reference["frames_per_second"])
+        row["step_ratio"] = _ratio(reference["num_steps"], speed["num_steps"])
+        row["equal_to_raster"] = _agreement(clips, raster)
         row["lossless"] = next(iter(clips.values())).get("lossless")
         rows.append(row)
     return rows
@@ -243,13 +240,13 @@ def _quality(
     if values is None:
         return None
     means = dict(zip(clips, values.mean(axis=1), strict=True))
+    both = {clip: record for clip, record in raster.items() if clip in means}
     summary = {
         "mean": float(values.mean()),
         "interval": bootstrap_interval(values.mean(axis=1)),
         "difference": None,
         "difference_interval": None,
     }
-    both = {clip: record for clip, record in raster.items() if clip in means}
     reference = per_horizon(both, metric)
     if reference is not None:
         pairs = np.array([means[clip] for clip in both]) - reference.mean(axis=1)
@@ -280,18 +277,20 @@ def _speed(clips: dict[str, Record]) -> dict[str, float | None]:
     names = ("num_steps", "frames_per_second", "tokens_per_second")
     values = {name: [record["stats"][name] for record in decoded] for name in names}
     values["fed_per_token"] = [
-        record["stats"]["num_fed"] / math.prod(record["tokens"]["shape"])
-        for record in decoded
-        if "tokens" in record
+        record["stats"]["num_fed"] / math.prod(record["tokens"]["shape"]) for record in decoded
     ]
     return {name: float(np.median(own)) if own else None for name, own in values.items()}
 
 
+def _ratio(value: float | None, other: float | None) -> float | None:
+    return value / other if value and other else None
+
+
 def _agreement(clips: dict[str, Record], raster: dict[str, Record]) -> float | None:
     """Return the share of tokens equal to raster's on the same clips with the same seeds."""
-    pairs = [
-        (unpack(record["tokens"]), unpack(raster[clip]["tokens"]))
+    shares = [
+        np.mean(unpack(record["tokens"]) == unpack(raster[clip]["tokens"]))
         for clip, record in clips.items()
-        if "tokens" in record and "tokens" in raster.get(clip, {})
+        if "tokens" in record and clip in raster
     ]
-    return float(np.mean([np.mean(ours == theirs) for ours, theirs in pairs])) if pairs else None
+    return float(np.mean(shares)) if shares else None

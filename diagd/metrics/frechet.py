@@ -1,4 +1,4 @@
-"""How frames become what the detector of FVD reads (see `diagd.metrics.perceptual`)."""
+"""Frechet distance between samples of features, and options of FVD; no torch."""
 
 from typing import Any, Literal
 
@@ -24,20 +24,7 @@ def frechet_distance(features: Features, reference: Features) -> float:
 
     Returns:
         The squared Frechet distance, 0 or more.
-
-    Raises:
-        ValueError: fewer than two vectors, or vectors of different or no dimension.
     """
-    for values in (features, reference):
-        if values.ndim != 2 or len(values) < 2 or not values.shape[1]:
-            raise ValueError(
-                f"features must be (N, D) with N of 2 or more, got {tuple(values.shape)}"
-            )
-    if features.shape[1] != reference.shape[1]:
-        raise ValueError(
-            f"features and reference must have one dimension, got {features.shape[1]} "
-            f"and {reference.shape[1]}"
-        )
     (mean, covariance), (other_mean, other) = _moments(features), _moments(reference)
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T

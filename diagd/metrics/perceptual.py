@@ -1,16 +1,15 @@
-"""Weight files of metrics: told apart by a short hash, and never unpickled unsafely."""
+"""LPIPS and the features of FVD, from weight files that are never unpickled unsafely."""
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 import torchmetrics
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
-from diagd.metrics.quality import check_videos
+from diagd.metrics.frechet import Preprocessing
 from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
 
 
@@ -21,12 +20,7 @@ def short_sha256(path: str | Path) -> str:
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Load a .pth state dict on the CPU.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no state dict, or one that only code execution could load.
-    """
+    """Load a .pth state dict on the CPU, or raise ValueError if only code execution could."""
     path = _existing(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
@@ -79,10 +73,18 @@ _BATCH = 16  # frames at once; bounds the memory
 
 
 class Lpips:
-    """The metric of one pair of weight files.
+    """LPIPS (arXiv:1801.03924) of one pair of weight files.
+
+    Args:
+        backbone: torchvision's state dict of `alexnet` or `vgg16`.
+        heads: the authors' `alex.pth` or `vgg.pth`; None takes torchmetrics' copy.
 
     Attributes:
         provenance: the network and the short hash of each file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file that does not hold what it should.
     """
 
     def __init__(
@@ -91,39 +93,30 @@ class Lpips:
         heads: str | Path | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Read the weights.
-
-        Args:
-            backbone: torchvision's state dict of `alexnet` or `vgg16`.
-            heads: the authors' `alex.pth` or `vgg.pth`; None takes torchmetrics' copy.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: a file that does not hold what it should.
-        """
         weights = read_state_dict(backbone)
-        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
         kinds: dict[tuple[int, ...], str] = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
-        network = kinds.get(shapes.get("features.0.weight", ()))
+        network = kinds.get(weights.get("features.0.weight", torch.empty(0)).shape)
         if network is None:
             raise ValueError(f"{backbone} must hold features.* of torchvision's alexnet or vgg16")
-        self._layers = NETWORKS[network]
-        self._kernels, channels = [], 3
-        for layer in self._layers:
-            name = f"features.{layer.place}"
-            expected = (layer.channels, channels, layer.kernel, layer.kernel)
-            for key, shape in ((f"{name}.weight", expected), (f"{name}.bias", expected[:1])):
-                if shapes.get(key) != shape:
-                    raise ValueError(f"{backbone}: {key} must be {shape}, got {shapes.get(key)}")
-            keys = f"{name}.weight", f"{name}.bias"
-            kernel = tuple(as_finite(weights[key], backbone, key, device) for key in keys)
-            self._kernels.append(kernel)
-            channels = layer.channels
         if heads is None:
             folder = Path(torchmetrics.__file__).parent / "functional" / "image" / "lpips_models"
             heads = folder / f"{network}.pth"
-        self._heads = [head.to(device) for head in _read_heads(heads, self._layers)]
-        self.device = device
+        self._layers, self._device = NETWORKS[network], device
+        self._kernels, channels = list[tuple[Tensor, Tensor]](), 3
+        for layer in self._layers:
+            name, out = f"features.{layer.place}", layer.channels
+            shape = out, channels, layer.kernel, layer.kernel
+            weight = _tensor(weights, backbone, f"{name}.weight", shape, device)
+            self._kernels.append(
+                (weight, _tensor(weights, backbone, f"{name}.bias", (out,), device))
+            )
+            channels = out
+        compared = [layer for layer in self._layers if layer.is_read]
+        weights = read_state_dict(heads)
+        self._heads = [  # a weight for each channel
+            _tensor(weights, heads, f"lin{n}.model.1.weight", (1, layer.channels, 1, 1), device)[0]
+            for n, layer in enumerate(compared)
+        ]
         self.provenance = {
             "network": network,
             "backbone_sha256": short_sha256(backbone),
@@ -135,9 +128,8 @@ class Lpips:
         """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32, 0 for equal ones.
 
         Raises:
-            ValueError: other shapes or dtypes.
+            ValueError: frames too small for the network.
         """
-        check_videos(video, reference)
         smallest = _MIN_PX[self.provenance["network"]]
         if min(video.shape[1:3]) < smallest:
             size = "x".join(map(str, video.shape[1:3]))
@@ -152,7 +144,7 @@ class Lpips:
 
     def _maps(self, frames: Tensor) -> list[Tensor]:
         """Return the unit-length feature maps (T, C, h, w) of each layer that is read."""
-        x = frames.to(self.device).movedim(-1, 1).float() / 127.5 - 1
+        x = frames.to(self._device).movedim(-1, 1).float() / 127.5 - 1
         x = (x - x.new_tensor(_SHIFT).view(3, 1, 1)) / x.new_tensor(_SCALE).view(3, 1, 1)
         maps = []
         for layer, (weight, bias) in zip(self._layers, self._kernels, strict=True):
@@ -165,18 +157,18 @@ class Lpips:
         return maps
 
 
-def _read_heads(path: str | Path, layers: tuple[Convolution, ...]) -> list[Tensor]:
-    """Read a weight for each channel of each layer that is compared, as (C, 1, 1)."""
-    weights = read_state_dict(path)
-    heads = []
-    for number, layer in enumerate(layer for layer in layers if layer.is_read):
-        name = f"lin{number}.model.1.weight"
-        head = weights.get(name)
-        given = None if head is None else tuple(head.shape)
-        if head is None or given != (1, layer.channels, 1, 1):
-            raise ValueError(f"{path}: {name} must be {(1, layer.channels, 1, 1)}, got {given}")
-        heads.append(as_finite(head, path, name).view(-1, 1, 1))
-    return heads
+def _tensor(
+    weights: dict[str, Tensor],
+    path: str | Path,
+    key: str,
+    shape: tuple[int, ...],
+    device: torch.device | str,
+) -> Tensor:
+    """Return one of the weights, or raise ValueError unless it has that shape and is finite."""
+    given = tuple(weights[key].shape) if key in weights else None
+    if given != shape:
+        raise ValueError(f"{path}: {key} must be {shape}, got {given}")
+    return as_finite(weights[key], path, key, device)
 
 
 INPUT_PX = 224
@@ -185,8 +177,14 @@ INPUT_PX = 224
 class VideoFeatures:
     """I3D features of clips.
 
+    Loading a detector EXECUTES code that the file contains: load what you trust.
+
     Attributes:
         provenance: the preprocessing and the short hash of the detector.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: no TorchScript.
     """
 
     def __init__(
@@ -195,41 +193,23 @@ class VideoFeatures:
         preprocessing: Preprocessing = "crop",
         device: torch.device | str = "cpu",
     ) -> None:
-        """Load a detector. This EXECUTES code that the file contains: load what you trust.
-
-        Raises:
-            FileNotFoundError: no such file.
-            ValueError: no TorchScript, or an unknown preprocessing.
-        """
-        if preprocessing not in get_args(Preprocessing):
-            raise ValueError(
-                f"preprocessing must be one of {', '.join(get_args(Preprocessing))}, "
-                f"got {preprocessing!r}"
-            )
-        sha256 = short_sha256(detector)
+        self.provenance = {"resize": preprocessing, "detector_sha256": short_sha256(detector)}
         self._detector = load_torchscript(detector, device)
-        self.device, self.preprocessing = device, preprocessing
-        self.provenance = {"resize": preprocessing, "detector_sha256": sha256}
+        self._device, self._preprocessing = device, preprocessing
 
     @torch.inference_mode()
     def __call__(self, frames: Tensor) -> Tensor:
-        """Describe a clip: (T, H_px, W_px, 3) uint8 -> (D,) float32.
-
-        Raises:
-            ValueError: fewer than 10 frames.
-        """
-        if len(frames) < MIN_FRAMES:
-            raise ValueError(f"FVD needs clips of at least {MIN_FRAMES} frames, got {len(frames)}")
+        """Describe a clip of MIN_FRAMES or more: (T, H_px, W_px, 3) uint8 -> (D,) float32."""
         video, rescale, resize = self.prepare(frames)
         features = self._detector(video, rescale=rescale, resize=resize, return_features=True)
         return features[0].float().cpu()
 
     def prepare(self, frames: Tensor) -> tuple[Tensor, bool, bool]:
         """Return the (1, 3, T, H, W) float32 input, and what is left to the detector to do."""
-        pixels = frames.to(self.device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
-        if self.preprocessing == "detector":
+        pixels = frames.to(self._device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
+        if self._preprocessing == "detector":
             return pixels.movedim(1, 0)[None], True, True
-        if self.preprocessing == "crop":
+        if self._preprocessing == "crop":
             height, width = pixels.shape[-2:]
             scale = INPUT_PX / min(height, width)
             size = round(height * scale), round(width * scale)

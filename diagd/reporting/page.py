@@ -1,12 +1,13 @@
-"""The text of a report: one Markdown file and one HTML page from the same parts, no scripts."""
+"""A report as one Markdown file and one HTML page, made from the same sections; no scripts."""
 
 import html
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diagd.data.video import read_video
 from diagd.evaluation.results import Groups, Record, file_name
-from diagd.reporting.plots import read_frames, write_side_by_side, write_strip
-from diagd.reporting.tables import TextTable, as_html, markdown
+from diagd.evaluation.tables import Table
+from diagd.reporting.plots import write_side_by_side, write_strip
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
@@ -33,11 +34,11 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 0; }
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with text, a table and pictures (path -> caption), each where there is one."""
+    """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
 
     title: str
-    text: str = ""
-    table: TextTable | None = None
+    text: list[str] = field(default_factory=list)
+    table: Table | None = None
     figures: dict[str, str] = field(default_factory=dict)
     videos: dict[str, str] = field(default_factory=dict)
     code: str = ""
@@ -47,16 +48,13 @@ def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
     """Write the report as Markdown."""
     parts = [f"# {title}", lead]
     for section in sections:
-        parts.append(f"## {section.title}")
-        if section.text:
-            parts.append(section.text)
+        parts += [f"## {section.title}", *section.text]
         if section.table:
-            parts.append(markdown(section.table).rstrip())
+            parts.append(section.table.markdown())
         parts += [f"![{caption}]({path})" for path, caption in section.figures.items()]
         if section.videos:
-            parts.append(
-                "\n".join(f"- [{caption}]({path})" for path, caption in section.videos.items())
-            )
+            links = [f"- [{caption}]({path})" for path, caption in section.videos.items()]
+            parts.append("\n".join(links))
         if section.code:
             parts.append(f"```json\n{section.code}\n```")
     return "\n\n".join(parts) + "\n"
@@ -67,28 +65,19 @@ def as_page(title: str, lead: str, sections: list[Section]) -> str:
     parts = [f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>"]
     for section in sections:
         parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
-        if section.text:
-            parts += [
-                f"<p class=note>{html.escape(line)}</p>" for line in section.text.split("\n\n")
-            ]
+        parts += [f"<p class=note>{html.escape(paragraph)}</p>" for paragraph in section.text]
         if section.table:
-            parts.append(f"<div class=scroll>{as_html(section.table)}</div>")
+            parts.append(f"<div class=scroll>{section.table.html()}</div>")
         for path, caption in section.figures.items():
             source, words = html.escape(path, quote=True), html.escape(caption)
-            parts.append(
-                f'<figure><img src="{source}" alt="{words}" loading=lazy>'
-                f"<figcaption>{words}</figcaption></figure>"
-            )
+            parts.append(_figure(f'<img src="{source}" alt="{words}" loading=lazy>', words))
         for path, caption in section.videos.items():
-            parts.append(
-                f'<figure><video src="{html.escape(path, quote=True)}" controls loop muted '
-                f"playsinline preload=metadata></video>"
-                f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-            )
+            source, words = html.escape(path, quote=True), html.escape(caption)
+            flags = "controls loop muted playsinline preload=metadata"
+            parts.append(_figure(f'<video src="{source}" {flags}></video>', words))
         if section.code:
-            parts.append(
-                f"<details><summary>JSON</summary><pre>{html.escape(section.code)}</pre></details>"
-            )
+            code = html.escape(section.code)
+            parts.append(f"<details><summary>JSON</summary><pre>{code}</pre></details>")
         parts.append("</section>")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -98,41 +87,36 @@ def as_page(title: str, lead: str, sections: list[Section]) -> str:
     )
 
 
-HIDDEN = ("copy", "reconstruction", "chance")  # of which only the numbers are of interest
+def _figure(content: str, caption: str) -> str:
+    return f"<figure>{content}<figcaption>{caption}</figcaption></figure>"
+
+
+HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
 
 
 def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:
-    """Draw the first clips by name, and return a section for each.
-
-    Args:
-        folder: of the results, which videos are named relative to.
-        out: of the report; pictures go to figures/, videos to videos/.
-
-    Raises:
-        FileNotFoundError, ValueError: a video that the results speak of is missing or damaged.
-    """
+    """Draw the first clips by name, from a folder of results to the report's, a section each."""
     kept: dict[str, list[Record]] = {}
-    for (_, method), lines in groups.items():
+    for (_, strategy), lines in groups.items():
         for clip, record in lines.items():
-            if record["video"] and method not in HIDDEN:
+            if record["video"] and strategy not in HIDDEN:
                 kept.setdefault(clip, []).append(record)
     return [_section(folder, out, clip, kept[clip]) for clip in sorted(kept)[:count]]
 
 
 def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Section:
-    """Draw one clip: ground truth, raster, each strategy; a video for each model."""
+    """Draw one clip: the truth of each model, then its strategies; a video for each model."""
     models = list(dict.fromkeys(record["model"] for record in records))
-    records = sorted(records, key=lambda r: (r["method"] != "truth", models.index(r["model"])))
     strip, videos = {}, {}
+    (out / "videos").mkdir(exist_ok=True)
     for model in models:
+        own = [record for record in records if record["model"] == model]
         cells = {}
-        for record in records:
-            if record["model"] == model:
-                frames = read_frames(folder / record["video"])
-                cells[_label(record)] = frames
-                several = len(models) > 1 and record["method"] != "truth"
-                strip[f"{model}\n{_label(record)}" if several else _label(record)] = frames
-        (out / "videos").mkdir(exist_ok=True)
+        for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
+            frames = read_video(folder / record["video"]).frames.numpy()
+            cells[record["strategy"]] = frames
+            several = len(models) > 1 and record["strategy"] != "truth"
+            strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
         path = f"videos/{file_name(clip)}_{file_name(model)}.mp4"
         write_side_by_side(out / path, cells, records[0]["fps"])
         videos[path] = f"{model}: {', '.join(cells)}"
@@ -140,7 +124,3 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
     write_strip(out / picture, strip)
     caption = "Frames after the given ones, the same times in every row."
     return Section(f"Example {clip}", figures={picture: caption}, videos=videos)
-
-
-def _label(record: Record) -> str:
-    return "ground truth" if record["method"] == "truth" else record["method"]

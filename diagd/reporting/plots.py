@@ -1,22 +1,21 @@
-"""Strips of frames and side-by-side videos from the clips that an evaluation kept; no torch."""
+"""Plots of an evaluation, and strips and side-by-side videos of the clips it kept."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import matplotlib.pyplot as plt
 import numpy as np
-from av.error import FFmpegError
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
-from diagd.evaluation.drift import SHOWN
-from diagd.evaluation.results import BASELINES, DISTANCES, QUALITY, RASTER, Groups, per_horizon
+from diagd.data.video import write_video
+from diagd.evaluation.comparison import METRICS
+from diagd.evaluation.results import BASELINES, RASTER, Groups, per_horizon
+from diagd.evaluation.tables import Column, Row, Table
 from diagd.files import replacing
-from diagd.reporting.tables import algorithm
 
 Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
 
@@ -24,22 +23,6 @@ STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
 GAP_PX = 4
-
-
-def read_frames(path: Path) -> Frames:
-    """Decode a video.
-
-    Raises:
-        FileNotFoundError, ValueError: it is missing or damaged.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"video not found: {path}")
-    try:
-        with av.open(str(path)) as container:
-            frames = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
-        return np.stack(frames).astype(np.uint8, copy=False)
-    except (FFmpegError, IndexError, ValueError) as error:
-        raise ValueError(f"{path} cannot be decoded: {error}") from None
 
 
 def write_strip(path: Path, rows: dict[str, Frames]) -> None:
@@ -74,20 +57,18 @@ def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None
     blocks = []
     for label, frames in cells.items():
         large = frames[:length].repeat(factor, axis=1).repeat(factor, axis=2)
-        head = np.broadcast_to(
-            _label(label, width_px * factor), (length, LABEL_HEIGHT_PX, width_px * factor, 3)
-        )
+        head = _label(label, width_px * factor)[None].repeat(length, axis=0)
         block = np.concatenate([head, large], axis=1)
-        blocks.append(
-            np.pad(block, ((0, 0), (0, GAP_PX), (0, GAP_PX), (0, 0)), constant_values=255)
-        )
-    while len(blocks) % columns:
-        blocks.append(np.full_like(blocks[0], 255))
+        gaps = (0, 0), (0, GAP_PX), (0, GAP_PX), (0, 0)
+        blocks.append(np.pad(block, gaps, constant_values=255))
+    blocks += [np.full_like(blocks[0], 255)] * (-len(blocks) % columns)
     lines = [
         np.concatenate(blocks[start : start + columns], axis=2)
         for start in range(0, len(blocks), columns)
     ]
-    _write_mp4(path, np.concatenate(lines, axis=1), fps)
+    whole = np.concatenate(lines, axis=1)
+    even_height, even_width = (size // 2 * 2 for size in whole.shape[1:3])
+    write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
@@ -106,34 +87,7 @@ def _label(text: str, width_px: int) -> Frames:
     return np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3]
 
 
-def _write_mp4(path: Path, frames: Frames, fps: float) -> None:
-    """Write H.264 that browsers play; both sizes are cut to even numbers."""
-    options = {"movflags": "faststart"}
-    with (
-        replacing(path) as temporary,
-        av.open(str(temporary), "w", format="mp4", options=options) as out,
-    ):
-        stream = out.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-        stream.height, stream.width = (size // 2 * 2 for size in frames.shape[1:3])
-        stream.pix_fmt = "yuv420p"
-        stream.options = {"crf": "20", "x264-params": "threads=1:mbtree=0"}
-        for frame in frames[:, : stream.height, : stream.width]:
-            picture = np.ascontiguousarray(frame)
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        out.mux(stream.encode(None))
-
-
-AXES = {
-    "psnr": "PSNR, dB (higher is better)",
-    "ssim": "SSIM (higher is better)",
-    "lpips": "LPIPS (lower is better)",
-    "fvd": "FVD (lower is better)",
-    "tfd": "TFD (lower is better)",
-    "sharpness": "sharpness, of true frames'",
-    "repeated": "share of repeated tokens",
-    "distinct": "share of distinct tokens",
-}
-MARKERS = {  # of a strategy that is lossless so: marker, words
+MARKERS = {  # of a strategy that is lossless so: marker, label
     "tokens": ("o", "raster's tokens"),
     "distribution": ("D", "raster's distribution, other tokens"),
     "no": ("x", "neither"),
@@ -142,139 +96,119 @@ JOINED = (RASTER, "k=")
 SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
 
 
-def plot_frontier(rows: list[dict[str, Any]], path: Path) -> None:
+def plot_frontier(rows: list[Row], path: Path) -> None:
     """Draw what speed costs: a colour for each model, a point for each strategy.
 
     Lossless strategies are marked; a line joins raster and the diagonals.
     """
-    shown = [name for name in (*QUALITY, *DISTANCES) if any(row[name] for row in rows)]
+    table = Table(METRICS, [row for row in rows if row["strategy"] not in BASELINES])
+    width = len(table.columns)
     figure, axes = plt.subplots(
-        1, len(shown), figsize=(4.6 * len(shown), 4), squeeze=False, layout="constrained"
+        1, width, figsize=(4.6 * width, 4), squeeze=False, layout="constrained"
     )
-    for axis, name in zip(axes[0], shown, strict=True):
-        for number, model in enumerate(dict.fromkeys(row["model"] for row in rows)):
-            color = f"C{number}"
+    models = dict.fromkeys(row["model"] for row in table.rows)
+    for axis, column in zip(axes[0], table.columns, strict=True):
+        for number, model in enumerate(models):
             points = [
-                row
-                for row in rows
-                if row["model"] == model and row["method"] not in BASELINES and row[name]
+                row for row in table.rows if row["model"] == model and column.value(row) is not None
             ]
             points.sort(key=lambda row: row["frames_per_second"])
-            speeds = [row["frames_per_second"] for row in points]
-            values = [_value(row[name]) for row in points]
-            bars = _bars(points, name)
-            axis.errorbar(speeds, values, bars, fmt="none", capsize=3, elinewidth=1, color=color)
-            joined = [n for n, row in enumerate(points) if row["method"].startswith(JOINED)]
-            line = [speeds[n] for n in joined], [values[n] for n in joined]
-            label = model if axis is axes[0, 0] else None
-            axis.plot(*line, lw=1, color=color, label=label)
-            for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
-                marker = MARKERS[_lossless(row)][0]
-                axis.plot(speed, value, marker, color=color)
-                up, va = ((-1, "top"), (1, "bottom"))[n % 2]  # neighbours on different sides
-                style = {"textcoords": "offset points", "rotation": 30 * up, "va": va}
-                where = (speed, value), (4, 5 * up)
-                axis.annotate(row["method"], *where, fontsize=8, **style)
-        axis.set(xscale="log", xlabel="frames a second", ylabel=AXES[name])
+            _draw_frontier(axis, points, column, f"C{number}", model)
+        axis.set(xscale="log", xlabel="frames a second", ylabel=_axis_label(column))
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.xaxis.set_minor_formatter(NullFormatter())
         axis.margins(x=0.15, y=0.15)
         axis.grid(alpha=0.3, which="both")
-    kinds = {_lossless(row) for row in rows if row["method"] not in BASELINES}
+    kinds = {row["lossless"] for row in table.rows}
     for kind, (marker, words) in MARKERS.items():
         if kind in kinds and len(kinds) > 1:
             axes[0, 0].plot([], [], marker, color="0.4", label=words)
-    figure.legend(loc="outside lower center", ncols=2 * len(shown), fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    place = {"loc": "outside lower center", "ncols": 2 * width, "fontsize": 8}
+    figure.legend(handles, labels, **place)
     save_figure(figure, path)
+
+
+def _draw_frontier(axis: Any, points: list[Row], column: Column, color: str, model: str) -> None:
+    """Draw the points of a model, with bars of the paired difference to raster."""
+    speeds = [row["frames_per_second"] for row in points]
+    values = [column.value(row) for row in points]
+    bars = np.zeros((2, len(points)))
+    for bar, row in zip(bars.T, points, strict=True):
+        metric = row[column.key.split(".")[0]]
+        if edges := metric.get("difference_interval"):
+            bar[:] = metric["difference"] - edges[0], edges[1] - metric["difference"]
+    axis.errorbar(speeds, values, bars.clip(min=0), fmt="none", capsize=3, lw=1, color=color)
+    joined = [n for n, row in enumerate(points) if row["strategy"].startswith(JOINED)]
+    line = [speeds[n] for n in joined], [values[n] for n in joined]
+    axis.plot(*line, lw=1, color=color, label=model)
+    for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
+        axis.plot(speed, value, MARKERS[row["lossless"]][0], color=color)
+        up, va = ((-1, "top"), (1, "bottom"))[n % 2]  # neighbours on different sides
+        style = {"textcoords": "offset points", "rotation": 30 * up, "va": va}
+        axis.annotate(row["strategy"], (speed, value), (4, 5 * up), fontsize=8, **style)
 
 
 def plot_horizons(groups: Groups, path: Path) -> None:
     """Draw quality frame by frame: a column for each model, a row for each metric."""
-    shown = [
-        name
-        for name in QUALITY
-        if any(per_horizon(clips, name) is not None for clips in groups.values())
-    ]
-    models = list(dict.fromkeys(model for model, _ in groups))
-    figure, panels = _panels(models, shown, (5.5, 3.2))
-    for (model, method), clips in groups.items():
-        for name in shown:
+    curves: Curves = {}
+    for column in METRICS:
+        name = column.key.split(".")[0]
+        for (model, strategy), clips in groups.items():
             values = per_horizon(clips, name)
             if values is not None:
                 times = np.arange(1, values.shape[1] + 1)
-                _draw_method(panels[model, name], method, times, values.mean(axis=0))
-    _finish_panels(figure, panels, path)
+                curves.setdefault((model, column), {})[strategy] = times, values.mean(axis=0)
+    _draw_curves(curves, (5.5, 3.2), path)
 
 
-def plot_drift(rows: list[dict[str, Any]], path: Path) -> None:
+def plot_drift(table: Table, path: Path) -> None:
     """Draw how frames change, by eights: a column for each model, a row for each number."""
-    shown = [name for name in SHOWN if any(row[name] is not None for row in rows)]
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    figure, panels = _panels(models, shown, (7, 2.6))
-    for model, method in dict.fromkeys((row["model"], row["method"]) for row in rows):
-        own = [row for row in rows if (row["model"], row["method"]) == (model, method)]
-        for name in shown:
-            points = [row for row in own if row[name] is not None]
-            times = [np.mean(row["frames"]) for row in points]
-            values = [row[name] for row in points]
-            _draw_method(panels[model, name], method, times, values, marker=".")
-    _finish_panels(figure, panels, path)
+    curves: Curves = {}
+    for column in table.columns:
+        for row in () if column.is_label else table.rows:
+            if column.value(row) is not None:
+                own = curves.setdefault((row["model"], column), {})
+                times, values = own.setdefault(row["strategy"], ([], []))
+                times.append(np.mean(row["frames"]))
+                values.append(column.value(row))
+    _draw_curves(curves, (7, 2.6), path, marker=".")
 
 
-def _panels(
-    models: list[str], shown: list[str], inches: tuple[float, float]
-) -> tuple[Any, dict[tuple[str, str], Any]]:
-    """Return a figure and its axes by (model, name of what is shown), each so wide and high."""
+# (model, column) -> strategy -> times and values
+Curves = dict[tuple[str, Column], dict[str, tuple[Any, Any]]]
+
+
+def _draw_curves(curves: Curves, inches: tuple[float, float], path: Path, **style: Any) -> None:
+    """Draw each model's curves below its name, each panel so wide and high."""
+    models = list(dict.fromkeys(model for model, _ in curves))
+    columns = list(dict.fromkeys(column for _, column in curves))
     figure, axes = plt.subplots(
-        len(shown),
+        len(columns),
         len(models),
-        figsize=(inches[0] * len(models), inches[1] * len(shown)),
+        figsize=(inches[0] * len(models), inches[1] * len(columns)),
         squeeze=False,
         sharex=True,
         sharey="row",
         layout="constrained",
     )
-    for line, name in zip(axes, shown, strict=True):
-        line[0].set_ylabel(AXES[name])
-    for axis, model in zip(axes[0], models, strict=True):
+    for (model, column), own in curves.items():
+        axis = axes[columns.index(column), models.index(model)]
+        for strategy, points in own.items():
+            shade = {"color": SHADES[strategy], "ls": "--"} if strategy in SHADES else {}
+            axis.plot(*points, label=strategy, lw=1.3, **style, **shade)
+    for line, column in zip(axes, columns, strict=True):
+        line[0].set_ylabel(_axis_label(column))
+    for model, axis in zip(models, axes[0], strict=True):
         axis.set_title(model)
     for axis in axes[-1]:
         axis.set_xlabel("frames after the given ones")
-    return figure, {
-        (model, name): axes[row, column]
-        for row, name in enumerate(shown)
-        for column, model in enumerate(models)
-    }
-
-
-def _draw_method(axis: Any, method: str, times: Any, values: Any, **style: Any) -> None:
-    if method in SHADES:
-        style |= {"color": SHADES[method], "ls": "--"}
-    axis.plot(times, values, label=algorithm(method), lw=1.3, **style)
-
-
-def _finish_panels(figure: Any, panels: dict[tuple[str, str], Any], path: Path) -> None:
-    for axis in panels.values():
+    for axis in axes.flat:
         axis.grid(alpha=0.3)
-    next(iter(panels.values())).legend(fontsize=8)
+    axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
 
 
-def _lossless(row: dict[str, Any]) -> str:
-    return row["lossless"] or ("tokens" if row["method"] == RASTER else "no")
-
-
-def _value(summary: dict[str, Any]) -> float:
-    return summary["value"] if "value" in summary else summary["mean"]
-
-
-def _bars(points: list[dict[str, Any]], name: str) -> Any:
-    """Return the (2, N) lengths of error bars of paired differences; None where there are none."""
-    if name in DISTANCES:
-        return None
-    lengths = []
-    for row in points:
-        difference, edges = row[name]["difference"], row[name]["difference_interval"]
-        lengths.append([difference - edges[0], edges[1] - difference] if edges else [0, 0])
-    return np.array(lengths).T.clip(min=0)
+def _axis_label(column: Column) -> str:
+    return f"{column.heading} ({column.better} is better)" if column.better else column.heading

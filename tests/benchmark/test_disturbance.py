@@ -8,8 +8,9 @@ from diagd.benchmark.rows import is_disturbed, print_rows
 DISTURBED = {
     "dtype": "float32",
     "backend": "native",
-    "schedule": "row_lag 4",
+    "strategy": "k=4",
     "steps": 152,
+    "context_frames": 1,
     **{"seconds": 0.82, "seconds_min": 0.69, "seconds_max": 6.19, "ms_per_step": 5.40},
     "step_ms": {"p50": 5.41, "p99": 211.17, "min": 3.33, "max": 229.4},
     "parts_ms": {
@@ -17,12 +18,13 @@ DISTURBED = {
         **{"forward": 15.90, "sampling": 0.76, "bookkeeping": 0.18},
     },
 }
-# the row above it, row_lag 2
+# the row above it, k=2
 QUIET = {
     "dtype": "float32",
     "backend": "native",
-    "schedule": "row_lag 2",
+    "strategy": "k=2",
     "steps": 100,
+    "context_frames": 1,
     **{"seconds": 0.54, "seconds_min": 0.54, "seconds_max": 0.63, "ms_per_step": 5.43},
     "step_ms": {"p50": 5.71, "p99": 7.80, "min": 3.40, "max": 8.12},
     "parts_ms": {
@@ -79,7 +81,7 @@ def test_the_table_marks_a_disturbed_row_and_says_so_once(capsys, monkeypatch):
     }
     print_rows(document)
     printed = capsys.readouterr().out
-    assert printed.count("row_lag 4 !") == 2  # in both tables
-    assert "row_lag 2 !" not in printed
+    assert printed.count("k=4 !") == 2  # in both tables
+    assert "k=2 !" not in printed
     (note,) = (line for line in printed.splitlines() if "disturbed" in line)
-    assert note == "! disturbed: row_lag 4 (times contradict each other): measure again"
+    assert note == "! disturbed: k=4 (times contradict each other): measure again"

@@ -10,7 +10,7 @@ KEYS = {
     *(
         "dtype",
         "backend",
-        "schedule",
+        "strategy",
         "context_frames",
         "steps",
         "seconds",
@@ -23,7 +23,7 @@ KEYS = {
 }
 LIMITS = {
     *("step_ms", "megabytes_per_step", "megaflops_per_step", "bandwidth_share", "flops_share"),
-    *("parts_ms", "attention", "barriers_ms"),
+    *("parts_ms", "attention"),
 }
 TINY_1D = {
     "hidden_size": 32,
@@ -57,7 +57,7 @@ def bench(command, monkeypatch):
 
 def rows_of(outcome):
     assert outcome.code == 0, outcome.err
-    return {row["schedule"]: row for row in outcome.document["rows"]}
+    return {row["strategy"]: row for row in outcome.document["rows"]}
 
 
 def test_every_schedule_is_a_row_with_all_its_numbers(bench):
@@ -70,7 +70,7 @@ def test_every_schedule_is_a_row_with_all_its_numbers(bench):
         "k=2": 2 * 9,
     }
     for row in rows.values():
-        assert set(row) == (KEYS if row["schedule"] == "hugging face" else KEYS | LIMITS)
+        assert set(row) == (KEYS if row["strategy"] == "hugging face" else KEYS | LIMITS)
         assert row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
         assert row["step_ratio"] == 30 / row["steps"]
         assert row["tokens_per_second"] == pytest.approx(30 / row["seconds"])
@@ -126,16 +126,16 @@ def test_a_context_that_is_full_is_timed_beside_an_empty_one(bench):
     outcome = bench("-k", 1, max_positions=99)  # 2 + 17 * 5 fit, of which 2 frames are generated
     rows = outcome.document["rows"]
     names = ["hugging face", *["hugging face"], *["raster", "k=1"] * 2]
-    assert [row["schedule"] for row in rows] == names
+    assert [row["strategy"] for row in rows] == names
     assert [row["context_frames"] for row in rows] == [1, 3, 1, 1, 3, 3]
     for row in rows:
         (raster,) = (
             other
             for other in rows
-            if (other["schedule"], other["context_frames"]) == ("raster", row["context_frames"])
+            if (other["strategy"], other["context_frames"]) == ("raster", row["context_frames"])
         )
         assert row["speedup"] == raster["seconds"] / row["seconds"]
-        assert (row["schedule"] == "k=1") == (row["tokens_equal_to_raster"] < 1)
+        assert (row["strategy"] == "k=1") == (row["tokens_equal_to_raster"] < 1)
     assert rows[4]["megabytes_per_step"] > rows[2]["megabytes_per_step"]
     assert "k=1 after 3" in outcome.said
     rows = bench("-k", 1, "--context-frames", 2, max_positions=99).document["rows"]
@@ -154,7 +154,7 @@ def test_dtypes_and_backends_stand_in_one_table(bench):
     refused.assert_refused("int8 needs backend native on the cpu, got eager")
     outcome = bench("--dtype", "float32", "bfloat16", *flags[3:])
     rows = outcome.document["rows"]
-    lines = [(row["dtype"], row["backend"], row["schedule"]) for row in rows]
+    lines = [(row["dtype"], row["backend"], row["strategy"]) for row in rows]
     ours = [(b, s) for b in ("native", "eager") for s in ("raster", "k=1")]
     assert lines == [
         (dtype, *line)
@@ -165,7 +165,7 @@ def test_dtypes_and_backends_stand_in_one_table(bench):
         rasters = [
             other["seconds"]
             for other in rows
-            if other["schedule"] == "raster"
+            if other["strategy"] == "raster"
             and other["dtype"] == row["dtype"]
             and row["backend"] in ("", other["backend"])
         ]

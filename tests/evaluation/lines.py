@@ -11,25 +11,28 @@ from diagd.evaluation.results import pack
 from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX, smooth_frames
 
 
-def clip_line(method, clip, psnr=(), model="tiny", run=0, features=None, steps=None, fps=2.0):
+def clip_line(strategy, clip, psnr=(), model="tiny", run=0, features=None, steps=None, fps=2.0):
     stats = None
     if steps is not None:
         stats = {
             "num_steps": steps,
             "frames_per_second": fps,
             "tokens_per_second": 15 * fps,
+            "num_fed": 15,
             "num_dropped_frames": 0,
         }
+    decoding = {"tokens": pack(np.arange(15)), "lossless": "no"} if steps else {}
     packed = {name: pack(np.array(values)) for name, values in (features or {}).items()}
     return {
         "kind": "clip",
         "run": run,
         "model": model,
-        "method": method,
+        "strategy": strategy,
         "clip": clip,
         "quality": {"psnr": list(psnr)} if psnr else {},
         "features": packed,
         "stats": stats,
+        **decoding,
         "fps": 8.0,
         "video": None,
     }
@@ -40,6 +43,8 @@ def run_line(*models, run=0):
         "num_frames": 5,
         "context_frames": 2,
         "seed": 7,
+        "drift": False,
+        "revisit": None,
         "dtype": "float32",
         "sampling": {"temperature": 1.0, "top_k": None, "top_p": 0.9},
     }

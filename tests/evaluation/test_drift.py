@@ -2,20 +2,20 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from diagd.evaluation.drift import drift_cells, drift_notes, is_drift, summarize_drift
+from diagd.evaluation.comparison import compare
 from diagd.evaluation.results import Results
 from diagd.metrics.frechet import frechet_distance
 from tests.evaluation.lines import clip_line, run_line
 
 
-def line(method, clip, num_frames, true_frames, seed, steps=None):
+def line(strategy, clip, num_frames, true_frames, seed, steps=None):
     """A dream of so many frames, of which the first ones have a truth."""
     random = default_rng(seed)
     features = random.normal(size=(num_frames, 2)).astype(np.float32)
-    psnr = [] if method == "truth" else random.random(true_frames).tolist()
+    psnr = [] if strategy == "truth" else random.random(true_frames).tolist()
     signs = {name: random.random(num_frames).tolist() for name in ("sharpness", "repeated")}
     drift = {"drift": {**signs, "distinct": [0.5] * num_frames}}
-    return clip_line(method, clip, psnr, features={"tfd": features}, steps=steps) | drift
+    return clip_line(strategy, clip, psnr, features={"tfd": features}, steps=steps) | drift
 
 
 def results_of(lines):
@@ -28,9 +28,9 @@ def test_every_eight_of_frames_is_compared_with_all_true_frames():
     dreams = [line("k=1", "a", 20, 11, 0, steps=9), line("k=1", "b", 20, 5, 1, steps=9)]
     truths = [line("truth", "a", 11, 11, 2), line("truth", "b", 5, 5, 3)]
     results = results_of([*dreams, *truths])
-    assert is_drift(results)
-    rows = summarize_drift(results)
-    assert [(row["method"], row["frames"], row["samples"]) for row in rows] == [
+    comparison = compare(results)
+    rows = comparison.rows
+    assert [(row["strategy"], row["frames"], row["samples"]) for row in rows] == [
         ("k=1", [1, 8], 16),
         ("k=1", [9, 16], 16),
         ("k=1", [17, 20], 8),
@@ -54,17 +54,19 @@ def test_every_eight_of_frames_is_compared_with_all_true_frames():
     assert rows[0]["psnr"] == pytest.approx(np.mean([*first[:8], *second]))
     assert rows[1]["psnr"] == pytest.approx(np.mean(first[8:]))
     assert rows[2]["psnr"] is rows[0]["ssim"] is rows[3]["psnr"] is None
-    header, cells = drift_cells(rows)
-    titles = ["TFD", "PSNR", "sharpness", "repeated", "distinct"]
-    assert header == ["method", "frames", "samples", *titles]
-    assert cells[2][:2] == ["k=1", "17-20"]
-    assert cells[2][4] == "-"
-    assert not any("Warning" in note for note in drift_notes(results, rows))
+    table = comparison.table()
+    assert [column.heading for column in table.columns] == [
+        *("model", "strategy", "frames", "samples"),
+        *("TFD", "PSNR", "sharpness", "repeated", "distinct"),
+    ]
+    cells = table.cells(brackets=True)[2]
+    assert (cells[1:3], cells[5]) == (["k=1", "17-20"], "-")
+    assert not any("Warning" in note for note in comparison.notes)
 
 
 def test_too_few_frames_for_a_distance_are_told():
     results = results_of([line("k=1", "a", 9, 3, 0, steps=9), line("truth", "a", 3, 3, 1)])
-    rows = summarize_drift(results)
-    assert rows[1]["tfd"] is None  # of a single frame
-    notes = " ".join(drift_notes(results, rows))
-    assert "Warning: TFD of 1 samples in 2 dimensions is biased upwards" in notes
+    comparison = compare(results)
+    assert comparison.rows[1]["tfd"] is None  # of a single frame
+    warning = "Warning: TFD of 1 samples in 2 dimensions is biased upwards"
+    assert warning in " ".join(comparison.notes)

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 import diagd
-from diagd.evaluation.measure import ClipMeter, Settings, Task
+from diagd.evaluation.measure import ClipMeter, Task
+from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import unpack
 from diagd.metrics.quality import frame_features, psnr, ssim
 from diagd.pipeline.prompts import seed_of
@@ -16,26 +17,19 @@ from tests.worlds import HEIGHT_PX, WIDTH_PX, write_world
 GIVEN, FRAMES, START = 2, 5, 1
 
 
-def settings_of(world, clips, **changes):
+def meter_of(world, clips, **changes):
     values = {
-        "models": {"tiny": str(world)},
+        "models": (f"tiny={world}",),
         "clips": clips,
+        "out": clips.parent / "out",
         "start": START,
         "context_frames": GIVEN,
-        "num_frames": FRAMES,
-        "fps": None,
-        "sampling": diagd.SamplingOptions(1.0, top_p=0.9),
+        "frames": FRAMES,
         "seed": 5,
-        "tokenizer": None,
-        "device": "cpu",
-        "dtype": "float32",
         "backend": "eager",
-        "lpips_backbone": None,
-        "lpips_heads": None,
-        "fvd_detector": None,
-        "fvd_resize": "crop",
+        "save_videos": True,
     }
-    return Settings(**values | changes)
+    return ClipMeter(EvaluateOptions(**values | changes), "float32")
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +39,11 @@ def clips(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def meter(world, clips):
-    return ClipMeter(settings_of(world, clips))
+    return meter_of(world, clips)
 
 
 @pytest.mark.parametrize(
-    ("method", "flags", "steps"),
+    ("strategy", "flags", "steps"),
     [
         ("raster", {"raster": True}, 45),
         ("k=2", {"row_lag": 2}, 27),
@@ -57,8 +51,8 @@ def meter(world, clips):
         ("k=1/predecessor", {"strategy": "k=1/predecessor"}, 21),
     ],
 )
-def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, meter, world):
-    outcome = meter(Task("tiny", method, "clip_1"))
+def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, flags, steps, meter, world):
+    outcome = meter(Task("tiny", strategy, "clip_1"))
     clip = meter.clip("tiny", "clip_1")
     truth = clip.frames[GIVEN:]
     generator = diagd.VideoGenerator.from_pretrained(world, backend="eager")
@@ -79,8 +73,8 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(method, flags, steps, mete
     }
     assert record["stats"]["num_steps"] == steps
     np.testing.assert_array_equal(unpack(record["tokens"]), video.tokens)
-    assert record["lossless"] == ("tokens" if method == "raster" else "no")
-    assert (record["model"], record["method"], record["clip"]) == ("tiny", method, "clip_1")
+    assert record["lossless"] == ("tokens" if strategy == "raster" else "no")
+    assert (record["model"], record["strategy"], record["clip"]) == ("tiny", strategy, "clip_1")
     assert record["seed"] == seed_of("clip_1", 5)
     assert record["frame_size_px"] == [HEIGHT_PX, WIDTH_PX]
     assert record["wall_seconds"] >= record["stats"]["seconds"]
@@ -98,13 +92,13 @@ def test_baselines_are_the_truth_its_reconstruction_and_a_standing_picture(meter
         "reconstruction": tokenizer.decode(tokenizer.encode(clip.frames))[GIVEN:],
         "copy": clip.frames[GIVEN - 1 : GIVEN].repeat(FRAMES - GIVEN, 1, 1, 1),
     }
-    for method, expected in frames.items():
-        outcome = meter(Task("tiny", method, "clip_0"))
-        assert torch.equal(outcome.frames, expected), method
+    for strategy, expected in frames.items():
+        outcome = meter(Task("tiny", strategy, "clip_0"))
+        assert torch.equal(outcome.frames, expected), strategy
         assert outcome.record["stats"] is None
         assert "tokens" not in outcome.record
         quality = outcome.record["quality"]
-        if method == "truth":
+        if strategy == "truth":
             assert quality == {}
         else:
             assert quality["psnr"] == psnr(expected, frames["truth"]).tolist()
@@ -114,19 +108,17 @@ def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
     clips = write_clips(tmp_path / "clips", count=1, num_frames=12)
     torch.save(random_weights("vgg"), tmp_path / "vgg16.pth")
     torch.save(random_heads("vgg"), tmp_path / "heads.pth")
-    meter = ClipMeter(
-        settings_of(
-            world,
-            clips,
-            start=0,
-            num_frames=12,
-            lpips_backbone=tmp_path / "vgg16.pth",
-            lpips_heads=tmp_path / "heads.pth",
-            fvd_detector=write_detector(tmp_path / "i3d.pt"),
-            fvd_resize="stretch",
-        )
+    meter = meter_of(
+        world,
+        clips,
+        start=0,
+        frames=12,
+        lpips_backbone=tmp_path / "vgg16.pth",
+        lpips_heads=tmp_path / "heads.pth",
+        fvd_detector=write_detector(tmp_path / "i3d.pt"),
+        fvd_resize="stretch",
     )
-    truth, copy = (meter(Task("tiny", method, "clip_0")).record for method in ("truth", "copy"))
+    truth, copy = (meter(Task("tiny", strategy, "clip_0")).record for strategy in ("truth", "copy"))
     assert len(copy["quality"]["lpips"]) == 10
     assert min(copy["quality"]["lpips"]) > 0
     first, last = (unpack(record["features"]["fvd"]) for record in (truth, copy))
@@ -144,6 +136,6 @@ def test_a_model_without_actions_needs_no_action_files(tmp_path):
     world = write_world(tmp_path / "silent", num_action_tokens=0)
     clips = write_clips(tmp_path / "clips", count=1)
     (clips / "clip_0.jsonl").unlink()
-    record = ClipMeter(settings_of(world, clips))(Task("tiny", "k=1", "clip_0")).record
+    record = meter_of(world, clips)(Task("tiny", "k=1", "clip_0")).record
     assert record["stats"]["num_steps"] == 21
     assert len(record["quality"]["psnr"]) == FRAMES - GIVEN

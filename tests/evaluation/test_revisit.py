@@ -1,7 +1,8 @@
 import pytest
 
+from diagd.evaluation.comparison import compare
 from diagd.evaluation.results import Results
-from diagd.evaluation.revisit import is_revisit, revisit_cells, summarize_revisit, walk
+from diagd.evaluation.revisit import walk
 from tests.evaluation.lines import clip_line, run_line
 
 
@@ -19,9 +20,8 @@ def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
         clip_line("chance", "b", (9.0,) * 5),
         clip_line("reconstruction", "a", (31.0,) * 5),
     ]
-    results = Results([run], lines)
-    assert is_revisit(results)
-    rows = {row["method"]: row for row in summarize_revisit(results)}
+    comparison = compare(Results([run], lines))
+    rows = {row["strategy"]: row for row in comparison.rows}
     psnr = rows["k=1"]["psnr"]
     assert (psnr["back"], psnr["turned"]) == (22, 11)
     assert (psnr["above_turned"], psnr["above_chance"]) == (11, 12)
@@ -31,8 +31,13 @@ def test_the_last_frame_is_compared_with_the_turning_point_and_with_chance():
     assert (reconstruction["turned"], reconstruction["above_turned"]) == (None, None)
     assert reconstruction["above_chance"] == 20
     assert rows["k=1"]["ssim"] is None
-    header, cells = revisit_cells(list(rows.values()))
-    assert header == ["method", "clips", "PSNR turned", "back", "back - turned", "back - chance"]
+    table = comparison.table()
+    assert [column.heading for column in table.columns] == [
+        *("model", "strategy", "clips"),
+        *("PSNR turned", "back", "back - turned", "back - chance"),
+    ]
+    cells = [line[1:] for line in table.cells(brackets=True)]
     dream = ["k=1", "2", "11.00", "22.00", "+11.00 [+8.00, +14.00]", "+12.00 [+11.00, +13.00]"]
     assert dream in cells
     assert ["chance", "2", "-", "10.00", "-", "-"] in cells
+    assert "+11.00 ±3.00" in [cell for line in table.cells(brackets=False) for cell in line]

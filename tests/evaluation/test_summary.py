@@ -28,7 +28,7 @@ def test_rows_hold_means_and_paired_differences_to_raster_of_the_same_clips():
     lines = [clip_line("raster", clip, values, steps=45) for clip, values in raster.items()]
     lines += [clip_line("k=1", clip, values, steps=21, fps=7.0) for clip, values in ours.items()]
     rows = summarize(Results([run_line()], lines))
-    assert [row["method"] for row in rows] == ["raster", "k=1"]
+    assert [row["strategy"] for row in rows] == ["raster", "k=1"]
     first, second = rows
     assert (first["clips"], second["clips"]) == (3, 2)
     assert first["psnr"]["mean"] == pytest.approx(np.mean(list(raster.values())))
@@ -39,6 +39,8 @@ def test_rows_hold_means_and_paired_differences_to_raster_of_the_same_clips():
     assert first["psnr"]["interval"][0] < 23 < first["psnr"]["interval"][1]
     assert second["num_steps"] == 21
     assert second["frames_per_second"] == 7
+    assert (second["speedup"], second["step_ratio"]) == (3.5, 45 / 21)
+    assert (first["speedup"], first["step_ratio"]) == (None, None)
     assert (second["ssim"], second["lpips"], second["fvd"], second["tfd"]) == (None,) * 4
 
 
@@ -86,21 +88,21 @@ def test_agreement_is_with_raster_on_the_same_clips():
         with_tokens(clip_line("sjd", "c", steps=2), [[1, 1, 1, 1]], 6, "distribution"),
         with_tokens(clip_line("sjd", "b", steps=3), [[5, 6, 0, 8]], 10, "distribution"),
         with_tokens(clip_line("sjd", "a", steps=2), [[0, 2, 0, 0]], 8, "distribution"),
-        clip_line("k=1", "a", steps=3),  # measured before tokens were kept
+        clip_line("copy", "a"),
     ]
-    rows = {row["method"]: row for row in summarize(Results([run_line()], lines))}
+    rows = {row["strategy"]: row for row in summarize(Results([run_line()], lines))}
     assert (rows["raster"]["equal_to_raster"], rows["raster"]["fed_per_token"]) == (1, 1)
     assert (rows["sjd"]["equal_to_raster"], rows["sjd"]["fed_per_token"]) == (0.5, 2)
     assert (rows["sjd"]["lossless"], rows["sjd"]["num_steps"]) == ("distribution", 2)
-    assert rows["k=1"]["equal_to_raster"] is rows["k=1"]["fed_per_token"] is None
-    assert rows["k=1"]["lossless"] is None
+    assert rows["copy"]["equal_to_raster"] is rows["copy"]["fed_per_token"] is None
+    assert rows["copy"]["lossless"] is None
 
 
 def test_clips_of_a_strategy_are_in_order_whatever_steps_each_took():
     lines = [clip_line("exact", clip, steps=s) for clip, s in zip("cba", (9, 4, 8), strict=True)]
     lines.append(clip_line("k=1", "a", steps=7))
     groups = grouped(Results([run_line()], lines))
-    assert [(method, list(clips)) for (_, method), clips in groups.items()] == [
+    assert [(strategy, list(clips)) for (_, strategy), clips in groups.items()] == [
         ("exact", ["a", "b", "c"]),
         ("k=1", ["a"]),
     ]
@@ -124,7 +126,7 @@ def test_groups_are_sorted_models_as_named_schedules_by_steps_baselines_last():
     ]
     groups = grouped(Results([run_line("tiny", "second")], lines))
     assert list(groups) == [
-        *[("tiny", method) for method in ("raster", "k=5,d=15", "k=2", "k=1", "copy")],
+        *[("tiny", strategy) for strategy in ("raster", "k=5,d=15", "k=2", "k=1", "copy")],
         ("second", "k=1"),
     ]
     assert list(groups["tiny", "k=1"]) == ["a", "b"]

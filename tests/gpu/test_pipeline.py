@@ -12,11 +12,11 @@ from diagd.benchmark.steps import Ceilings
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Diagonal, Exact
-from diagd.evaluation.measure import ClipMeter, Task
+from diagd.evaluation.measure import Task
 from diagd.web.play.session import Controls, Session, SessionStart
 from tests import oracles
 from tests.evaluation.lines import write_clips
-from tests.evaluation.test_measure import settings_of
+from tests.evaluation.test_measure import meter_of
 from tests.models.tiny import tiny_model
 from tests.worlds import PROMPT_ACTIONS
 
@@ -58,18 +58,18 @@ def test_the_command_says_what_it_wrote_and_that_it_was_a_gpu(world, tmp_path, c
 
 def test_evaluate_warms_up_what_it_times(world, tmp_path, gpus):
     clips = write_clips(tmp_path / "clips", count=2)
-    for method in ("k=1", "exact,lanes=8"):
+    for strategy in ("k=1", "exact,lanes=8"):
         lines = []
         for device, backend in (("cpu", "eager"), ("cuda", "auto")):
-            meter = ClipMeter(settings_of(world, clips, device=device, backend=backend))
+            meter = meter_of(world, clips, device=device, backend=backend)
             for clip in ("clip_0", "clip_1"):
                 captured = gpus.num_captures
-                lines.append(meter(Task("tiny", method, clip)).record)
-                if clip == "clip_1" and method == "k=1":
+                lines.append(meter(Task("tiny", strategy, clip)).record)
+                if clip == "clip_1" and strategy == "k=1":
                     assert gpus.num_captures == captured
         for own, other in zip(lines[:2], lines[2:], strict=True):
             assert own["tokens"] == other["tokens"]
-        if method == "k=1":
+        if strategy == "k=1":
             assert all(line["stats"]["capture_seconds"] == 0 for line in lines)
 
 

@@ -74,7 +74,7 @@ def test_a_piece_that_fails_stops_no_other_and_is_told_in_a_line(rehearsal, worl
     reason = "backend triton: it needs --device cuda, got cpu"
     assert pieces["triton"]["failed"] == reason
     rows = pieces["exact"]["document"]["rows"]
-    assert {row["schedule"] for row in rows} == {"raster", "k=1", "exact"}
+    assert {row["strategy"] for row in rows} == {"raster", "k=1", "exact"}
     assert f"- {world}, triton: failed: {reason}" in (out / "REPORT.md").read_text().splitlines()
     assert not went_well
 
@@ -91,7 +91,7 @@ def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal
     assert "test_good" not in text
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert max(map(len, tables)) <= 80
-    row = next(row for row in lines[-1]["document"]["rows"] if row["schedule"] == "k=1")
+    row = next(row for row in lines[-1]["document"]["rows"] if row["strategy"] == "k=1")
     assert f" | {row['steps']} | {row['ms_per_step']:.2f} | {row['frames_per_second']:.2f}" in text
     assert "Attention by " in " ".join(text.split())
     end = " ".join(text.split("## How to send it to us")[1].split())
@@ -101,7 +101,7 @@ def test_the_report_names_the_machine_counts_tests_and_fits_a_terminal(rehearsal
 
 def test_the_widest_row_of_a_gpu_fits_a_terminal():
     row = {
-        **{"backend": "cuda-graph", "schedule": "k=1,d=40", "context_frames": 2, "disturbed": True},
+        **{"backend": "cuda-graph", "strategy": "k=1,d=40", "context_frames": 2, "disturbed": True},
         **{"dtype": "bfloat16", "steps": 7680, "ms_per_step": 123.456, "speedup": 123.4},
         **{"frames_per_second": 123.456, "efficiency": 0.5, "bandwidth_share": 0.5},
         **{"capture_seconds": 123.4, "attention": "efficient_attention"},

@@ -7,7 +7,7 @@ from tests.benchmark.test_disturbance import DISTURBED, QUIET
 
 
 def test_strategies_have_one_spelling_and_disturbed_rows_a_mark(tmp_path):
-    rows = (DISTURBED, QUIET | {"schedule": "k=2"}, QUIET | {"schedule": "exact,lanes=32"})
+    rows = (DISTURBED, QUIET | {"strategy": "k=2"}, QUIET | {"strategy": "exact,lanes=32"})
     document = {
         "options": {"model": "doom", "repeats": 3},
         **{"parameters": 8e6, "device": "a machine", "threads": 2, "torch": "2.13"},

@@ -1,13 +1,12 @@
 import numpy as np
 
-from diagd.evaluation.captions import metric_notes
-from diagd.evaluation.results import Results, summarize
+from diagd.evaluation.comparison import compare
+from diagd.evaluation.results import Results
 from tests.evaluation.lines import clip_line, run_line
 
 
 def notes_of(lines, **changes):
-    results = Results([run_line() | changes], lines)
-    return metric_notes(results, summarize(results))
+    return compare(Results([run_line() | changes], lines)).notes
 
 
 def test_too_few_samples_are_warned_of():
@@ -23,9 +22,9 @@ def test_weights_and_preprocessing_are_named_or_said_to_be_missing():
     metrics = {"lpips": None, "fvd": {"resize": "crop", "detector_sha256": "abc"}}
     notes = notes_of([clip_line("raster", "a", (20.0,), steps=45)], metrics=metrics)
     assert notes == [
-        "LPIPS: not available (n/a), no weights were given (--lpips-backbone).",
+        "LPIPS: not available, no weights were given (--lpips-backbone).",
         "FVD: resize crop, detector_sha256 abc.",
-        "TFD: not available (n/a), the tokenizer gives no latents.",
+        "TFD: not available, the tokenizer gives no latents.",
     ]
 
 
@@ -33,5 +32,5 @@ def test_forgotten_frames_and_shared_machines_are_told():
     line = clip_line("raster", "a", (20.0,), steps=45)
     line["stats"]["num_dropped_frames"] = 4
     notes = " ".join(notes_of([line], options={"workers": 3}))
-    assert "up to 4 of the oldest frames were forgotten" in notes
+    assert "up to 4 of its oldest frames were forgotten" in notes
     assert "while 3 workers shared the machine" in notes

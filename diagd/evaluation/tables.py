@@ -1,0 +1,137 @@
+"""Tables of results: columns are specified once; terminal, Markdown and HTML are made from them."""
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+
+from diagd.console import print_tables
+from diagd.evaluation.results import BASELINES
+
+Row = dict[str, Any]  # as in the JSON of a command
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        key: of the value in a row; `psnr.mean` is row["psnr"]["mean"].
+        form: formats a value, as in "{:.2f}".
+        interval: key of the value's 95% interval, a pair.
+        better: which of two values is better; None where neither is.
+        is_label: it names the row.
+    """
+
+    key: str
+    heading: str
+    form: str = "{}"
+    interval: str | None = None
+    better: Literal["higher", "lower"] | None = None
+    is_label: bool = False
+
+    def value(self, row: Row) -> Any:
+        """Return the value of a row, or None."""
+        return _look_up(row, self.key)
+
+    def cell(self, row: Row, brackets: bool) -> str:
+        """Format the value with its interval, in brackets or as plus and minus half its width."""
+        value = self.value(row)
+        interval = self.interval and _look_up(row, self.interval)
+        if value is None:
+            return "-"
+        text = self.form.format(value)
+        if not interval:
+            return text
+        low, high = interval
+        if brackets:
+            return f"{text} [{self.form.format(low)}, {self.form.format(high)}]"
+        return f"{text} ±{self.form.format((high - low) / 2).lstrip('+')}"
+
+    @property
+    def titled(self) -> str:
+        """The heading, with an arrow that points to better values."""
+        return self.heading + {"higher": "↑", "lower": "↓", None: ""}[self.better]
+
+
+def _look_up(row: Row, key: str) -> Any:
+    value: Any = row
+    for part in key.split("."):
+        value = None if value is None else value.get(part)
+    return value
+
+
+MODEL = Column("model", "model", is_label=True)
+STRATEGY = Column("strategy", "strategy", is_label=True)
+CLIPS = Column("clips", "clips", is_label=True)
+
+
+class Table:
+    """Rows and columns, without those that hold nothing but labels."""
+
+    def __init__(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        self.columns = [
+            column
+            for column in columns
+            if column.is_label or any(column.value(row) is not None for row in rows)
+        ]
+        numbers = [column for column in self.columns if not column.is_label]
+        self.rows = [row for row in rows if any(one.value(row) is not None for one in numbers)]
+
+    def cells(self, brackets: bool) -> list[list[str]]:
+        """Format all values, row by row."""
+        return [[column.cell(row, brackets) for column in self.columns] for row in self.rows]
+
+    def best(self) -> set[tuple[int, int]]:
+        """Return (row, column) of the best value among the strategies of each model."""
+        found = set[tuple[int, int]]()
+        for place, column in enumerate(self.columns):
+            for model in {row["model"] for row in self.rows} if column.better else ():
+                values = {
+                    number: column.value(row)
+                    for number, row in enumerate(self.rows)
+                    if row["model"] == model and row["strategy"] not in BASELINES
+                }
+                known = {value for value in values.values() if value is not None}
+                if len(known) > 1:
+                    best = max(known) if column.better == "higher" else min(known)
+                    found |= {(number, place) for number, value in values.items() if value == best}
+        return found
+
+    def print(self, console: Console) -> None:
+        """Print a table for each model."""
+        models = [row["model"] for row in self.rows]
+        num_labels = sum(column.is_label for column in self.columns)
+        header = [column.heading for column in self.columns]
+        print_tables(console, models, header, self.cells(brackets=False), num_labels)
+
+    def markdown(self) -> str:
+        """Write the table as Markdown; the best values are bold."""
+        best = self.best()
+        lines = [
+            [column.titled for column in self.columns],
+            ["---" if column.is_label else "---:" for column in self.columns],
+        ]
+        for number, cells in enumerate(self.cells(brackets=True)):
+            lines.append([f"**{c}**" if (number, i) in best else c for i, c in enumerate(cells)])
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
+
+    def html(self) -> str:
+        """Write the table as HTML; the best values are marked, and intervals in small print."""
+        best = self.best()
+        head = "".join(f"<th>{html.escape(column.titled)}</th>" for column in self.columns)
+        body, before = [], None
+        for number, (row, cells) in enumerate(zip(self.rows, self.cells(True), strict=True)):
+            parts = []
+            for place, cell in enumerate(cells):
+                text, bracket, interval = html.escape(cell).partition(" [")
+                small = f"<br><small>[{interval}</small>" if bracket else ""
+                mark = " class=best" if (number, place) in best else ""
+                parts.append(f"<td{mark}>{text}{small}</td>")
+            first = " class=first" if row["model"] != before else ""
+            body.append(f"<tr{first}>{''.join(parts)}</tr>")
+            before = row["model"]
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
