@@ -50,9 +50,7 @@ COMMANDS = {
         needs=("fastapi", "uvicorn", "websockets", "PIL"),
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
-    "convert": Command(
-        "turn a released checkpoint into our folder", "pipeline.options"
-    ),
+    "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
     "attention": Command(
         "where the model looks when it writes",
         "attention.options",

@@ -48,9 +48,7 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
-    world = VideoGenerator(
-        parts.model, "eager", config, parts.tokenizer, parts.vocabulary, parts.defaults
-    )
+    world = VideoGenerator(parts.model, config, parts.tokenizer, parts.vocabulary, parts.defaults)
     clips = _clips(options)
     attention = measure_attention(
         parts.model,

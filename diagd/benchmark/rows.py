@@ -91,19 +91,17 @@ def engine_rows(
     All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
     on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
-    prepared, runner, backend = prepare(model, backend, dtype == "int8")
+    prepared, backend = prepare(model, backend, dtype == "int8")
     for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid, replays=runner != "eager"))
-    stopwatch = Stopwatch(prepared, runner == "eager" and on_cpu, sample)
+        strategy.check(Conditions(sampling.temperature, grid, replays=prepared.replays))
+    stopwatch = Stopwatch(prepared, on_cpu and not prepared.replays, sample)
     engine = DecodingEngine(
-        stopwatch if stopwatch.parts or sample else prepared,
+        stopwatch,
         grid.height,
         grid.width,
         num_action_tokens=num_action_tokens,
         sampling=sampling,
-        runner=runner,
         context=inputs[0].text,
-        around_step=stopwatch.around_step,
     )
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
@@ -139,8 +137,8 @@ def _run_engine(
     seconds = synchronized_time(given.prompt.device) - started - engine.capture_seconds
     times = stopwatch.take()
     if stopwatch.sample_size:
-        seconds = statistics.mean(times.seconds) * engine.num_steps
-    counts = engine.num_steps, engine.num_fed
+        seconds = statistics.mean(times.seconds) * engine.stream.num_steps
+    counts = engine.stream.num_steps, engine.stream.num_fed
     return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
 
 

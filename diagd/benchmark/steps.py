@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import synchronized_time
-from diagd.decoding.model import CausalModel, FusesSteps, ModelWrapper, StepFunction
+from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -127,12 +127,6 @@ class Stopwatch(ModelWrapper[CausalModel]):
         """Draw, and count the seconds."""
         return self._timed("sampling", super().sample, args, kwargs)
 
-    def fused_step(self, *args: Any, **kwargs: Any) -> StepFunction | None:
-        """Let the model fuse its steps, unless it would not tell how long their parts take."""
-        if not isinstance(self.model, FusesSteps) or (self.parts and self._counters is None):
-            return None
-        return self.model.fused_step(*args, **kwargs)
-
     def begin(self, num_steps: int) -> None:
         """Spread the sample over a run of so many steps."""
         self._num_seen = 0
@@ -148,8 +142,12 @@ class Stopwatch(ModelWrapper[CausalModel]):
             times.parts["bookkeeping"] = sum(times.seconds) - known
         return times
 
-    def around_step(self, run: StepFunction) -> StepFunction:
-        """Return the step, timed; for `Stream(around_step=...)`."""
+    def make_step(self, step: Any) -> StepFunction:
+        """Time the model's own step; or its parts, where it does not tell how long they take."""
+        if self.parts and self._counters is None:
+            run = step.run
+        else:
+            run = self.model.make_step(replace(step, model=self.model))
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1

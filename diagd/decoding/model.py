@@ -79,31 +79,47 @@ class StepParts(Protocol):
     def run(self, lanes: Tensor, num_slots: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class ModelShape:
+    """What decoding has to know of a model before it runs."""
+
+    vocab_size: int  # columns of the logits
+    num_embeddings: int  # ids that may be fed: [0, num_embeddings)
+    max_positions: int  # the longest sequence it can hold
+    device: torch.device  # where the weights are
+    # whether only the distance between positions matters, so that they may grow for ever
+    relative_positions: bool = False
+
+
 class CausalModel(Protocol):
     """A raster-order model that can be fed any tokens at any slots, in any order.
 
-    Derive from it, and get the defaults, or bring all of it. Logits do not depend on the order in
-    which lanes stand, or, but for rounding, on who else shares a step or the batch.
-
-    Attributes:
-        vocab_size: columns of the logits.
-        num_embeddings: input ids are in [0, num_embeddings).
-        max_positions: the longest sequence it can hold.
+    Derive from it, and get the defaults. Logits do not depend on the order in which lanes stand,
+    or, but for rounding, on who else shares a step or the batch.
     """
 
     @property
-    def vocab_size(self) -> int: ...
+    def shape(self) -> ModelShape: ...
+
     @property
-    def num_embeddings(self) -> int: ...
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
+
     @property
-    def max_positions(self) -> int: ...
+    def num_embeddings(self) -> int:
+        return self.shape.num_embeddings
+
     @property
-    def device(self) -> torch.device: ...
+    def max_positions(self) -> int:
+        return self.shape.max_positions
 
     @property
     def relative_positions(self) -> bool:
-        """Whether only the distance between positions matters, so that they may grow for ever."""
-        return False
+        return self.shape.relative_positions
+
+    @property
+    def device(self) -> torch.device:
+        return self.shape.device
 
     @property
     def replays(self) -> bool:
@@ -200,24 +216,8 @@ class ModelWrapper(CausalModel, Generic[Behind]):
         self.model = model
 
     @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        return self.model.num_embeddings
-
-    @property
-    def max_positions(self) -> int:
-        return self.model.max_positions
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def relative_positions(self) -> bool:
-        return self.model.relative_positions
+    def shape(self) -> ModelShape:
+        return self.model.shape
 
     @property
     def replays(self) -> bool:

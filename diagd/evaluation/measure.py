@@ -14,7 +14,6 @@ from torch import Tensor
 from diagd.backends.devices import dtype_of
 from diagd.backends.names import DTypeName
 from diagd.data.actions import ActionCodec, idle_action, split_actions
-from diagd.decoding.model import CAPTURING
 from diagd.decoding.strategies.strategy import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import Comparison
@@ -165,8 +164,7 @@ class ClipMeter:
             if (task.model, task.strategy) not in self._warm:
                 world = self.world(task.model)
                 # it compiles and allocates; a graph is captured for each number of slots in use
-                captures = world.runner in CAPTURING
-                warm_up = length if captures else world.tokenizer.temporal_compression
+                warm_up = length if world.model.replays else world.tokenizer.temporal_compression
                 self._generate(task.model, clip, strategy, warm_up, seed)
                 self._warm.add((task.model, task.strategy))
                 started = time.perf_counter()

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from diagd.backends.names import Backend, DTypeChoice, DTypeName
+from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategies
 from diagd.evaluation.drift import DRIFT_FRAMES
@@ -125,10 +125,6 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         if self.revisit:
             return given, given
         return given + 1 if self.drift else frames, frames
-
-    def pool(self) -> Pool:
-        """Return the processes that do the work."""
-        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
     def strategies(self) -> list[Strategy]:
         """Return raster and the other strategies, each once."""

@@ -6,11 +6,13 @@ Every batch row is run twice, side by side: once after the prompt that the engin
 another one. Generated tokens are fed to both. To the engine the pair is one model.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import ModelWrapper
+from diagd.decoding.model import ModelShape, ModelWrapper
 from diagd.models.huggingface import HuggingFaceModel, SlotCache
 
 
@@ -56,9 +58,10 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         self.shift = unconditional.shape[1] - prompt_length  # of the unconditional positions
 
     @property
-    def max_positions(self) -> int:
-        """Longest sequence that both rows can hold."""
-        return self.model.max_positions - max(0, self.shift)
+    def shape(self) -> ModelShape:
+        """The model's, but for the longest sequence, which both rows have to hold."""
+        held = self.model.max_positions - max(0, self.shift)
+        return replace(self.model.shape, max_positions=held)
 
     @torch.no_grad()
     def make_cache(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
@@ -105,29 +105,14 @@ class HuggingFaceModel(CausalModel):
         _check_order_does_not_matter(self)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.device
+    def shape(self) -> ModelShape:
+        embeddings = self.model.get_input_embeddings().get_parameter("weight")
+        longest = int(self.config.max_position_embeddings)
+        return ModelShape(self.config.vocab_size, len(embeddings), longest, self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the weights."""
         return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self.config.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        """Ids that may be fed: [0, num_embeddings)."""
-        return self.model.get_input_embeddings().get_parameter("weight").shape[0]
-
-    @property
-    def max_positions(self) -> int:
-        """Longest sequence the model can hold."""
-        return int(self.config.max_position_embeddings)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

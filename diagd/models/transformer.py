@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.attention import (
     GELU,
     Attention,
@@ -148,34 +148,12 @@ class Transformer(
         return model.to(device)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.model.embed_tokens.weight.device
+    def shape(self) -> ModelShape:
+        return shape_of(self.config, self.model.embed_tokens.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the weights."""
         return self.model.embed_tokens.weight.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self.config.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        """Ids that may be fed: [0, num_embeddings)."""
-        return self.config.vocab_size + self.config.extra_embeddings
-
-    @property
-    def max_positions(self) -> int:
-        """Longest sequence the model can hold."""
-        return self.config.max_positions
-
-    @property
-    def relative_positions(self) -> bool:
-        """Whether positions are told by rotation alone."""
-        return self.config.position != "learned" and not self.config.position_table
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
@@ -285,3 +263,9 @@ class Transformer(
                 f"context must be this model's text, ({batch_size} or 1, M, {size}), got {given}"
             )
         return self.model.read_text(context.to(self.device))
+
+
+def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
+    rotated = config.position != "learned" and not config.position_table
+    num_embeddings = config.vocab_size + config.extra_embeddings
+    return ModelShape(config.vocab_size, num_embeddings, config.max_positions, device, rotated)

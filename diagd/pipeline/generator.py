@@ -24,7 +24,7 @@ from diagd.data.actions import (
 )
 from diagd.data.video import IMAGE_SUFFIXES, read_video, resize, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
-from diagd.decoding.model import CausalModel, RunnerName
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy, as_strategy
@@ -96,7 +96,6 @@ class VideoGenerator:
 
     Attributes:
         model: predicts tokens.
-        runner: how steps are executed.
         config: shape of the model; the grid of a frame above all.
         tokenizer: turns frames into grids of tokens and back.
         vocabulary: the actions that there are; None for a model without.
@@ -107,7 +106,6 @@ class VideoGenerator:
     """
 
     model: CausalModel
-    runner: RunnerName
     config: ModelConfig
     tokenizer: VideoTokenizer
     vocabulary: ActionCodec | None
@@ -152,10 +150,9 @@ class VideoGenerator:
         int8 = int8 or dtype == "int8"
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
         shape, used = parts.model.config, str(parts.model.dtype).removeprefix("torch.")
-        model, runner, chosen = prepare(parts.model, backend, int8)
+        model, chosen = prepare(parts.model, backend, int8)
         return cls(
             model,
-            runner,
             shape,
             parts.tokenizer,
             parts.vocabulary,
@@ -296,7 +293,6 @@ class VideoGenerator:
             grid=TokenGrid(num_grids, self.height, self.width),
             context=text,
             keep_frames=self.defaults.keep_frames,
-            runner=self.runner,
         )
         videos = []
         for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True):
@@ -381,7 +377,6 @@ class VideoGenerator:
             seed=list(seeds),
             max_slots=max_slots,
             keep_frames=keep_frames,
-            runner=self.runner,
         )
         engine.prefill(torch.cat([tokens for tokens, _ in prompts]), len(prompts[0][1]))
         return engine
@@ -397,7 +392,7 @@ class VideoGenerator:
         """
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
-        strategy.check(Conditions(temperature, grid, batch_size, self.runner != "eager"))
+        strategy.check(Conditions(temperature, grid, batch_size, self.model.replays))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return how tokens are drawn: by `options`, or else by default; visual ids only."""

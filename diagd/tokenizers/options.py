@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diagd.decoding.strategies.strategy import check_least
+from diagd.decoding.strategies.strategy import check_at_least
 
 DEFAULT_MINUTES = 5.0
 SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
@@ -41,7 +41,7 @@ class TokenizerOptions:
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("steps", "batch", "threads", "codes", "frame_stride", "patch"), 1)
-        check_least(self, **least)
+        check_at_least(self, **least)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),

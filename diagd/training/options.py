@@ -15,7 +15,7 @@ from diagd.decoding.strategies.strategy import (
     Conditions,
     Diagonal,
     Strategy,
-    check_least,
+    check_at_least,
     parse_strategies,
     parse_strategy,
 )
@@ -134,7 +134,7 @@ class RunOptions:
     corrupt_with: CorruptWith = "uniform"
 
     def __post_init__(self) -> None:
-        check_least(self, steps=1, batch_size=1, log_every=1, frames=2)
+        check_at_least(self, steps=1, batch_size=1, log_every=1, frames=2)
         max_steps = math.inf if self.steps is None else self.steps
         frames, kinds = self.frames, get_args(CorruptWith)
         check_values(
@@ -301,7 +301,7 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         check_values(self, ("tolerance", self.tolerance >= 0, "0 or more"))
-        check_least(self, clips=1, context_frames=1)
+        check_at_least(self, clips=1, context_frames=1)
         if self.make_default and self.model in available_models():
             raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
         if not self.row_start:

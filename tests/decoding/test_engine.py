@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from tests import oracles
@@ -221,9 +221,9 @@ def test_a_seed_repeats_a_run_and_another_does_not():
 class ConstantModel(CausalModel):
     """A model whose logits are the same everywhere, so only the noise decides."""
 
-    vocab_size = num_embeddings = VOCAB_SIZE  # pyright: ignore[reportAssignmentType]
-    max_positions = 400  # pyright: ignore[reportAssignmentType]
-    device = torch.device("cpu")  # pyright: ignore[reportAssignmentType]
+    @property
+    def shape(self):
+        return ModelShape(VOCAB_SIZE, VOCAB_SIZE, 400, torch.device("cpu"))
 
     def make_cache(self, batch_size, num_slots, context=None):
         return None

@@ -140,8 +140,8 @@ def test_a_cancelled_frame_costs_nothing_but_what_was_to_leave():
 def test_whoever_has_absolute_positions_reads_again():
     class Absolute(Passing):
         @property
-        def relative_positions(self) -> bool:
-            return False
+        def shape(self):
+            return dataclasses.replace(self.model.shape, relative_positions=False)
 
     case = Case()
     engine = open_stream(case, 4, Absolute(model_of("own")))

@@ -80,9 +80,7 @@ def test_a_world_is_not_saved_onto_itself_nor_from_nowhere(trained):
     assert files_of(trained) == before
     parts = load_parts(trained)
     config = parts.model.config
-    by_hand = VideoGenerator(
-        parts.model, "eager", config, parts.tokenizer, parts.vocabulary, parts.defaults
-    )
+    by_hand = VideoGenerator(parts.model, config, parts.tokenizer, parts.vocabulary, parts.defaults)
     assert repr(by_hand) == "VideoGenerator(unnamed: 24x40 px, 3x5 tokens, 4 actions)"
     with pytest.raises(ValueError, match="only a world that was read by from_pretrained can be sa"):
         by_hand.save_pretrained(trained.with_name("other"))

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -301,7 +302,7 @@ def test_what_ends_first_ends_a_run(options, second_a_step):
 def test_processes_agree_on_the_time_about_once_a_second(pace, agreements):
     """A step of two processes waits for the other one only where they agree."""
     asked = []
-    accelerator = SimpleNamespace(num_processes=2, is_main_process=True, device="cpu")
+    accelerator: Any = SimpleNamespace(num_processes=2, is_main_process=True, device="cpu")
     accelerator.reduce = lambda value, how: asked.append(how) or value
     run = loop.TrainingRun.__new__(loop.TrainingRun)
     run.accelerator, run.step, run.seconds, run.agreed_at, run.agree_at = accelerator, 0, 0.0, 0, 0

@@ -26,11 +26,11 @@ from diagd.backends.native.boundary import (
 )
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
-from diagd.decoding.model import CausalModel, SlotRule, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, SlotRule, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
-from diagd.models.transformer import Transformer
+from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
 
 
@@ -105,27 +105,8 @@ class NativeModel(CausalModel):
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def num_embeddings(self) -> int:
-        """Ids that may be fed: [0, num_embeddings)."""
-        return self.config.vocab_size + self.config.extra_embeddings
-
-    @property
-    def max_positions(self) -> int:
-        """Longest sequence the model can hold."""
-        return self.config.max_positions
-
-    @property
-    def relative_positions(self) -> bool:
-        """Whether positions are told by rotation alone."""
-        return self.config.position != "learned"
+    def shape(self) -> ModelShape:
+        return shape_of(self.config, torch.device("cpu"))
 
     @property
     def weight_bytes(self) -> int:

@@ -107,8 +107,8 @@ class Strategy(ABC):
         given = {name: value for name, value in match.groupdict().items() if value is not None}
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
-    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        """Return the schedule of a grid.
+    def schedule(self, grid: TokenGrid) -> Any:
+        """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`.
 
         Raises:
             ValueError: lags that do not fit the grid, or a strategy without a schedule.
@@ -123,10 +123,10 @@ class Strategy(ABC):
             )
 
 
-def check_at_least(strategy: Strategy, **bounds: int) -> None:
-    """Raise ValueError where a number of a strategy is given and below its bound."""
+def check_at_least(options: Any, **bounds: int) -> None:
+    """Raise ValueError where a number of some options is given and below its bound."""
     for name, bound in bounds.items():
-        value = getattr(strategy, name)
+        value = getattr(options, name)
         if value is not None and value < bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 

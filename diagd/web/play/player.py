@@ -243,8 +243,8 @@ class Player:
             "session_number": self.num_begun,
             "length": len(session.history),
             "seed": session.start.seed,
-            "held": session.engine.num_held,
-            "holds": session.engine.window,
+            "held": session.engine.stream.num_held,
+            "holds": session.engine.stream.window,
             "replay": [self.replayed, self.replayed + len(self.replaying), self.differing],
         }
 

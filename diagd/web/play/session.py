@@ -129,14 +129,16 @@ class Session:
         if sampling != self.sampling:
             engine.set_sampling(sampling)
             self.sampling = sampling
-        before = engine.num_steps
+        before = engine.stream.num_steps
         (tokens,) = engine.decode(strategy, self.world.action_ids([action], 1, "frame"), 1)
-        self.num_steps = engine.num_steps - before
+        self.num_steps = engine.stream.num_steps - before
         if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
             self.written_at = _steps_of_frame(strategy, grid)
         else:
-            final = [s for s, one in enumerate(engine.verified) for _ in range(one.num_accepted)]
+            final = [
+                s for s, one in enumerate(engine.stream.verified) for _ in range(one.num_accepted)
+            ]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens

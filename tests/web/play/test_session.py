@@ -102,7 +102,7 @@ def test_what_the_model_cannot_do_is_refused_and_changes_nothing(generator, star
         session.advance("fly", Controls())
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=5\], got 6"):
         session.advance("left", Controls(Diagonal(6)))
-    assert (session.history, session.engine.num_generated) == ([], 0)
+    assert (session.history, session.engine.stream.num_generated) == ([], 0)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
@@ -119,4 +119,4 @@ def test_a_checksum_sees_every_token():
 
 
 def test_it_says_how_many_frames_the_model_holds(generator, start):
-    assert Session(generator, start).engine.window == 8
+    assert Session(generator, start).engine.stream.window == 8
