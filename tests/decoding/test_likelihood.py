@@ -107,7 +107,7 @@ def test_shapes_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": Exact()}, "strategy must have a schedule, got exact"),
+        ({"strategy": Exact()}, "exact chooses its lanes on the way: it has no schedule"),
         (
             {"prefix": torch.zeros(3, 1, dtype=torch.int64)},
             r"prefix must be of shape \(2, P\), got",

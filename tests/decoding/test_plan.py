@@ -50,6 +50,11 @@ def visual_slots(layout: SequenceLayout) -> dict[int, tuple[int, int, int]]:
     }
 
 
+def action_slots(layout: SequenceLayout, t: int) -> range:
+    first = t * layout.slots_per_frame
+    return range(first, first + layout.num_action_tokens)
+
+
 @given(plans())
 @plan_settings
 def test_every_token_is_written_once_at_its_step(drawn):
@@ -86,7 +91,7 @@ def test_every_token_but_the_last_is_fed_once_a_step_after_it_was_written(drawn)
             assert fed.pop(slot) == plan.order.step_of(*place) + 1
             assert plan.fed_at[slot] == plan.order.step_of(*place) + 1
     for t in range(plan.order.grid.num_frames):
-        for slot in layout.action_slots(t):
+        for slot in action_slots(layout, t):
             assert fed.pop(slot) == plan.order.step_of(t, 0, 0) == plan.fed_at[slot]
     assert fed == {-1: 0}  # the prompt's last token
     assert plan.fed_at[last] >= plan.order.num_steps
@@ -101,7 +106,7 @@ def test_no_lane_reads_a_slot_that_is_not_written(drawn):
     known = set(range(-offset, 0))  # ids in the token buffer
     cached = set(range(-offset, -1))  # the prompt but its last token
     for t in range(plan.order.grid.num_frames):
-        known.update(layout.action_slots(t))
+        known.update(action_slots(layout, t))
     for step, (lanes, end) in enumerate(zip(steps_of(plan), plan.ends, strict=True)):
         assert set(lanes.inputs.tolist()) <= known
         assert (lanes.steps == step).all()

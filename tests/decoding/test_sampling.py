@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import diagd
-from diagd.decoding.sampling import Draw, ValidRanges, gumbel_noise, sample
+from diagd.decoding.sampling import Draw, ValidRanges, sample
 from tests import oracles
 from tests.decoding.cases import noise_of
 
@@ -232,7 +232,7 @@ def test_ranges_that_do_not_fit_are_errors(valid_range, message):
 def test_what_is_added_to_a_range_of_ids_fits_the_32_bits_that_a_compiler_gives_it():
     """Inductor keeps an `arange` in int32 on CUDA: a larger constant beside it is refused there."""
     place = torch.tensor([1, 2])
-    graph = make_fx(gumbel_noise)(torch.tensor([3]), place, place, place, 4, 40).graph
+    graph = make_fx(noise_of)(torch.tensor([3]), place, place, place, 4, 40).graph
     ranges = [node for node in graph.nodes if node.target is torch.ops.aten.arange.start]
     beside = [arg for node in ranges for user in node.users for arg in user.args if arg != node]
     assert len(beside) == 1

@@ -73,7 +73,7 @@ def test_raster_s_schedule_is_raster():
     grid = TokenGrid(2, 3, 5)
     assert Raster().schedule(grid) == diagd.DiagonalSchedule.raster(grid)
     assert Diagonal(2).schedule(grid) == diagd.DiagonalSchedule.spatial(grid, 2)
-    assert ZipAR(2).schedule(grid) == diagd.DiagonalSchedule.spatial(grid, 2)
+    assert ZipAR(2).schedule(grid) == diagd.DiagonalSchedule(grid, 2, row_start="spatial")
 
 
 @pytest.mark.parametrize(
