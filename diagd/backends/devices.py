@@ -18,7 +18,7 @@ def choose_dtype(name: DTypeChoice, device: torch.device) -> DTypeName:
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Say whether products of bfloat16 numbers are an instruction of the device."""
+    """Tell whether products of bfloat16 numbers are an instruction of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     features = cpu_features()

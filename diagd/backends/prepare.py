@@ -74,7 +74,7 @@ def _say_once(warning: str) -> None:
 
 
 class Candidate(NamedTuple):
-    """What might run a model's steps on this CPU, and how long two layers of it take."""
+    """A candidate to run a model's steps on this CPU, and the time of two of its layers."""
 
     backend: Backend
     dtype: DTypeName

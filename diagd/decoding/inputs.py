@@ -1,4 +1,4 @@
-"""What comes in from outside is checked here, before any work starts."""
+"""Checks of what comes in from outside, before any work starts."""
 
 from torch import Tensor, int64
 

@@ -1,4 +1,4 @@
-"""What decoding knows of a model: `CausalModel`, where `decoding` meets `models` and `backends`.
+"""The protocol of a model, `CausalModel`: where `decoding` meets `models` and `backends`.
 
 `tests/backends/conformance.py` checks that a class keeps to it.
 """
@@ -40,7 +40,7 @@ class Buffers:
 
 
 class SlotRule(NamedTuple):
-    """What the mask of a step follows from under `raster_rule`, for kernels that make none.
+    """The parts from which a step's mask follows under `raster_rule`, for kernels that make none.
 
     Attributes:
         steps: (L,) int64, the step at which each lane is fed.
@@ -81,7 +81,7 @@ class StepParts(Protocol):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decoding has to know of a model before it runs."""
+    """Sizes and device of a model."""
 
     vocab_size: int  # columns of the logits
     num_embeddings: int  # ids that may be fed: [0, num_embeddings)

@@ -1,14 +1,14 @@
-"""How a token is drawn: options that are checked before anything computes."""
+"""Options of a draw, checked before anything computes."""
 
 from dataclasses import dataclass
 from typing import Any
 
-_LEAST = 2.0**-100  # of temperature and top_p: less, or logits by it, would leave float32
+_MIN = 2.0**-100  # of temperature and top_p: less, or logits by it, would leave float32
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How a token is drawn.
+    """Temperature and truncation of a draw.
 
     Attributes:
         temperature: 0 or more; 0 is greedy (lowest id on ties).
@@ -39,7 +39,7 @@ class SamplingOptions:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         for name in ("temperature", "top_p"):
             value = getattr(self, name)
-            if value and value < _LEAST:
+            if value and value < _MIN:
                 raise ValueError(f"{name} above 0 must be at least 2**-100, got {value}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p need a temperature above 0, got temperature 0")

@@ -1,4 +1,4 @@
-"""What the model sees while it decodes a known video, laid out for one forward pass.
+"""The view of a model while it decodes a known video, laid out for one forward pass.
 
 Diagonal finetuning (arXiv:2503.14070, section 3.3) replaces the causal mask by one that fits the
 order of decoding. Here the mask is not made to fit: the lanes are those of the decoding plan, true

@@ -1,4 +1,4 @@
-"""What crosses into C++: the records, as both sides see them, and checks before memory is read.
+"""The boundary to C++: records, as both sides see them, and checks before memory is read.
 
 The kernels read as many numbers as a record promises, so what comes from outside is held against
 the promise first: a look at shapes and types, a few microseconds. Indices are checked by the

@@ -1,7 +1,14 @@
-"""Which prebuilt kernels this processor can run.
+"""The kernels that are used here: the fastest of those that pass their test, kept in a cache.
 
-All are the same sources, compiled for other instructions. A wheel for a platform has those of its
-kind of processor (`runs/wheels.py` makes them); a source checkout has none.
+Prebuilt variants are the same sources, compiled for other instructions: a wheel for a platform has
+those of its kind of processor (`runs/wheels.py` makes them), a source checkout none. Candidates are
+the best variant that the processor runs, what the compiler at hand builds, and, where that is not
+clearly faster than PyTorch or there is none, what Zig builds. Each passes `self_test`, in a process
+of its own, which times it; the fastest gets its name in the cache in one move:
+`kernels-CHOICE-NAME-DIGEST.so`: the candidates there were, which of them this is, and the SHA-256
+of the file. So whatever bears a digest that is its own is whole and trusted, and nothing is tried
+again. `kernels-CHOICE.json` beside it lists how the candidates did. Processes that choose at the
+same time do the same work twice and keep one result.
 """
 
 import ctypes
@@ -188,7 +195,7 @@ def find_kept() -> Path | None:
 
 
 def say_origin() -> str:
-    """Say where the kernels that are used come from.
+    """Describe where the kernels that are used come from.
 
     Raises:
         OSError: As `load_library`.

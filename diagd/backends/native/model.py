@@ -110,25 +110,13 @@ class NativeModel(CausalModel):
 
     @property
     def weight_bytes(self) -> int:
-        """What a weight takes in memory, and in what a step reads."""
+        """Bytes of a weight, in memory and in what a step reads."""
         return self._laid_out.weight_bytes
 
     @property
     def num_threads(self) -> int:
         """Threads of a step that the calling thread takes."""
         return min(torch.get_num_threads(), self.max_threads)
-
-    def barrier_seconds(self) -> float | None:
-        """Measure what it takes all threads to wait for each other as often as in a step.
-
-        Returns:
-            the least of many tries: of threads that are all running, and have nothing to do; None
-            where they never were, on a busy machine.
-        """
-        record, meet = ctypes.byref(self._laid_out.record), self._library.meet
-        meet.restype = ctypes.c_double
-        tries = (meet(record, self.num_threads) for _ in range(200))
-        return min((seconds for seconds in tries if seconds >= 0), default=None)
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None

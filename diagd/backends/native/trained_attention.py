@@ -61,7 +61,7 @@ def mask_kernel(visible: Tensor | None, lanes: int) -> MaskKernel | None:
 
 @cache
 def kernels_train() -> bool:
-    """Say whether this machine's kernels can be used for training; where there are none, why."""
+    """Tell whether this machine's kernels can be used for training; log why not."""
     try:
         return bool(load_library().attention_trains())
     except OSError as error:

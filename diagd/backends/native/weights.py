@@ -1,7 +1,7 @@
-"""Memory in huge pages, where Linux gives them.
+"""A model's weights as the kernels read them: in blocks, in huge pages where Linux gives them.
 
-Whoever reads all weights at every step goes through thousands of small pages, and looks up most of
-them anew; in huge ones a step of one lane takes a few percent less (docs/log.md).
+Reading all weights at every step goes through thousands of small pages, most of which are looked up
+anew; in huge ones a step of one lane takes a few percent less (docs/log.md).
 """
 
 import ctypes

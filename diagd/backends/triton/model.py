@@ -53,7 +53,7 @@ class Kernels(NamedTuple):
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """Say why the kernels cannot run on a device; None where they can be tried."""
+    """Return why the kernels cannot run on a device; None where they can be tried."""
     if device.type != "cuda":
         return f"it needs --device cuda, got {device}"
     if find_spec("triton") is None:
@@ -66,7 +66,7 @@ def why_not_on(device: torch.device) -> str | None:
 
 
 def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Say why the kernels cannot run such a model on a device; None where they can be tried."""
+    """Return why the kernels cannot run such a model on a device; None where they can be tried."""
     if dtype not in DTYPES:
         return f"it needs float32, bfloat16 or float16, got {dtype}"
     if config.head_dim > MAX_HEAD_DIM:

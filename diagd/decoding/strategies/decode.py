@@ -1,4 +1,4 @@
-"""Have a strategy write frames: what each of them does, step by step, where PyTorch is at hand."""
+"""Decoding by each strategy, step by step, where PyTorch is at hand."""
 
 from collections.abc import Iterator
 from functools import singledispatch

@@ -1,4 +1,4 @@
-"""How to decode is a value: a strategy, with one spelling and a promise.
+"""Strategies: each a value that names how to decode, with one spelling and a promise.
 
     raster                            next-token prediction
     k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
@@ -49,14 +49,14 @@ class Conditions(NamedTuple):
 
 
 class Spelled(NamedTuple):
-    """What stands before a field's value in the name; a default value is left out with it."""
+    """Prefix of a field's value in the name; a default value is left out with it."""
 
     prefix: str
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """How lanes are chosen, step by step, and what of it becomes final.
+    """A choice of lanes, step by step, and of what becomes final.
 
     Attributes:
         word: what its name begins with.
@@ -71,7 +71,7 @@ class Strategy(ABC):
 
     @property
     def promise(self) -> Promise:
-        """What is written, compared with raster order under the same seed."""
+        """Guarantee for what is written, compared with raster order under the same seed."""
         return "no"
 
     @property

@@ -56,16 +56,6 @@ def test_the_number_of_threads_changes_no_bit(threads):
             assert torch.equal(fed(model), alone)
 
 
-def test_waiting_for_each_other_takes_time_where_there_are_others():
-    model = NativeModel(tiny_model(num_layers=3))
-    with some_threads(model, 1):
-        alone = model.barrier_seconds()
-    with some_threads(model, 2):
-        together = model.barrier_seconds()
-    assert alone is not None
-    assert 0 <= alone < (together or 1)  # it is None where they never were together
-
-
 def test_callers_on_many_threads_have_a_team_each():
     model = NativeModel(tiny_model())
     with some_threads(model, 3), ThreadPoolExecutor(5) as callers:

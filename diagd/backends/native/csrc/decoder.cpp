@@ -366,19 +366,6 @@ extern "C" float stream(const float* numbers, int64_t count, int threads) {
   return total;
 }
 
-// Seconds that threads take to wait for each other as often as Decoder::run has them wait, while there
-// is nothing to do; less than 0 where the caller had to work alone.
-extern "C" double meet(const Model* m, int32_t all) {
-  std::atomic<int> came{0};
-  const auto started = Clock::now();
-  team.run(all, [&](int, int threads, Barrier& barrier) {
-    for (int i = 0; i < 1 + 6 * m->layers; i++) barrier.wait(threads);
-    came++;
-  });
-  const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
-  return came == all ? seconds : -1;
-}
-
 // Each returns 0, or without having done anything 1 where an index is out of range, 2 where there is
 // not enough memory.
 extern "C" int decode_f32(const Model* m, const Step* s) { return decode<float>(*m, *s); }
