@@ -94,6 +94,7 @@ class NativeModel(CausalModel):
         if model.config.context_size or model.config.position_table:
             raise ValueError("the native kernels have no cross-attention and no position table")
         self.config, self.weights = model.config, weights
+        self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
         check_records(self._library)
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
@@ -106,7 +107,7 @@ class NativeModel(CausalModel):
 
     @property
     def shape(self) -> ModelShape:
-        return shape_of(self.config, torch.device("cpu"))
+        return self._shape
 
     @property
     def weight_bytes(self) -> int:
