@@ -154,7 +154,7 @@ def measure(
             seed=seed_of(name, options.seed),
         )
         if isinstance(strategy, Exact) and not report["milliseconds_by_lanes"]:
-            costs = step_costs(engine)
+            costs = step_costs(engine.stream)
             report["milliseconds_by_lanes"] = {str(n): 1000 * s for n, s in costs.items()}
         stretch = 1 if frame_by_frame else options.frames
         started = time.perf_counter()

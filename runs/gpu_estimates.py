@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tyro
-from diagd.decoding.plan import make_plan
 
 from diagd.benchmark.rows import CACHE_BYTES
 from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
-from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.schedule import SequenceLayout, TokenGrid, make_plan
 from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
 from diagd.families.presets import PRESETS
 from diagd.files import write_json, write_text

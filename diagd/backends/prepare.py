@@ -107,7 +107,7 @@ def time_candidates(config: ModelConfig) -> list[Candidate]:
             models[f"{backend} {dtype}"] = prepare(model, backend, dtype == "int8")[0]
         except ValueError as error:
             logger.debug("%s", error)
-    ours = {name: model for name, model in models.items() if isinstance(model, NativeModel)}
+    ours = {name: model for name, model in models.items() if name.startswith("native")}
     others = {name: model for name, model in models.items() if name not in ours}
     times = time_steps(shape, ours, others)
     found = [

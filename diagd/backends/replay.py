@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes
+from diagd.decoding.engine import Lanes, whole_blocks
 from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
 from diagd.decoding.visibility import NEVER
 
@@ -38,7 +38,7 @@ class Compiled(ModelWrapper[Behind]):
 
     def make_step(self, step: StepParts) -> StepFunction:
         run = torch.compile(step.run, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
-        return lambda lanes, num_slots: run(lanes, _whole_blocks(num_slots, COMPILED_BLOCK))
+        return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
 class Captured(ModelWrapper[Behind]):
@@ -71,7 +71,7 @@ class Captured(ModelWrapper[Behind]):
         if kept is None or not self._renew(kept[0], batch_size, num_slots, context):
             kept = None  # gone before others are allocated: the memory may not hold two
             buffers = super().make_buffers(
-                batch_size, _whole_blocks(num_slots, CAPTURED_BLOCK), context
+                batch_size, whole_blocks(num_slots, CAPTURED_BLOCK), context
             )
             kept = buffers, Graphs(self.model.device, len(buffers.held) - 1)
         lent = dataclasses.replace(kept[0])  # when the stream lets go of it, the memory waits
@@ -150,7 +150,7 @@ class Graphs:
         Raises:
             ValueError: the step cannot be compiled.
         """
-        num_slots, started = _whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
+        num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
         key, seconds = (kind, lanes.shape[1], num_slots), 0.0
         if key not in self._captured:
             while len(self._captured) >= MAX_GRAPHS:
@@ -227,7 +227,3 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
             ) from None
 
     return run
-
-
-def _whole_blocks(num_slots: int, block: int) -> int:
-    return -(-num_slots // block) * block

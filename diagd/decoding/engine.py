@@ -33,7 +33,7 @@ from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
 PREFILL_LANES = {"cpu": 256, "cuda": 4096}
-BLOCK = 64  # cache slots are read in whole blocks, so that few lengths occur
+BLOCK = 64  # cache slots are read in whole blocks, so that few numbers of them occur
 # the step, logits (B, L, V) and their lanes -> ids (B, L); equal rules draw the same
 DrawRule = Callable[["Step", Tensor, "Lanes"], Tensor]
 
@@ -81,9 +81,9 @@ class Step:
 
         Args:
             lanes: (8, L) int64 (see `Lanes`).
-            num_slots: of the cache, to read.
+            num_slots: of the cache, to read; rounded up to whole blocks.
         """
-        lane, memory = Lanes.of(lanes), self.buffers
+        lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
         seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
         ours = self.rule is raster_rule
         visible = self.model.see(*seen) if ours else visible_slots(*seen, self.rule)
@@ -100,6 +100,11 @@ class Step:
     def draw_of(self, lane: Lanes) -> Draw:
         places = lane.frames, lane.rows, lane.columns
         return Draw(self.sampling, self.ranges, self.buffers.seeds, *places)
+
+
+def whole_blocks(size: int, block: int) -> int:
+    """Round up to whole blocks."""
+    return -(-size // block) * block
 
 
 class VerifiedStep(NamedTuple):
@@ -300,7 +305,7 @@ class Stream:
         if draw_rule != self.draw_rule:
             self.draw_rule = draw_rule
             self._make_run()
-        self.run(lanes, -(-min(end, self.scratch) // BLOCK) * BLOCK)
+        self.run(lanes, min(end, self.scratch))
         self.num_steps += 1
         self.num_fed += num_fed
 

@@ -5,6 +5,7 @@ from diagd.backends import prepare as backends
 from diagd.backends.linears import MergedLinear
 from diagd.backends.native.model import NativeModel
 from diagd.backends.prepare import prepare
+from diagd.backends.replay import Compiled
 from diagd.models.transformer import Transformer
 from tests.models.tiny import tiny_model
 
@@ -22,6 +23,7 @@ def test_on_the_cpu_our_kernels_run_by_default():
 @pytest.mark.parametrize("backend", ["eager", "compile"])
 def test_other_backends_run_a_merged_pytorch_model(backend):
     model, named = prepare(tiny_model(), backend)
+    model = model.model if isinstance(model, Compiled) else model
     assert isinstance(model, Transformer)
     assert named == backend
     packed = [m.packed is not None for m in model.modules() if isinstance(m, MergedLinear)]

@@ -1,10 +1,13 @@
 """Weights of 8 bits on the pretended GPU: the tokens of the same rounded model on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from diagd.backends.linears import Int8Linear, merge_linears, round_linears
 from diagd.backends.prepare import prepare
+from diagd.backends.replay import Captured
 from diagd.data.video import read_video
 from diagd.models.transformer import Transformer
 from tests.gpu.test_compiled import compiler  # noqa: F401  (a fixture)
@@ -22,9 +25,10 @@ def on_the_cpu(kind, strategy):
 @pytest.mark.parametrize("kind", ["llama", "wham"])
 def test_captured_steps_write_the_tokens_of_the_cpu(kind, backend, gpus):
     model, named = prepare(tiny(kind).to("cuda"), backend, int8=True)
-    assert isinstance(model, Transformer)
+    plain = model.model if isinstance(model, Captured) else model
+    assert isinstance(plain, Transformer)
     assert named == ("cuda-graph" if backend == "auto" else backend)
-    assert any(isinstance(module, Int8Linear) for module in model.modules())
+    assert any(isinstance(module, Int8Linear) for module in plain.modules())
     for strategy in ("k=1", "exact,lanes=8"):
         found = decode(model, CASE, strategy, SAMPLED, "cuda")
         assert torch.equal(found.tokens.cpu(), on_the_cpu(kind, strategy))
@@ -32,8 +36,9 @@ def test_captured_steps_write_the_tokens_of_the_cpu(kind, backend, gpus):
 
 
 def test_compiled_steps_are_captured_as_well(compiler):  # noqa: F811
-    model = prepare(tiny().to("cuda"), "cuda-graph", int8=True)[0]
-    found = decode(model, CASE, "k=1", SAMPLED, "compiled-graph", "cuda")
+    model: Any = prepare(tiny().to("cuda"), "cuda-graph", int8=True)[0]
+    compiled = Captured(model.model, compiled=True)
+    found = decode(compiled, CASE, "k=1", SAMPLED, "cuda")
     assert torch.equal(found.tokens.cpu(), on_the_cpu("llama", "k=1"))
     assert compiler.num_compiled == compiler.machine.num_captures > 0
 

@@ -25,7 +25,8 @@ from diagd.backends.native.boundary import (
     rules_of,
 )
 from diagd.backends.native.library import load_library
-from diagd.backends.native.weights import NativeDType, NativeWeights, whole_blocks
+from diagd.backends.native.weights import NativeDType, NativeWeights
+from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.model import CausalModel, ModelShape, SlotRule, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
 from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
@@ -273,7 +274,8 @@ class NativeModel(CausalModel):
 
         def run(lanes: Tensor, max_slots: int) -> None:
             check_lanes(lanes, len(memory[0].tokens))
-            fed.lanes, fed.visible_slots = lanes.shape[1], min(max_slots, num_slots)
+            read = min(whole_blocks(max_slots, BLOCK), num_slots)
+            fed.lanes, fed.visible_slots = lanes.shape[1], read
             space.lanes, space.stride = lanes.data_ptr(), lanes.stride(0)
             fed.seconds = draw.seconds = self._timed()
             fed.threads = self.num_threads

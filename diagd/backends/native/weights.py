@@ -189,8 +189,3 @@ class NativeWeights:
         shape = list(tensor.shape)
         shape[dim] = -shape[dim] % (whole or self.block)
         return torch.cat([tensor.detach(), tensor.new_zeros(shape)], dim=dim)
-
-
-def whole_blocks(size: int, block: int) -> int:
-    """Round a size up to whole blocks."""
-    return -(-size // block) * block

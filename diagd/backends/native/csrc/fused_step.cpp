@@ -16,7 +16,7 @@ int size_of_space() { return sizeof(Space); }
 
 namespace {
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS };  // decoding/plan.py
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS };  // decoding/engine.py
 
 int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, Draw d, const Space& space) {
   const auto lane = [&](int field) { return space.lanes + field * space.stride; };
