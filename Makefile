@@ -11,7 +11,7 @@ quick:
 test:
 	pytest -n 2 --dist loadfile -m "not gpu and not slow and not download"
 
-# the quick tests under the other versions of Python, those that are installed
+# the quick tests under the other installed versions of Python
 test-pythons:
 	for python in python3.12 python3.13; do \
 	  command -v $$python >/dev/null || { echo "no $$python here: skipped"; continue; }; \
@@ -22,12 +22,12 @@ test-pythons:
 test-gpu:
 	pytest -m gpu
 
-# on a machine with an NVIDIA GPU, once: its facts, these tests, a benchmark; says how to send it
+# on a machine with an NVIDIA GPU: its properties, these tests and a benchmark, as a report to send us
 gpu-report:
 	python runs/gpu_report.py
 
-# our Triton kernels without a GPU: values on Triton's interpreter, machine code for four kinds of
-# GPU. Takes long, and an environment with Triton: `pip install triton` into one of your own
+# our Triton kernels without a GPU: values on Triton's interpreter, machine code for four GPU
+# architectures. Slow; needs Triton (`pip install triton` in a separate environment)
 test-triton:
 	TRITON_INTERPRET=1 pytest tests/backends/triton tests/gpu/test_triton.py
 
@@ -37,26 +37,26 @@ test-slow:
 KERNEL_TESTS = tests/backends/native/test_model.py tests/backends/native/test_trained_attention.py \
   tests/backends/test_conformance.py tests/attack/test_kernels.py
 
-# the tests of the C++ kernels for the matrix units of Intel's processors, on one with AVX-512 and
-# bfloat16 but without them: their instructions in software
+# the tests of the C++ kernels for Intel's matrix units (AMX), emulated: on a processor with AVX-512
+# and bfloat16 but without AMX
 test-amx:
 	DIAGD_CXXFLAGS="-include '$(CURDIR)/tests/backends/native/emulated_tiles.h'" \
 	pytest -k "native or kernels" $(KERNEL_TESTS) tests/backends/native/test_threads.py
 
-# all CPU tests as a processor with AVX2 and no more runs them, PyTorch's kernels and ours
+# all CPU tests limited to AVX2, for PyTorch's kernels and ours
 test-avx2:
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	DIAGD_CXXFLAGS=-march=x86-64-v3 $(MAKE) test
 
-# the tests of the C++ kernels, built with checks of every access to memory and every overflow (whose
-# own allocator ends a process that has no memory, so one test is left out)
+# the tests of the C++ kernels with address and undefined-behaviour sanitizers (whose allocator aborts
+# when memory runs out, so one test is left out)
 asan:
 	DIAGD_CXXFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all" \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 \
 	pytest -p no:cacheprovider -k "(native or kernels) and not without_memory" $(KERNEL_TESTS)
 
-# a wheel for each platform, kernels inside, into dist/; needs the packages of [dev], no compiler
+# a wheel for each platform, with kernels, in dist/; needs the packages of [dev], no compiler
 wheels:
 	python runs/wheels.py
 
