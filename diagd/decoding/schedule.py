@@ -4,19 +4,16 @@ Diagonal Decoding (arXiv:2503.14070, section 3.2) calls row_lag k and frame_lag 
 step come from one forward pass. Raster order (next-token prediction) is the same formula with
 row_lag = width and frame_lag = height * width. Integers only; nothing here knows torch.
 
-A row start knows little of the row above: row_lag tokens. More cannot be had for nothing: as long
-as a row writes one token a step, each after the one on its left, what its start knows of the row
-above is its lag behind that row, the lags of all rows add up, and a lag of L takes
-(height - 1) * L + width steps, which is row_lag = L.
-
 `make_plan` spells a schedule out: for every step, which lanes stand where and write what.
 """
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, product
 from typing import Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
@@ -154,17 +151,10 @@ class DiagonalSchedule:
     @property
     def max_lanes(self) -> int:
         """The most tokens written in one step."""
-        starts = [0] * (self.num_steps + 1)
-        for t in range(self.grid.num_frames):
-            for i in range(self.grid.height):
-                first = self.step_of(t, i, 0)
-                starts[first] += 1
-                starts[first + self.grid.width] -= 1
-        widest = lanes = 0
-        for change in starts:
-            lanes += change
-            widest = max(widest, lanes)
-        return widest
+        rows = product(range(self.grid.num_frames), range(self.grid.height))
+        starts = Counter(self.step_of(t, i, 0) for t, i in rows)
+        change = (starts[s] - starts[s - self.grid.width] for s in range(self.num_steps))
+        return max(accumulate(change))
 
     def step_of(self, t: int, i: int, j: int) -> int:
         """Return the step that writes frame t, row i, column j."""

@@ -60,12 +60,14 @@ class Strategy(ABC):
 
     Attributes:
         word: what its name begins with.
+        examples: names, for help and errors.
         has_schedule: whether all lanes are known before the first step (see `schedule`).
         remembers: whether draws depend on what earlier steps left outside of the stream, which a
             compiled or captured step would not see.
     """
 
     word: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
     has_schedule: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
 
@@ -169,7 +171,7 @@ class Diagonal(Scheduled):
         ValueError: an unknown row_start; lags are checked when the frames are known.
     """
 
-    word = "k"
+    word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
     lags = ("row_lag", "frame_lag")
     row_lag: Annotated[int, Spelled("=")]
     frame_lag: Annotated[int | None, Spelled(",d=")] = None
@@ -186,7 +188,7 @@ class Diagonal(Scheduled):
 class Raster(Scheduled):
     """Next-token prediction: one token a step."""
 
-    word = "raster"
+    word, examples = "raster", ("raster",)
 
     @property
     def promise(self) -> Promise:
@@ -200,7 +202,7 @@ class Raster(Scheduled):
 class ZipAR(Scheduled):
     """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
 
-    word = "zipar"
+    word, examples = "zipar", ("zipar=4",)
     lags = ("window",)
     window: Annotated[int, Spelled("=")]
 
@@ -226,7 +228,7 @@ class Exact(Strategy):
         draft_width: columns by which the drafts of a row advance in a step.
     """
 
-    word = "exact"
+    word, examples = "exact", ("exact", "exact,lanes=32")
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
     draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
     draft_width: Annotated[int, Spelled(",draft-width=")] = 3
@@ -243,7 +245,7 @@ class Exact(Strategy):
 class Jacobi(Strategy):
     """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
 
-    word = "jacobi"
+    word, examples = "jacobi", ("jacobi",)
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
 
     def __post_init__(self) -> None:
@@ -263,7 +265,7 @@ class Tolerant(Strategy):
         num_lanes: most lanes of a step; what is written depends on it.
     """
 
-    word = "tolerance"
+    word, examples = "tolerance", ("tolerance=1.5",)
     tolerance: Annotated[float, Spelled("=")]
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
@@ -285,7 +287,7 @@ class SpeculativeJacobi(Strategy):
         num_lanes: most lanes of a step; what is written depends on it.
     """
 
-    word = "sjd"
+    word, examples = "sjd", ("sjd",)
     remembers = True  # what drafts were drawn from is remembered
     afresh: ClassVar[bool] = True
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
@@ -307,7 +309,7 @@ class SpeculativeJacobi(Strategy):
 class CoupledJacobi(SpeculativeJacobi):
     """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
 
-    word = "mc-sjd"
+    word, examples = "mc-sjd", ("mc-sjd",)
     afresh = False
 
 
@@ -319,7 +321,7 @@ class AdaptiveZipAR(Strategy):
         window: tokens of the row above that a row needs before its first token is drawn.
     """
 
-    word = "zipar-adaptive"
+    word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
     remembers = True  # what waits is drawn again from the newest probabilities
     window: Annotated[int, Spelled("=")]
 
@@ -358,10 +360,8 @@ def parse_strategy(text: str) -> Strategy:
         strategy = kind.read(text)
         if strategy is not None:
             return strategy
-    raise ValueError(
-        "a strategy looks like raster, k=2, k=1,d=14, k=1/predecessor, zipar=4, zipar-adaptive=4, "
-        f"exact, exact,lanes=32, jacobi, tolerance=1.5, sjd or mc-sjd, got {text!r}"
-    )
+    *others, last = (name for kind in STRATEGIES for name in kind.examples)
+    raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")
 
 
 def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
