@@ -60,10 +60,8 @@ CRF = 4  # of H.264: what a world starts from should look as it was recorded
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     """Split the clips, train or load a tokenizer, write shards and the parts of a world.
 
-    Nothing is written where clips, actions or a tokenizer are missing or do not fit.
-
-    Returns:
-        The quality measured on held-out clips, and counts of clips, frames a piece and scenes.
+    Nothing is written where clips, actions or a tokenizer are missing or do not fit. Returns the
+    quality measured on held-out clips, and counts of clips, frames a piece and scenes.
     """
     clips = find_clips(options.clips)
     others = find_clips(options.heldout) if options.heldout else []
@@ -149,10 +147,9 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose into how many frames clips are cut.
+    """Choose the frames of a piece: 64 at most, and such that shorter clips hold a tenth at most.
 
-    At most 64, and so many that clips too short for it, which are left out, hold no more than a
-    tenth of all frames.
+    Clips that are too short are left out.
     """
     dropped = 0
     for length in sorted(lengths):
@@ -199,11 +196,7 @@ def write_starts(
 ) -> int:
     """Write a prompt, the walk that goes on from it, scenes, actions and generation defaults.
 
-    Args:
-        clips: held-out videos, with their actions beside them unless nobody ever acts (`STILL`).
-
-    Returns:
-        How many scenes there are.
+    All are cut out of held-out clips; returns the number of scenes.
     """
     scenes = folder / SCENES_FOLDER
     shutil.rmtree(scenes, ignore_errors=True)
@@ -228,16 +221,9 @@ def write_start(
     vocabulary: ActionVocabulary,
     size_px: tuple[int, int] | None = None,
 ) -> list[str]:
-    """Write up to `SCENE_FRAMES` of a clip, and their actions beside them, as a place to start.
+    """Write up to `SCENE_FRAMES` of a clip from a frame on, and their actions, as a place to start.
 
-    Args:
-        goal: the video to write.
-        start: the first of the clip's frames.
-        vocabulary: the clip's actions.
-        size_px: height and width that frames are fitted to; None: as stored.
-
-    Returns:
-        All actions of the clip.
+    They are fitted to a size, if one is given. Returns all actions of the clip.
     """
     length, fps = video_length(clip)
     given = min(SCENE_FRAMES, length)

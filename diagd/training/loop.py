@@ -64,13 +64,8 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
     """Interleave frames of clips with the actions between them: frame, action, frame ...
 
-    Args:
-        indices: (B,) int64, which clip.
-        times: (B, T) int64, which of its frames. A frame that repeats the one before it stands
-            under the action "none".
-
-    Returns:
-        (B, T * (height * width + 1) - 1) int64; action ids follow the visual ids.
+    Of each clip, (B,), the frames at times (B, T) make a row of (B, T * (height * width + 1) - 1);
+    action ids follow the visual ids. A frame that repeats the one before it stands under "none".
     """
     visual = clips.tokens[indices[:, None], times].flatten(2).long()
     actions = clips.actions[indices[:, None], times].long()
@@ -91,11 +86,7 @@ def generator_of(*key: int) -> torch.Generator:
 
 
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
-    """Draw `size` sequences, a function of the seed alone.
-
-    Args:
-        hold: probability with which a frame repeats the one before it.
-    """
+    """Draw `size` sequences by the seed alone; each frame repeats the last with chance `hold`."""
     generator = generator_of(seed)
     indices = torch.randint(len(clips.tokens), (size,), generator=generator)
     starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
@@ -107,11 +98,8 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
 def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
 
-    Returns:
-        Tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a model.
-
-    Raises:
-        ValueError: more clips or frames than there are.
+    Returns tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a
+    model; ValueError if there are fewer clips or frames.
     """
     num_clips, length = clips.tokens.shape[:2]
     for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
@@ -125,11 +113,9 @@ def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[T
 
 
 class TrainingRun:
-    """The loop and its state: the model, its optimisers, steps and seconds so far.
+    """The loop and its state: the model, trained in place, its optimisers, steps and seconds.
 
-    Args:
-        model: trained in place.
-        purpose: what makes two runs the same one beside the model's config; JSON types.
+    `purpose`, of JSON types, and the model's config make two runs the same one.
     """
 
     def __init__(
@@ -143,12 +129,8 @@ class TrainingRun:
         self.options, self.clips = options, clips
         self.identity = {"config": model.config.to_dict(), "codebook": clips.codebook, **purpose}
         self.batch_size = options.batch_of(clips)
-        self.settings = {  # of the whole run
-            "seed": options.seed,
-            "hold": options.hold,
-            "batch_size": self.batch_size,
-            "optimizer": options.optimizer,
-        }
+        self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
+        self.settings["batch_size"] = self.batch_size
         precision = choose_precision(options)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(
@@ -161,7 +143,7 @@ class TrainingRun:
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
-        options.out.mkdir(parents=True, exist_ok=True)
+
         self.step, self.seconds = 0, 0.0
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
@@ -173,6 +155,7 @@ class TrainingRun:
     def resume(self) -> None:
         """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
         is_main = self.accelerator.is_main_process
+        self.options.out.mkdir(parents=True, exist_ok=True)
         if is_main:
             recover_folder(self.checkpoint)
         self.accelerator.wait_for_everyone()
@@ -198,11 +181,7 @@ class TrainingRun:
             rewind_log(self.log_file, self.step)
 
     def train(self, loss: Loss, look: Look | None = None) -> None:
-        """Take steps to the end of the run, logging and saving on the way.
-
-        Args:
-            look: called at the end of each stage of the run, a tenth of it, in all processes.
-        """
+        """Train to the end, logging, saving and, after each stage, looking (in all processes)."""
         options, is_main = self.options, self.accelerator.is_main_process
         with progress("training", 1.0, self.share_done, shown=is_main) as job:
             losses: list[Tensor] = []
@@ -231,10 +210,7 @@ class TrainingRun:
         self.save(loss)
 
     def take_step(self, loss: Loss) -> Tensor:
-        """Lower the loss by one optimiser step, and return what it was on the step's batch.
-
-        It is NaN where the gradients are not finite, for the weights are lost then.
-        """
+        """Lower the loss by one optimiser step, and return what `_backward` did."""
         value = self._backward(loss)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -244,10 +220,7 @@ class TrainingRun:
         return value
 
     def _backward(self, loss: Loss) -> Tensor:
-        """Make gradients of the loss on the next step's batch, and return it.
-
-        It is NaN unless the gradients are finite: the weights as they are allow no step then.
-        """
+        """Make gradients of the loss on the next step's batch, and return it; NaN unless finite."""
         accelerator = self.accelerator
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -317,9 +290,9 @@ class TrainingRun:
             "step": self.step,
             "loss": loss,
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "tokens_per_second": (
-                self.accelerator.num_processes * tokens_per_step * steps_per_second
-            ),
+            "tokens_per_second": self.accelerator.num_processes
+            * tokens_per_step
+            * steps_per_second,
             **seen,
         }
         append_line(self.log_file, json.dumps(line))
@@ -327,9 +300,8 @@ class TrainingRun:
     def save(self, loss: Loss) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
 
-        Raises:
-            OSError: it cannot be written; what was saved before is still there.
-            ValueError: the newest step spoilt the weights, which its own loss could not show yet.
+        Nothing is written, and ValueError raised, where the newest step spoilt the weights, which
+        its own loss could not show yet.
         """
         self._finite_mean([self._backward(loss)])
         is_main = self.accelerator.is_main_process

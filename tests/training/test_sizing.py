@@ -47,7 +47,7 @@ def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, 
     for number, name in enumerate(WORLD_SIZES):
         run = timed(out=str(number))
         speed(3.01 * weights_of(name, run) / SECONDS)
-        plan = plan_run(run, CLIPS, None)
+        plan = plan_run(run, CLIPS)
         assert plan.model == name
         assert plan.weights == weights_of(name, run)
         assert plan.worth == pytest.approx(3.01 * plan.weights, rel=1e-3)
@@ -55,9 +55,9 @@ def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, 
 
 def test_a_slow_machine_gets_the_smallest_model_and_few_clips_are_not_read_for_ever(timed, speed):
     speed(10.0)
-    assert plan_run(timed(out="slow"), CLIPS, None).model == "mc-ar-128x3"
+    assert plan_run(timed(out="slow"), CLIPS).model == "mc-ar-128x3"
     speed(1e9)
-    plan = plan_run(timed(out="fast"), CLIPS, None)
+    plan = plan_run(timed(out="fast"), CLIPS)
     assert (
         plan.model == "mc-ar-128x3"
     )  # 14,000 tokens are worth no more, however often they are read
@@ -83,27 +83,27 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     timed, speed, monkeypatch
 ):
     speed(100.0)
-    run = timed()
-    plan = plan_run(run, CLIPS, "mc-ar-192x4")
+    run = timed(model="mc-ar-192x4")
+    plan = plan_run(run, CLIPS)
     assert plan.model == "mc-ar-192x4"
     assert "as large as" not in plan.describe(SECONDS)
     monkeypatch.delattr(pretraining, "_probe")
-    assert plan_run(run, CLIPS, None) == plan
+    assert plan_run(timed(), CLIPS) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
 
 
 def test_several_processes_are_not_measured(timed, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="with several, name it by --model"):
-        plan_run(timed(), CLIPS, None)
+        plan_run(timed(), CLIPS)
     assert not timed().out.exists()
 
 
 def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, monkeypatch):
     speed(10.0)
-    alone = plan_run(timed(out="one"), CLIPS, "mc-ar-128x3")
+    alone = plan_run(timed(out="one", model="mc-ar-128x3"), CLIPS)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    both = plan_run(timed(out="two"), CLIPS, "mc-ar-128x3")
+    both = plan_run(timed(out="two", model="mc-ar-128x3"), CLIPS)
     assert both.tokens == pytest.approx(2 * alone.tokens, rel=1e-2)  # less what measuring took
     assert both.steps == -(-alone.steps // 2)
 
@@ -124,7 +124,7 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
         pretraining, "draw_batch", lambda *given: steps.append(given) or probe(*given)
     )
     monkeypatch.setattr(pretraining, "PROBE_SHARE", 1e-9)
-    plan = plan_run(timed(), CLIPS, None)
+    plan = plan_run(timed(), CLIPS)
     assert len(steps) == 1
     assert plan.tokens <= 40.1 * plan.data_tokens
 
