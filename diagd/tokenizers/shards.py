@@ -82,6 +82,13 @@ def actions_of(
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
+def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> list[str]:
+    """Read the actions of a clip; where nobody acts, there is no file of them."""
+    if vocabulary == STILL:
+        return [*STILL.names] * num_frames
+    return read_actions(path.with_suffix(".jsonl"), vocabulary, num_frames)
+
+
 def cut(length: int, piece: int) -> list[int]:
     """Return where pieces of a clip start, so that every frame is in one; the last may overlap."""
     return [*range(0, length - piece, piece), length - piece]
@@ -105,10 +112,8 @@ def write_shards(
 
     def encode(path: Path) -> tuple[Tensor, Tensor]:  # (pieces, T, height, width) and (pieces, T)
         tokens = tokenizer.encode(read_video(path, size_px=size_px).frames).to(dtype)
-        actions = torch.zeros(len(tokens), dtype=torch.int16)
-        if vocabulary != STILL:
-            names = read_actions(path.with_suffix(".jsonl"), vocabulary, len(tokens))
-            actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
+        names = clip_actions(path, vocabulary, len(tokens))
+        actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
         length = piece or len(tokens)
         times = torch.tensor(cut(len(tokens), length))[:, None] + torch.arange(length)
         return tokens[times], actions[times]
@@ -160,7 +165,7 @@ def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
 
 
 def read_shards(folder: str | Path) -> TokenClips:
-    """Read all shards of a folder, or raise ValueError unless they are whole and belong together."""
+    """Read all shards of a folder; ValueError unless they are whole and belong together."""
     paths = sorted(Path(folder).glob("shard_*.safetensors"))
     if not paths:
         raise FileNotFoundError(

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from diagd.console import make_console
-from diagd.data.actions import ActionVocabulary, read_actions, write_actions
+from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, video_length, write_video
 from diagd.families.checkpoints import (
     ACTIONS_FILE,
@@ -26,7 +24,7 @@ from diagd.families.checkpoints import (
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
-from diagd.tokenizers.shards import STILL, actions_of, find_clips, write_shards
+from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
 from diagd.tokenizers.training import (
     OF_TRAINING,
     finished_tokenizer,
@@ -68,13 +66,10 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     given = ActionVocabulary.load(options.actions) if options.actions else None
     vocabulary = actions_of([*clips, *others], given)
     lengths = {path: video_length(path)[0] for path in (*clips, *others)}
-    if vocabulary != STILL:
-        for path, length in lengths.items():
-            read_actions(path.with_suffix(".jsonl"), vocabulary, length)
+    for path, length in lengths.items():
+        clip_actions(path, vocabulary, length)
     piece = piece_length(list(lengths.values()))
-    clips, others = (
-        [path for path in paths if lengths[path] >= piece] for paths in (clips, others)
-    )
+    clips, others = ([path for path in p if lengths[path] >= piece] for p in (clips, others))
     if options.heldout is None:
         clips, others = split_clips(clips, options.heldout_share)
     parts = {"train": clips, "heldout": others}
@@ -84,17 +79,19 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: no clip of at least {piece} frames, into which the others are cut: "
                 "record another"
             )
-    _check_sizes(options, [*clips, *others])
+    height, width, patch = _check_sizes(options, [*clips, *others])
     console = make_console()
-    left_out = len(lengths) - sum(map(len, parts.values()))
+    left_out = len(lengths) - len(clips) - len(others)
     console.print(
-        f"{len(parts['train'])} clips to learn from, {len(parts['heldout'])} held out, "
+        f"{len(clips)} clips to learn from, {len(others)} held out, "
         f"in pieces of {piece} frames"
         + (f"; {left_out} shorter ones are left out" if left_out else "")
-        + f"; actions: {', '.join(vocabulary.names)}"
+        + f"; actions: {', '.join(vocabulary.names)}\n"
+        f"frames of {height}x{width} px are {height // patch}x{width // patch} tokens "
+        f"of {patch}x{patch} px (height x width)"
     )
-    tokenizer = _prepare_tokenizer(options, parts["train"], console).to(options.device)
-    report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(parts["heldout"], options))
+    tokenizer = _prepare_tokenizer(options, clips).to(options.device)
+    report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(others, options))
     console.print(
         f"the tokenizer paints held-out frames at {report['psnr']} dB with "
         f"{report['codes_used']} of {tokenizer.codebook_size} codes: no dream can look better"
@@ -109,14 +106,14 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
             piece=piece,
             size_px=options.size_px,
         )
-    scenes = write_starts(options.out, parts["heldout"], vocabulary, options.size_px)
+    scenes = write_starts(options.out, others, vocabulary, options.size_px)
     console.print(f"next: diagd train --tokens {options.out} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
     return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
 
 
-def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> None:
-    """Raise ValueError unless frames are of one size, which tokens divide; decodes one each."""
+def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, int, int]:
+    """Return height, width and patch in pixels; ValueError unless all frames fit them."""
     height, width = options.size_px or read_video(paths[0], 1).frames.shape[1:3]
     for path in paths if options.size_px is None else ():
         size = read_video(path, 1).frames.shape[1:3]
@@ -133,6 +130,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> None:
         raise ValueError(
             f"frame height and width must be multiples of {patch} px, got {height}x{width}"
         )
+    return height, width, patch
 
 
 def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
@@ -159,26 +157,15 @@ def piece_length(lengths: Sequence[int]) -> int:
     raise ValueError("there must be at least one clip")
 
 
-def _prepare_tokenizer(
-    options: TokenizeOptions, clips: list[Path], console: Console
-) -> VQTokenizer:
-    """Train a tokenizer, or load the one named; it is in the folder then."""
+def _prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
+    """Load the tokenizer named, or train one; it is in the folder then."""
     folder = options.out / TOKENIZER_FOLDER
-    if options.tokenizer is None:
-        tokenizer = finished_tokenizer(options, folder)
-    else:
+    if options.tokenizer is not None:
         tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
-    frames = load_frames(clips if tokenizer is None else clips[:1], options)
-    if tokenizer is None:
-        tokenizer = train_tokenizer(options, frames, folder)
-    elif options.tokenizer is not None:
         copy_whole(options.tokenizer, folder, OF_TRAINING)
-    size, patch = frames.shape[1:3], tokenizer.compression
-    console.print(
-        f"frames of {size[0]}x{size[1]} px are {size[0] // patch}x{size[1] // patch} tokens "
-        f"of {patch}x{patch} px (height x width)"
-    )
-    return tokenizer
+        return tokenizer
+    finished = finished_tokenizer(options, folder)
+    return finished or train_tokenizer(options, load_frames(clips, options), folder)
 
 
 def copy_parts(source: Path, folder: Path) -> None:
@@ -229,9 +216,7 @@ def write_start(
     given = min(SCENE_FRAMES, length)
     video = read_video(clip, given, start=start, size_px=size_px)
     write_video(goal, video.frames, fps, CRF)
-    actions = [STILL.names[0]] * length
-    if vocabulary != STILL:
-        actions = read_actions(clip.with_suffix(".jsonl"), vocabulary, length)
+    actions = clip_actions(clip, vocabulary, length)
     write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
     return actions
 

@@ -77,10 +77,7 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
 
 
 def generator_of(*key: int) -> torch.Generator:
-    """Return a generator whose numbers are a function of the key, all of it.
-
-    A seed given to torch itself counts for its low 32 bits only.
-    """
+    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
     (seed,) = np.random.SeedSequence(key).generate_state(1)
     return torch.Generator().manual_seed(int(seed))
 
@@ -143,7 +140,6 @@ class TrainingRun:
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
-
         self.step, self.seconds = 0, 0.0
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
@@ -200,7 +196,8 @@ class TrainingRun:
                     seen: dict[str, Any] = {}
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)
-                    self._log(mean, speed, seen)
+                    if is_main:
+                        self._log(mean, speed, seen)
                     if seen and is_main:
                         plot_loss(options.out)
                     losses, logged = [], time.monotonic()
@@ -210,7 +207,7 @@ class TrainingRun:
         self.save(loss)
 
     def take_step(self, loss: Loss) -> Tensor:
-        """Lower the loss by one optimiser step, and return what `_backward` did."""
+        """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
         value = self._backward(loss)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -220,7 +217,7 @@ class TrainingRun:
         return value
 
     def _backward(self, loss: Loss) -> Tensor:
-        """Make gradients of the loss on the next step's batch, and return it; NaN unless finite."""
+        """Make gradients of the loss of the next batch; return it, NaN unless they are finite."""
         accelerator = self.accelerator
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -264,8 +261,8 @@ class TrainingRun:
     def _clock(self, seconds: float) -> float:
         """Return the main process's seconds, for all processes save and end together.
 
-        A step that asks for them waits for all processes, so only about one a second does; between
-        them the time stands still, and so does the learning rate.
+        A step that asks for them waits for all, so about one a second does; between them the time
+        stands still, and so does the learning rate.
         """
         if self.accelerator.num_processes == 1:
             return seconds
@@ -283,8 +280,6 @@ class TrainingRun:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
-        if not self.accelerator.is_main_process:
-            return
         tokens_per_step = self.batch_size * self.options.length_of(self.clips)
         line = {
             "step": self.step,

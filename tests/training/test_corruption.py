@@ -43,6 +43,7 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
     )
     losses = MixtureLoss(mixture, model.config, CPU)
     wrong, loss, met = losses.corruption, loss_of(options, model, strategy), 0
+    assert wrong is not None
     assert wrong == Corruption(0.9, kind, 3, SHARD_CODES)
     tokens, view = draw_batch(clips_of(), 3, 4, 0), loss.view
     actions = tokens >= SHARD_CODES

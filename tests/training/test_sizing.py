@@ -58,9 +58,7 @@ def test_a_slow_machine_gets_the_smallest_model_and_few_clips_are_not_read_for_e
     assert plan_run(timed(out="slow"), CLIPS).model == "mc-ar-128x3"
     speed(1e9)
     plan = plan_run(timed(out="fast"), CLIPS)
-    assert (
-        plan.model == "mc-ar-128x3"
-    )  # 14,000 tokens are worth no more, however often they are read
+    assert plan.model == "mc-ar-128x3"  # 14,000 tokens are worth no more, however often read
     assert plan.passes == pytest.approx(40, abs=0.4)  # to the end of a step
     run = timed()
     assert plan.steps == -(-40 * plan.data_tokens // (run.batch_of(CLIPS) * run.length_of(CLIPS)))
@@ -131,10 +129,8 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
 
 def test_speeds_lie_on_a_line_through_what_was_measured():
     costs = [(100, 1.0), (300, 2.0)]
-    assert [pretraining._seconds_per_token(costs, weights) for weights in (100, 200, 300, 500)] == [
-        pytest.approx(seconds) for seconds in (1.0, 1.5, 2.0, 3.0)
-    ]
-    assert (
-        pretraining._seconds_per_token([(100, 1.0), (300, 0.9)], 500) == 1.0
-    )  # noise is no speed-up
+    for weights, seconds in ((100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)):
+        assert pretraining._seconds_per_token(costs, weights) == pytest.approx(seconds)
+    noise = [(100, 1.0), (300, 0.9)]  # no speed-up
+    assert pretraining._seconds_per_token(noise, 500) == 1.0
     assert pretraining._seconds_per_token([(100, 1.0)], 100) == 1.0
