@@ -15,12 +15,7 @@ from typing import Any
 from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, video_length, write_video
-from diagd.families.checkpoints import (
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    TOKENIZER_FOLDER,
-    write_defaults,
-)
+from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
@@ -40,15 +35,8 @@ MAX_LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are t
 PROMPT = "prompt.mp4"  # what is continued where nothing else is asked for
 WALK = "walk.jsonl"  # and under which actions
 SCENES_FOLDER = "scenes"
-PARTS = (  # of a world, beside its model
-    TOKENIZER_FOLDER,
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    PROMPT,
-    "prompt.jsonl",
-    WALK,
-    SCENES_FOLDER,
-)
+# parts of a world beside its model
+PARTS = (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, PROMPT, "prompt.jsonl", WALK, SCENES_FOLDER)
 NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16

@@ -116,11 +116,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        options: RunOptions,
-        clips: TokenClips,
-        model: Transformer,
-        purpose: dict[str, object],
+        self, options: RunOptions, clips: TokenClips, model: Transformer, purpose: dict[str, object]
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips

@@ -154,7 +154,7 @@ class MixtureLoss:
         grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
         layout = SequenceLayout(grid, 1, context_frames)
         self.losses: dict[Strategy, ViewLoss] = {}
-        for strategy in (*self.mixture.weights, Raster()):  # raster to compare the others with
+        for strategy in dict.fromkeys((*self.mixture.weights, Raster())):  # raster to compare with
             schedule, learns = strategy.schedule(grid), options.context_frames == 0
             view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
             self.losses[strategy] = ViewLoss(view, device, options.compiles)

@@ -62,8 +62,7 @@ def costs(monkeypatch, gaps):
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "choice"),
-    [(0.0, "raster"), (0.05, "k=2/spatial"), (0.5, "k=1/spatial")],
+    ("tolerance", "choice"), [(0.0, "raster"), (0.05, "k=2/spatial"), (0.5, "k=1/spatial")]
 )
 def test_the_fastest_within_the_tolerance_is_chosen(tolerance, choice, data, monkeypatch):
     costs(monkeypatch, {1: 0.2, 2: 0.03, 3: 0.0})
