@@ -137,7 +137,7 @@ class TokenizerTrainer:
         return self.options.share_done(self.step, self.seconds)
 
     def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
-        """Take one optimizer step on a batch of the training frames; return a row for the log."""
+        """Run one optimizer step on a batch of the training frames; return a row for the log."""
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)

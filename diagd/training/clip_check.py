@@ -58,9 +58,9 @@ STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
 
 @dataclass(frozen=True)
 class RowTiming:
-    """What movement tells about the rows of action files, by shift; empty if not measurable."""
+    """Evidence for each shift of the rows of action files; empty if it cannot be measured."""
 
-    gains: dict[int, float]  # see the module
+    gains: dict[int, float]  # as the module defines them
     scores: dict[int, float]  # gains in standard errors
 
     @property

@@ -141,7 +141,7 @@ class TrainingRun:
 
     @property
     def share_done(self) -> float:
-        """How much of the run is over, 1 at its end."""
+        """Share of the run that is over, 1 at its end."""
         return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:

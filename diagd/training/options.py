@@ -178,7 +178,7 @@ class RunOptions:
 
     @property
     def compiles(self) -> bool:
-        """Whether the loss is compiled: where that is wanted and possible, and pays."""
+        """True where compiling the loss is wanted and possible, and pays."""
         is_long = self.seconds is None or self.seconds >= MIN_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 

@@ -1,4 +1,4 @@
-"""What runs of the tests left behind, and how to kill one."""
+"""Options for quick runs, readers of what they wrote, and a way to kill one."""
 
 import json
 from collections.abc import Callable

@@ -254,7 +254,7 @@ def test_a_step_that_spoils_the_weights_is_never_saved(options):
 
 @pytest.fixture
 def second_a_step(monkeypatch):
-    """Let every step take one second, and what comes before them no time."""
+    """Fake a clock by which a step takes one second, and what comes before it no time."""
     monkeypatch.setattr(pretraining, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingRun, "_clock", lambda self, seconds: float(self.step))
 

@@ -51,7 +51,7 @@ def test_the_document_holds_the_gap_of_every_candidate(data):
 
 
 def costs(monkeypatch, gaps):
-    """Let strategies cost what the test says, in nats a token, by row lag (3 is raster)."""
+    """Replace the costs of strategies, in nats a token, by row lag (3 is raster)."""
 
     def nll(model, tokens, actions, strategy, context_frames):
         gap = gaps[getattr(strategy, "row_lag", 3)]
