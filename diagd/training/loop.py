@@ -126,9 +126,7 @@ class TrainingRun:
         self.settings["batch_size"] = self.batch_size
         precision = choose_precision(options)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
-        optimizers = make_optimizers(
-            model, options.optimizer, options.learning_rate, options.weight_decay
-        )
+        optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
                 f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
@@ -236,11 +234,11 @@ class TrainingRun:
     @torch.no_grad()
     def validation_loss(self, held_out: TokenClips, loss: Loss) -> float:
         """Return the mean loss over fixed windows of held-out clips."""
-        losses, options, device = [], self.options, self.accelerator.device
-        for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(held_out, options.frames, self.batch_size, batch).to(device)
+        losses = []
+        for seed in range(NUM_VALIDATION_BATCHES):
+            tokens = draw_batch(held_out, self.options.frames, self.batch_size, seed)
             with self.accelerator.autocast():
-                losses.append(loss(self.model, tokens, self.step))
+                losses.append(loss(self.model, tokens.to(self.accelerator.device), self.step))
         return torch.stack(losses).mean().item()
 
     def _finite_mean(self, losses: list[Tensor]) -> float:
@@ -276,14 +274,12 @@ class TrainingRun:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
-        tokens_per_step = self.batch_size * self.options.length_of(self.clips)
+        size = self.accelerator.num_processes * self.batch_size
         line = {
             "step": self.step,
             "loss": loss,
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "tokens_per_second": self.accelerator.num_processes
-            * tokens_per_step
-            * steps_per_second,
+            "tokens_per_second": size * self.options.length_of(self.clips) * steps_per_second,
             **seen,
         }
         append_line(self.log_file, json.dumps(line))

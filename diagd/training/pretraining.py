@@ -212,7 +212,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     config = fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
-    optimizers = make_optimizers(probe, options.optimizer, options.learning_rate, 0.0)
+    optimizers = make_optimizers(probe, options)
     rounds = choose_precision(options) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares

@@ -22,7 +22,7 @@ from diagd.models.rotary import rotary_frequencies_3d
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.options import OptimizerName, RunOptions
+from diagd.training.options import RunOptions
 
 
 def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
@@ -140,21 +140,17 @@ def faster_precision() -> Literal["bf16", "no"]:
     return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"
 
 
-def make_optimizers(
-    model: Transformer, name: OptimizerName, learning_rate: float, weight_decay: float
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
     """Make AdamW for all weights, or Muon for the blocks' matrices and AdamW for the others."""
+    rate, decay = options.learning_rate, options.weight_decay
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     optimizers: list[torch.optim.Optimizer] = []
-    if name == "muon":
+    if options.optimizer == "muon":
         blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
         in_blocks = {id(p) for p in blocks}
         matrices = [p for p in matrices if id(p) not in in_blocks]
         scale = "match_rms_adamw"  # so that AdamW's learning rate serves both
-        optimizers.append(torch.optim.Muon(blocks, learning_rate, weight_decay, adjust_lr_fn=scale))
+        optimizers.append(torch.optim.Muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizers.append(
-        torch.optim.AdamW(groups, learning_rate, (0.9, 0.95), weight_decay=weight_decay)
-    )
-    return optimizers
+    return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]
