@@ -62,12 +62,8 @@ def linear_tokenizer_model(
 ) -> VQModel:
     """Build a VQModel of one resolution whose start is the linear code of these frames.
 
-    Args:
-        frames: (F, H_px, W_px, 3) uint8; up to 1,024 of them are looked at.
-        codes: codebook size.
-        seed: of the random part of the weights and of the frames drawn.
-        width: channels, a multiple of 16; 128 gives 2.6 million weights.
-        patch_px: pixels that a token is high and wide.
+    They are (F, H_px, W_px, 3) uint8. `width`, a multiple of 16, is the number of channels; 128
+    gives 2.6 million weights.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(frames), generator=generator)[:MAX_FRAMES]

@@ -40,8 +40,7 @@ class TokenizerOptions:
     checkpoint_s: float = 60.0  # seconds between checkpoints
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(("steps", "batch", "threads", "codes", "frame_stride", "patch"), 1)
-        check_at_least(self, **least)
+        check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),

@@ -32,24 +32,17 @@ STILL = ActionVocabulary(("none",))  # what clips without action files do in eve
 
 @dataclass(frozen=True)
 class TokenClips:
-    """Clips, or pieces of clips, of one length and grid.
+    """Clips, or pieces of clips, of one length and grid."""
 
-    Attributes:
-        tokens: (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size).
-        actions: (num_clips, T) int16, places in `action_names`; row t led to frame t.
-        codebook_size: number of visual ids.
-        codebook: fingerprint of the tokenizer's codes.
-    """
-
-    tokens: Tensor
-    actions: Tensor
-    codebook_size: int
+    tokens: Tensor  # (num_clips, T, height, width) int16 or int32, ids in [0, codebook_size)
+    actions: Tensor  # (num_clips, T) int16, places in `action_names`; row t led to frame t
+    codebook_size: int  # number of visual ids
     action_names: tuple[str, ...]
-    codebook: str = ""
+    codebook: str = ""  # fingerprint of the tokenizer's codes
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What clips have in common that one model fits: grid, codebook and actions."""
+        """Grid, codebook and actions, which clips for one model have in common."""
         return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
 
 
@@ -64,12 +57,10 @@ def find_clips(folder: Path) -> list[Path]:
 def actions_of(
     paths: Sequence[Path], vocabulary: ActionVocabulary | None = None
 ) -> ActionVocabulary:
-    """Decide what action ids of clips mean.
+    """Return the actions of videos, all or none of which have them, NAME.jsonl.
 
-    Args:
-        paths: videos; either all have actions, NAME.jsonl, or none.
-        vocabulary: the order wanted; else `actions.json` beside the clips, else the names that
-            occur, `none` first.
+    Their order is the vocabulary's, else that of `actions.json` beside the clips, else by name,
+    `none` first.
     """
     files = [path.with_suffix(".jsonl") for path in paths]
     missing = [path for path in files if not path.is_file()]
@@ -91,6 +82,13 @@ def actions_of(
     return ActionVocabulary(tuple(sorted(names, key=lambda name: (name != "none", name))))
 
 
+def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> list[str]:
+    """Read the actions of a clip; where nobody acts, there is no file of them."""
+    if vocabulary == STILL:
+        return [*STILL.names] * num_frames
+    return read_actions(path.with_suffix(".jsonl"), vocabulary, num_frames)
+
+
 def cut(length: int, piece: int) -> list[int]:
     """Return where pieces of a clip start, so that every frame is in one; the last may overlap."""
     return [*range(0, length - piece, piece), length - piece]
@@ -108,23 +106,14 @@ def write_shards(
 ) -> int:
     """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
 
-    Args:
-        paths: videos of one size, and of one length unless `piece` says how to cut them.
-        vocabulary: what action ids mean, from `actions_of`.
-        piece: frames of the pieces that clips are cut into, none longer than a clip.
-        size_px: height and width that frames are fitted to; default: as stored.
-
-    Returns:
-        How many shards were written now.
+    Frames are fitted to a size, if one is given, and clips cut into pieces, none longer than a
+    clip; by default all are of one length. Returns the number of shards written now.
     """
 
-    def encode(path: Path) -> tuple[Tensor, Tensor]:
-        """Return the pieces of a clip: (pieces, T, height, width) and (pieces, T)."""
+    def encode(path: Path) -> tuple[Tensor, Tensor]:  # (pieces, T, height, width) and (pieces, T)
         tokens = tokenizer.encode(read_video(path, size_px=size_px).frames).to(dtype)
-        actions = torch.zeros(len(tokens), dtype=torch.int16)
-        if vocabulary != STILL:
-            names = read_actions(path.with_suffix(".jsonl"), vocabulary, len(tokens))
-            actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
+        names = clip_actions(path, vocabulary, len(tokens))
+        actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
         length = piece or len(tokens)
         times = torch.tensor(cut(len(tokens), length))[:, None] + torch.arange(length)
         return tokens[times], actions[times]
@@ -176,12 +165,7 @@ def part_of(folder: Path, part: Literal["train", "heldout"]) -> Path:
 
 
 def read_shards(folder: str | Path) -> TokenClips:
-    """Read all shards of a folder.
-
-    Raises:
-        FileNotFoundError: no shards in the folder.
-        ValueError: a corrupt shard, missing ones, or shards that do not belong together.
-    """
+    """Read all shards of a folder; ValueError unless they are whole and belong together."""
     paths = sorted(Path(folder).glob("shard_*.safetensors"))
     if not paths:
         raise FileNotFoundError(

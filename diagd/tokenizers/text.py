@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
+
+from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
 
@@ -44,10 +45,7 @@ def read_embedding(path: str | Path) -> Tensor:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"text embedding not found: {path}")
-    try:
-        tensors = list(load_file(path).values())
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
+    tensors = list(read_weights(path).values())
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     if len(tensors) != 1 or tensors[0].dim() < 2 or tensors[0].shape[:-2] not in ((), (1,)):
         raise ValueError(f"{path}: expected one tensor (places, size), got {shapes or 'none'}")

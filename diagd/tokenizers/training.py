@@ -63,12 +63,9 @@ def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer |
 def train_tokenizer(
     options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
-    """Train on frames; continues where a killed run of the same options stopped.
+    """Train on (F, H_px, W_px, 3) uint8, and write the tokenizer and the state to a folder.
 
-    Args:
-        frames: (F, H_px, W_px, 3) uint8.
-        folder: where the tokenizer is written, and what a killed run needs to go on.
-        width: channels of a model trained from scratch.
+    Resumes a killed run of the same options. A model trained from scratch has `width` channels.
     """
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
@@ -137,11 +134,10 @@ class TokenizerTrainer:
 
     @property
     def share_done(self) -> float:
-        """How much of the training is over, 1 at its end."""
         return self.options.share_done(self.step, self.seconds)
 
     def advance(self, frames: Tensor, pool: ThreadPoolExecutor) -> dict[str, float]:
-        """Take one optimizer step on a batch of the training frames; return a row for the log."""
+        """Run one optimizer step on a batch of the training frames; return a row for the log."""
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
@@ -231,11 +227,7 @@ class TokenizerTrainer:
 
 
 def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
-    """Return the steps and seconds that a saved state has behind it.
-
-    Raises:
-        ValueError: a corrupt file, or the state of a run with other options.
-    """
+    """Return the steps and seconds of a state, or raise ValueError if it is of other options."""
     try:
         with safe_open(state, "pt") as file:
             metadata = file.metadata() or {}
@@ -283,11 +275,9 @@ def _warm_cosine(done: float) -> float:
 
 @torch.inference_mode()
 def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float]:
-    """Reconstruct (F, H_px, W_px, 3) uint8 frames.
+    """Reconstruct (F, H_px, W_px, 3) uint8 frames, and measure quality, use of codes and time.
 
-    Returns:
-        Mean and lowest PSNR of the frames in dB, codes used and the perplexity of their use,
-        milliseconds a frame for encoding and decoding.
+    PSNR is in dB, and its mean and minimum are taken over frames; times are per frame.
     """
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)

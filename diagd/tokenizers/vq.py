@@ -30,22 +30,16 @@ DEFAULT_ROUNDING: PixelRounding = "nearest"
 
 
 class VideoTokenizer(Protocol):
-    """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids.
-
-    Attributes:
-        codebook_size: ids lie in [0, codebook_size).
-        compression: pixels per token, along height and along width.
-        temporal_compression: frames per grid after the first.
-    """
+    """A tokenizer of the pipeline: T frames <-> 1 + (T - 1) / temporal_compression grids of ids."""
 
     @property
-    def codebook_size(self) -> int: ...
+    def codebook_size(self) -> int: ...  # ids lie in [0, codebook_size)
 
     @property
-    def compression(self) -> int: ...
+    def compression(self) -> int: ...  # pixels per token, along height and along width
 
     @property
-    def temporal_compression(self) -> int: ...
+    def temporal_compression(self) -> int: ...  # frames per grid after the first
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         """Return the pixels of a frame of height x width tokens: (H_px, W_px)."""
@@ -75,14 +69,11 @@ class VQTokenizer:
         model: a diffusers VQModel of 3 * p * p input and output channels.
         batch_size: frames encoded or decoded at once; bounds the memory.
         pixel_rounding: how pixels become whole numbers (see `paint`); kept in config.json.
-
-    Attributes:
-        painting: type of the products of `decode`, float32 or bfloat16; models that paint pixels
-            rather than patches keep to float32. bfloat16 moves a level of the bundled world by 2 of
-            255 at most.
     """
 
     temporal_compression = 1
+    # Type of the products of `decode`; models that paint pixels rather than patches keep to
+    # float32. bfloat16 moves a level of the bundled world by 2 of 255 at most.
     painting = torch.float32
     fit_frames = staticmethod(resize)
 
@@ -98,7 +89,8 @@ class VQTokenizer:
             raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
         if painted != channels:
             raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
-        check_batch_size(batch_size)
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
@@ -130,10 +122,8 @@ class VQTokenizer:
     def encode(self, frames: Tensor) -> Tensor:
         """Replace each patch by the id of its nearest code (the lowest id on ties)."""
         check_frames(frames, self.compression)
-        device = self.codebook.device
-        chunks = [
-            self.nearest(self.latents(chunk.to(device))) for chunk in frames.split(self.batch_size)
-        ]
+        batches = frames.split(self.batch_size)
+        chunks = [self.nearest(self.latents(batch.to(self.codebook.device))) for batch in batches]
         return torch.cat(chunks).to(frames.device)
 
     @torch.inference_mode()
@@ -196,15 +186,8 @@ def load_vq_model(
 ) -> Any:
     """Build the model that a config describes around its weights, as float32.
 
-    Sizes that the config only claims are never allocated.
-
-    Args:
-        path: of the config, for the message.
-        where: what holds the weights, for the message.
-
-    Raises:
-        ValueError: the config describes something else, or the weights do not fit it (see
-            `check_weights`).
+    Sizes that the config only claims are never allocated. ValueError, which names the config's
+    path and where the weights are, if it describes something else or the weights do not fit it.
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
@@ -229,10 +212,9 @@ def load_vq_model(
 
 
 def memory_format(model: Any) -> torch.memory_format:
-    """Return how feature maps should lie in memory.
+    """Choose channels last, which a CPU does faster, but for models of pixels.
 
-    Models of patches run channels last, which a CPU does faster; those of pixels as in diffusers,
-    so that their numbers are the same to the last bit.
+    These run as in diffusers, so that their numbers are the same to the last bit.
     """
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
 
@@ -264,12 +246,6 @@ def check_tokens(tokens: Tensor, codebook_size: int) -> None:
         )
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise ValueError unless at least one frame is handled at once."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-
-
 def normalise(frames: Tensor) -> Tensor:
     """Scale to what the models see: (T, H_px, W_px, 3) uint8 -> (T, 3, H_px, W_px) in [-1, 1]."""
     return frames.movedim(-1, 1).float() / 127.5 - 1
@@ -278,8 +254,7 @@ def normalise(frames: Tensor) -> Tensor:
 def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
     """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous.
 
-    Args:
-        rounding: "nearest"; or "down", as the code of MineWorld, Cosmos and WHAM does.
+    MineWorld, Cosmos and WHAM round down.
     """
     levels = levels.round() if rounding == "nearest" else levels.floor()
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
@@ -301,11 +276,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read named tensors from a .safetensors file, or else from one that `torch.save` wrote.
 
     The latter is read by torch's loader for tensors only; a dict `state_dict` inside it, with which
-    checkpoints of trainers begin, is unwrapped.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: damaged, or anything but tensors under names.
+    checkpoints of trainers begin, is unwrapped. ValueError if damaged, or of anything but tensors.
     """
     require_file(path)
     if path.suffix == ".safetensors":
@@ -338,9 +309,7 @@ def check_weights(
 ) -> None:
     """Raise ValueError unless names and shapes agree, and all numbers are finite.
 
-    Args:
-        where: what holds the weights, for the message.
-        described_by: what the expected shapes follow from, for the message.
+    The message names what holds the weights, and what the expected shapes follow from.
     """
     for problem, names in (
         ("misses weights", sorted(expected.keys() - found.keys())),

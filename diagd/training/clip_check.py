@@ -43,7 +43,7 @@ WRONG_ROWS = {
         "and the last frame, which then has none"
     ),
 }
-SHIFTS = (-1, 0, 1)  # of the row that is asked about, from the frame's own
+SHIFTS = (-1, 0, 1)  # from the frame's own row to the one that is asked about
 SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # pictures, and the blocks they are seen in
 REACH_PX = 6  # how far the whole of the larger picture may move
 COMPONENTS = 16  # of the movement
@@ -58,16 +58,10 @@ STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
 
 @dataclass(frozen=True)
 class RowTiming:
-    """What movement tells about the rows of action files; empty where nothing could be measured.
+    """Evidence for each shift of the rows of action files; empty if it cannot be measured."""
 
-    Attributes:
-        gains: row, counted from the frame's own (-1, 0, 1) -> the share of what its neighbours
-            leave open about it that the movement into the frame tells.
-        scores: row -> its gain in standard errors.
-    """
-
-    gains: dict[int, float]
-    scores: dict[int, float]
+    gains: dict[int, float]  # as the module defines them
+    scores: dict[int, float]  # gains in standard errors
 
     @property
     def found(self) -> int | None:
@@ -79,32 +73,22 @@ class RowTiming:
         """
         if not self.gains:
             return None
-        best = max(self.gains, key=lambda shift: self.gains[shift])
-        rivals = [
-            gain
-            for shift, gain in self.gains.items()
-            if shift > best or (shift < best == max(SHIFTS))
-        ]
-        stands_out = self.gains[best] > STANDS_OUT * max(rivals)
+        best = max(self.gains, key=self.gains.__getitem__)
+        rivals = [s for s in SHIFTS if s > best or s < best == max(SHIFTS)]
+        stands_out = self.gains[best] > STANDS_OUT * max(self.gains[shift] for shift in rivals)
         return best if stands_out and self.scores[best] >= SURE else None
 
 
 @dataclass(frozen=True)
 class CheckedClip:
-    """A clip that can be read.
-
-    Attributes:
-        actions: one a frame; none without an action file.
-        movement: (T - 1, D), see `movement_between`.
-        changes: of a pixel into each frame but the first, mean absolute, of 255.
-    """
+    """A clip that can be read."""
 
     path: Path
     size_px: tuple[int, int]
     fps: Fraction
-    actions: list[str]
-    movement: Tensor
-    changes: list[float]
+    actions: list[str]  # one a frame; none without an action file
+    movement: Tensor  # (T - 1, D), see `movement_between`
+    changes: list[float]  # of a pixel into each frame but the first, mean absolute, of 255
 
     @property
     def num_frames(self) -> int:
@@ -113,38 +97,23 @@ class CheckedClip:
 
 @dataclass(frozen=True)
 class ActionUse:
-    """How an action is used.
+    """Statistics of an action; all 0 where it is never used."""
 
-    Attributes:
-        frames: how many it led to.
-        share: of all frames but the first ones.
-        held_frames: for how many frames it is kept, on average; 0 where it is never used.
-        change: of a pixel into a frame of the action, mean absolute, of 255.
-    """
-
-    frames: int
-    share: float
-    held_frames: float
-    change: float
+    frames: int  # that it led to
+    share: float  # of all frames but the first ones
+    held_frames: float  # frames for which it is kept, on average
+    change: float  # of a pixel into a frame of the action, mean absolute, of 255
 
 
 @dataclass(frozen=True)
 class ClipsReport:
-    """What a folder of clips holds.
+    """The contents of a folder of clips."""
 
-    Attributes:
-        clips: those that can be used.
-        problems: what makes others useless, or the rows wrong; a line each.
-        notes: what can be trained on, but will disappoint; a line each.
-        uses: action -> how it is used; empty without action files.
-        timing: which row led to which frame; None without action files.
-    """
-
-    clips: list[CheckedClip]
-    problems: list[str]
-    notes: list[str]
-    uses: dict[str, ActionUse]
-    timing: RowTiming | None
+    clips: list[CheckedClip]  # those that can be used
+    problems: list[str]  # a line for each clip that cannot, and for wrong rows
+    notes: list[str]  # a line for each thing that can be trained on, but will disappoint
+    uses: dict[str, ActionUse]  # by action; empty without action files
+    timing: RowTiming | None  # None without action files
 
 
 def check_clips(folder: Path) -> ClipsReport:
@@ -163,9 +132,7 @@ def check_clips(folder: Path) -> ClipsReport:
     problems: list[str] = []
     for path in track(paths, "reading clips"):
         try:
-            clip = _read(path, vocabulary if acted else None)
-            _compare(clip, clips[0] if clips else clip)
-            clips.append(clip)
+            clips.append(_read(path, vocabulary if acted else None, clips[0] if clips else None))
         except (FileNotFoundError, ValueError) as error:
             problems.append(str(error))
     notes = [
@@ -191,43 +158,41 @@ def check_clips(folder: Path) -> ClipsReport:
     return ClipsReport(clips, problems, notes, uses, timing)
 
 
-def _read(path: Path, vocabulary: ActionVocabulary | None) -> CheckedClip:
+def _read(
+    path: Path, vocabulary: ActionVocabulary | None, first: CheckedClip | None
+) -> CheckedClip:
+    """Read a clip, or raise ValueError unless it is like the first one, if there is one."""
     video = read_video(path)
-    frames = video.frames
+    frames, size_px = video.frames, (video.frames.shape[1], video.frames.shape[2])
     if len(frames) < 2:
         raise ValueError(f"{path}: expected at least 2 frames, got {len(frames)}")
     actions: list[str] = []
     if vocabulary is not None:
         actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+    if first and size_px != first.size_px:
+        raise ValueError(
+            f"{path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
+            f"{first.path.name}, got {size_px[0]}x{size_px[1]}"
+        )
+    if first and abs(video.fps / first.fps - 1) > 0.01:
+        raise ValueError(
+            f"{path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
+            f"got {float(video.fps):g}"
+        )
     changes = frames.float().diff(dim=0).abs().mean(dim=(1, 2, 3)).tolist()
-    size_px = frames.shape[1], frames.shape[2]
     return CheckedClip(path, size_px, video.fps, actions, movement_between(frames), changes)
-
-
-def _compare(clip: CheckedClip, first: CheckedClip) -> None:
-    if clip.size_px != first.size_px:
-        raise ValueError(
-            f"{clip.path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
-            f"{first.path.name}, got {clip.size_px[0]}x{clip.size_px[1]}"
-        )
-    if abs(clip.fps / first.fps - 1) > 0.01:
-        raise ValueError(
-            f"{clip.path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
-            f"got {float(clip.fps):g}"
-        )
 
 
 def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
     """Count an action; the rows of first frames, which led to nothing, are left out."""
-    changes, holds, total = list[float](), list[int](), 0
+    total, holds, changes = 0, list[int](), list[float]()
     for clip in clips:
         rows = clip.actions[1:]
         total += len(rows)
-        changes += [c for row, c in zip(rows, clip.changes, strict=True) if row == name]
         holds += [len(list(held)) for action, held in groupby(rows) if action == name]
-    return ActionUse(
-        len(changes), len(changes) / total, fmean(holds or [0.0]), fmean(changes or [0.0])
-    )
+        changes += [c for row, c in zip(rows, clip.changes, strict=True) if row == name]
+    used = len(changes)
+    return ActionUse(used, used / total, fmean(holds or [0.0]), fmean(changes or [0.0]))
 
 
 def movement_between(frames: Tensor) -> Tensor:
@@ -254,15 +219,17 @@ def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
 
 def _shift_errors(pictures: Tensor) -> Tensor:
     """Compare each picture's inside with the one before, moved: (T - 1, 2 * 2 * REACH_PX + 1)."""
-    reach = REACH_PX
-    height, width = (side - 2 * reach for side in pictures.shape[1:])
-    inside = pictures[1:, reach : reach + height, reach : reach + width]
-    shifts = [(0, step) for step in range(-reach, reach + 1)]
-    shifts += [(step, 0) for step in range(-reach, reach + 1) if step]
-    errors = []
-    for i, j in shifts:
-        moved = pictures[:-1, reach + i : reach + i + height, reach + j : reach + j + width]
-        errors.append((moved - inside).abs().mean(dim=(1, 2)))
+    height, width = (side - 2 * REACH_PX for side in pictures.shape[1:])
+
+    def inside(part: Tensor, i: int = 0, j: int = 0) -> Tensor:
+        return part[:, REACH_PX + i :, REACH_PX + j :][:, :height, :width]
+
+    steps = range(-REACH_PX, REACH_PX + 1)
+    shifts = [*((0, step) for step in steps), *((step, 0) for step in steps if step)]
+    errors = [
+        (inside(pictures[:-1], i, j) - inside(pictures[1:])).abs().mean(dim=(1, 2))
+        for i, j in shifts
+    ]
     stacked = torch.stack(errors, dim=1)
     return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
 
@@ -270,24 +237,21 @@ def _shift_errors(pictures: Tensor) -> Tensor:
 def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
     """Measure which row led to a frame; nothing for too few frames, or if nothing moves or acts.
 
-    Args:
-        movements: of each clip, (T - 1, D) from `movement_between`.
-        actions: of each clip, (T,) int64 ids.
+    Given are each clip's movement, (T - 1, D), and action ids, (T,) int64.
     """
-    ids = torch.cat([torch.zeros(0, dtype=torch.int64), *actions])
+    ids, nothing = torch.cat([torch.zeros(0, dtype=torch.int64), *actions]), RowTiming({}, {})
     if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
-        return RowTiming({}, {})
+        return nothing
     principal = _principal_components(movements)
     rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
-    gains: dict[int, float] = {}
-    scores: dict[int, float] = {}
+    gains, scores = dict[int, float](), dict[int, float]()
     for shift in SHIFTS:
         samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
         given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
         numbers = [_chunks(len(part[2])) + 1000 * clip for clip, part in enumerate(samples)]
         _, chunks = torch.cat(numbers).unique(return_inverse=True)
         if len(chunks.unique()) < MIN_CHUNKS:
-            return RowTiming({}, {})
+            return nothing
         without = _sums(_errors(given, wanted, chunks), chunks)
         saved = without - _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
         gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()

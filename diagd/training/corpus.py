@@ -12,21 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from diagd.console import make_console
-from diagd.data.actions import ActionVocabulary, read_actions, write_actions
+from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, video_length, write_video
-from diagd.families.checkpoints import (
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    TOKENIZER_FOLDER,
-    write_defaults,
-)
+from diagd.families.checkpoints import ACTIONS_FILE, DEFAULTS_FILE, TOKENIZER_FOLDER, write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
-from diagd.tokenizers.shards import STILL, actions_of, find_clips, write_shards
+from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
 from diagd.tokenizers.training import (
     OF_TRAINING,
     finished_tokenizer,
@@ -42,15 +35,8 @@ MAX_LEFT_OUT = 0.1  # share of the frames that may be lost with clips that are t
 PROMPT = "prompt.mp4"  # what is continued where nothing else is asked for
 WALK = "walk.jsonl"  # and under which actions
 SCENES_FOLDER = "scenes"
-PARTS = (  # of a world, beside its model
-    TOKENIZER_FOLDER,
-    ACTIONS_FILE,
-    DEFAULTS_FILE,
-    PROMPT,
-    "prompt.jsonl",
-    WALK,
-    SCENES_FOLDER,
-)
+# parts of a world beside its model
+PARTS = (TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE, PROMPT, "prompt.jsonl", WALK, SCENES_FOLDER)
 NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16
@@ -60,23 +46,18 @@ CRF = 4  # of H.264: what a world starts from should look as it was recorded
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     """Split the clips, train or load a tokenizer, write shards and the parts of a world.
 
-    Nothing is written where clips, actions or a tokenizer are missing or do not fit.
-
-    Returns:
-        The quality measured on held-out clips, and counts of clips, frames a piece and scenes.
+    Nothing is written where clips, actions or a tokenizer are missing or do not fit. Returns the
+    quality measured on held-out clips, and counts of clips, frames a piece and scenes.
     """
     clips = find_clips(options.clips)
     others = find_clips(options.heldout) if options.heldout else []
     given = ActionVocabulary.load(options.actions) if options.actions else None
     vocabulary = actions_of([*clips, *others], given)
     lengths = {path: video_length(path)[0] for path in (*clips, *others)}
-    if vocabulary != STILL:
-        for path, length in lengths.items():
-            read_actions(path.with_suffix(".jsonl"), vocabulary, length)
+    for path, length in lengths.items():
+        clip_actions(path, vocabulary, length)
     piece = piece_length(list(lengths.values()))
-    clips, others = (
-        [path for path in paths if lengths[path] >= piece] for paths in (clips, others)
-    )
+    clips, others = ([path for path in p if lengths[path] >= piece] for p in (clips, others))
     if options.heldout is None:
         clips, others = split_clips(clips, options.heldout_share)
     parts = {"train": clips, "heldout": others}
@@ -86,17 +67,19 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
                 f"{name}: no clip of at least {piece} frames, into which the others are cut: "
                 "record another"
             )
-    _check_sizes(options, [*clips, *others])
+    height, width, patch = _check_sizes(options, [*clips, *others])
     console = make_console()
-    left_out = len(lengths) - sum(map(len, parts.values()))
+    left_out = len(lengths) - len(clips) - len(others)
     console.print(
-        f"{len(parts['train'])} clips to learn from, {len(parts['heldout'])} held out, "
+        f"{len(clips)} clips to learn from, {len(others)} held out, "
         f"in pieces of {piece} frames"
         + (f"; {left_out} shorter ones are left out" if left_out else "")
-        + f"; actions: {', '.join(vocabulary.names)}"
+        + f"; actions: {', '.join(vocabulary.names)}\n"
+        f"frames of {height}x{width} px are {height // patch}x{width // patch} tokens "
+        f"of {patch}x{patch} px (height x width)"
     )
-    tokenizer = _prepare_tokenizer(options, parts["train"], console).to(options.device)
-    report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(parts["heldout"], options))
+    tokenizer = _prepare_tokenizer(options, clips).to(options.device)
+    report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(others, options))
     console.print(
         f"the tokenizer paints held-out frames at {report['psnr']} dB with "
         f"{report['codes_used']} of {tokenizer.codebook_size} codes: no dream can look better"
@@ -111,14 +94,14 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
             piece=piece,
             size_px=options.size_px,
         )
-    scenes = write_starts(options.out, parts["heldout"], vocabulary, options.size_px)
+    scenes = write_starts(options.out, others, vocabulary, options.size_px)
     console.print(f"next: diagd train --tokens {options.out} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
     return {"clips": counts, "frames_per_clip": piece, "scenes": scenes, **report}
 
 
-def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> None:
-    """Raise ValueError unless frames are of one size, which tokens divide; decodes one each."""
+def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, int, int]:
+    """Return height, width and patch in pixels; ValueError unless all frames fit them."""
     height, width = options.size_px or read_video(paths[0], 1).frames.shape[1:3]
     for path in paths if options.size_px is None else ():
         size = read_video(path, 1).frames.shape[1:3]
@@ -135,6 +118,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> None:
         raise ValueError(
             f"frame height and width must be multiples of {patch} px, got {height}x{width}"
         )
+    return height, width, patch
 
 
 def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[Path]]:
@@ -149,10 +133,9 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose into how many frames clips are cut.
+    """Choose the frames of a piece: 64 at most, and such that shorter clips hold a tenth at most.
 
-    At most 64, and so many that clips too short for it, which are left out, hold no more than a
-    tenth of all frames.
+    Clips that are too short are left out.
     """
     dropped = 0
     for length in sorted(lengths):
@@ -162,26 +145,15 @@ def piece_length(lengths: Sequence[int]) -> int:
     raise ValueError("there must be at least one clip")
 
 
-def _prepare_tokenizer(
-    options: TokenizeOptions, clips: list[Path], console: Console
-) -> VQTokenizer:
-    """Train a tokenizer, or load the one named; it is in the folder then."""
+def _prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokenizer:
+    """Load the tokenizer named, or train one; it is in the folder then."""
     folder = options.out / TOKENIZER_FOLDER
-    if options.tokenizer is None:
-        tokenizer = finished_tokenizer(options, folder)
-    else:
+    if options.tokenizer is not None:
         tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
-    frames = load_frames(clips if tokenizer is None else clips[:1], options)
-    if tokenizer is None:
-        tokenizer = train_tokenizer(options, frames, folder)
-    elif options.tokenizer is not None:
         copy_whole(options.tokenizer, folder, OF_TRAINING)
-    size, patch = frames.shape[1:3], tokenizer.compression
-    console.print(
-        f"frames of {size[0]}x{size[1]} px are {size[0] // patch}x{size[1] // patch} tokens "
-        f"of {patch}x{patch} px (height x width)"
-    )
-    return tokenizer
+        return tokenizer
+    finished = finished_tokenizer(options, folder)
+    return finished or train_tokenizer(options, load_frames(clips, options), folder)
 
 
 def copy_parts(source: Path, folder: Path) -> None:
@@ -199,11 +171,7 @@ def write_starts(
 ) -> int:
     """Write a prompt, the walk that goes on from it, scenes, actions and generation defaults.
 
-    Args:
-        clips: held-out videos, with their actions beside them unless nobody ever acts (`STILL`).
-
-    Returns:
-        How many scenes there are.
+    All are cut out of held-out clips; returns the number of scenes.
     """
     scenes = folder / SCENES_FOLDER
     shutil.rmtree(scenes, ignore_errors=True)
@@ -228,24 +196,15 @@ def write_start(
     vocabulary: ActionVocabulary,
     size_px: tuple[int, int] | None = None,
 ) -> list[str]:
-    """Write up to `SCENE_FRAMES` of a clip, and their actions beside them, as a place to start.
+    """Write up to `SCENE_FRAMES` of a clip from a frame on, and their actions, as a place to start.
 
-    Args:
-        goal: the video to write.
-        start: the first of the clip's frames.
-        vocabulary: the clip's actions.
-        size_px: height and width that frames are fitted to; None: as stored.
-
-    Returns:
-        All actions of the clip.
+    They are fitted to a size, if one is given. Returns all actions of the clip.
     """
     length, fps = video_length(clip)
     given = min(SCENE_FRAMES, length)
     video = read_video(clip, given, start=start, size_px=size_px)
     write_video(goal, video.frames, fps, CRF)
-    actions = [STILL.names[0]] * length
-    if vocabulary != STILL:
-        actions = read_actions(clip.with_suffix(".jsonl"), vocabulary, length)
+    actions = clip_actions(clip, vocabulary, length)
     write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
     return actions
 

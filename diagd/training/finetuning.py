@@ -30,19 +30,17 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"frames must be at most {max_frames}, which the model holds, got {options.frames}; "
             f"with --window {max_frames} there may be more"
         )
-    if options.window is not None:
-        if not model.relative_positions:
-            raise ValueError(
-                f"window: {options.init} knows absolute positions, so nothing may outgrow its "
-                f"context of {max_frames} frames: leave it out"
-            )
-        if options.window != max_frames:
-            raise ValueError(
-                f"window must be {max_frames}, the frames that {options.init} holds and its "
-                f"streams see, got {options.window}"
-            )
-    purpose = {"init": options.init, **options.purpose()}
-    run, loss = begin_run("finetune", options, clips, model, model_path(options.init), purpose)
+    if options.window is not None and not model.relative_positions:
+        raise ValueError(
+            f"window: {options.init} knows absolute positions, so nothing may outgrow its "
+            f"context of {max_frames} frames: leave it out"
+        )
+    if options.window not in (None, max_frames):
+        raise ValueError(
+            f"window must be {max_frames}, the frames that {options.init} holds and its "
+            f"streams see, got {options.window}"
+        )
+    run, loss = begin_run("finetune", options, clips, model, model_path(options.init))
     run.train(loss)
     report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
     console = make_console(run.accelerator.is_main_process)

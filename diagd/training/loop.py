@@ -64,13 +64,8 @@ def read_clips(options: RunOptions) -> tuple[TokenClips, TokenClips | None]:
 def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
     """Interleave frames of clips with the actions between them: frame, action, frame ...
 
-    Args:
-        indices: (B,) int64, which clip.
-        times: (B, T) int64, which of its frames. A frame that repeats the one before it stands
-            under the action "none".
-
-    Returns:
-        (B, T * (height * width + 1) - 1) int64; action ids follow the visual ids.
+    Of each clip, (B,), the frames at times (B, T) make a row of (B, T * (height * width + 1) - 1);
+    action ids follow the visual ids. A frame that repeats the one before it stands under "none".
     """
     visual = clips.tokens[indices[:, None], times].flatten(2).long()
     actions = clips.actions[indices[:, None], times].long()
@@ -82,20 +77,13 @@ def sequences(clips: TokenClips, indices: Tensor, times: Tensor) -> Tensor:
 
 
 def generator_of(*key: int) -> torch.Generator:
-    """Return a generator whose numbers are a function of the key, all of it.
-
-    A seed given to torch itself counts for its low 32 bits only.
-    """
+    """Return a generator for a key, of which all counts: torch takes the low 32 bits of a seed."""
     (seed,) = np.random.SeedSequence(key).generate_state(1)
     return torch.Generator().manual_seed(int(seed))
 
 
 def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float = 0.0) -> Tensor:
-    """Draw `size` sequences, a function of the seed alone.
-
-    Args:
-        hold: probability with which a frame repeats the one before it.
-    """
+    """Draw `size` sequences by the seed alone; each frame repeats the last with chance `hold`."""
     generator = generator_of(seed)
     indices = torch.randint(len(clips.tokens), (size,), generator=generator)
     starts = torch.randint(clips.tokens.shape[1] - frames + 1, (size,), generator=generator)
@@ -107,11 +95,8 @@ def draw_batch(clips: TokenClips, frames: int, size: int, seed: int, hold: float
 def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Cut a window, at a place drawn by the seed, out of each of the first `size` clips.
 
-    Returns:
-        Tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a model.
-
-    Raises:
-        ValueError: more clips or frames than there are.
+    Returns tokens (size, frames, height, width) and actions (size, frames, 1), int64 ids of a
+    model; ValueError if there are fewer clips or frames.
     """
     num_clips, length = clips.tokens.shape[:2]
     for name, asked, there in (("clips", size, num_clips), ("frames", frames, length)):
@@ -125,35 +110,23 @@ def windows(clips: TokenClips, size: int, frames: int, seed: int = 0) -> tuple[T
 
 
 class TrainingRun:
-    """The loop and its state: the model, its optimisers, steps and seconds so far.
+    """The loop and its state: the model, trained in place, its optimisers, steps and seconds.
 
-    Args:
-        model: trained in place.
-        purpose: what makes two runs the same one beside the model's config; JSON types.
+    `purpose`, of JSON types, and the model's config make two runs the same one.
     """
 
     def __init__(
-        self,
-        options: RunOptions,
-        clips: TokenClips,
-        model: Transformer,
-        purpose: dict[str, object],
+        self, options: RunOptions, clips: TokenClips, model: Transformer, purpose: dict[str, object]
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
         self.identity = {"config": model.config.to_dict(), "codebook": clips.codebook, **purpose}
         self.batch_size = options.batch_of(clips)
-        self.settings = {  # of the whole run
-            "seed": options.seed,
-            "hold": options.hold,
-            "batch_size": self.batch_size,
-            "optimizer": options.optimizer,
-        }
+        self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
+        self.settings["batch_size"] = self.batch_size
         precision = choose_precision(options)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
-        optimizers = make_optimizers(
-            model, options.optimizer, options.learning_rate, options.weight_decay
-        )
+        optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(
                 f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
@@ -161,18 +134,18 @@ class TrainingRun:
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
         self.checkpoint = options.out / "training"  # all that a run needs to go on
         self.log_file = options.out / "log.jsonl"
-        options.out.mkdir(parents=True, exist_ok=True)
         self.step, self.seconds = 0, 0.0
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
     @property
     def share_done(self) -> float:
-        """How much of the run is over, 1 at its end."""
+        """Share of the run that is over, 1 at its end."""
         return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:
         """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
         is_main = self.accelerator.is_main_process
+        self.options.out.mkdir(parents=True, exist_ok=True)
         if is_main:
             recover_folder(self.checkpoint)
         self.accelerator.wait_for_everyone()
@@ -198,11 +171,7 @@ class TrainingRun:
             rewind_log(self.log_file, self.step)
 
     def train(self, loss: Loss, look: Look | None = None) -> None:
-        """Take steps to the end of the run, logging and saving on the way.
-
-        Args:
-            look: called at the end of each stage of the run, a tenth of it, in all processes.
-        """
+        """Train to the end, logging, saving and, after each stage, looking (in all processes)."""
         options, is_main = self.options, self.accelerator.is_main_process
         with progress("training", 1.0, self.share_done, shown=is_main) as job:
             losses: list[Tensor] = []
@@ -221,7 +190,8 @@ class TrainingRun:
                     seen: dict[str, Any] = {}
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)
-                    self._log(mean, speed, seen)
+                    if is_main:
+                        self._log(mean, speed, seen)
                     if seen and is_main:
                         plot_loss(options.out)
                     losses, logged = [], time.monotonic()
@@ -231,10 +201,7 @@ class TrainingRun:
         self.save(loss)
 
     def take_step(self, loss: Loss) -> Tensor:
-        """Lower the loss by one optimiser step, and return what it was on the step's batch.
-
-        It is NaN where the gradients are not finite, for the weights are lost then.
-        """
+        """Lower the loss by one optimiser step; return it, NaN unless gradients were finite."""
         value = self._backward(loss)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -244,10 +211,7 @@ class TrainingRun:
         return value
 
     def _backward(self, loss: Loss) -> Tensor:
-        """Make gradients of the loss on the next step's batch, and return it.
-
-        It is NaN unless the gradients are finite: the weights as they are allow no step then.
-        """
+        """Make gradients of the loss of the next batch; return it, NaN unless they are finite."""
         accelerator = self.accelerator
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -270,11 +234,11 @@ class TrainingRun:
     @torch.no_grad()
     def validation_loss(self, held_out: TokenClips, loss: Loss) -> float:
         """Return the mean loss over fixed windows of held-out clips."""
-        losses, options, device = [], self.options, self.accelerator.device
-        for batch in range(NUM_VALIDATION_BATCHES):
-            tokens = draw_batch(held_out, options.frames, self.batch_size, batch).to(device)
+        losses = []
+        for seed in range(NUM_VALIDATION_BATCHES):
+            tokens = draw_batch(held_out, self.options.frames, self.batch_size, seed)
             with self.accelerator.autocast():
-                losses.append(loss(self.model, tokens, self.step))
+                losses.append(loss(self.model, tokens.to(self.accelerator.device), self.step))
         return torch.stack(losses).mean().item()
 
     def _finite_mean(self, losses: list[Tensor]) -> float:
@@ -291,8 +255,8 @@ class TrainingRun:
     def _clock(self, seconds: float) -> float:
         """Return the main process's seconds, for all processes save and end together.
 
-        A step that asks for them waits for all processes, so only about one a second does; between
-        them the time stands still, and so does the learning rate.
+        A step that asks for them waits for all, so about one a second does; between them the time
+        stands still, and so does the learning rate.
         """
         if self.accelerator.num_processes == 1:
             return seconds
@@ -310,16 +274,12 @@ class TrainingRun:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        tokens_per_step = self.batch_size * self.options.length_of(self.clips)
+        size = self.accelerator.num_processes * self.batch_size
         line = {
             "step": self.step,
             "loss": loss,
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "tokens_per_second": (
-                self.accelerator.num_processes * tokens_per_step * steps_per_second
-            ),
+            "tokens_per_second": size * self.options.length_of(self.clips) * steps_per_second,
             **seen,
         }
         append_line(self.log_file, json.dumps(line))
@@ -327,9 +287,8 @@ class TrainingRun:
     def save(self, loss: Loss) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
 
-        Raises:
-            OSError: it cannot be written; what was saved before is still there.
-            ValueError: the newest step spoilt the weights, which its own loss could not show yet.
+        Nothing is written, and ValueError raised, where the newest step spoilt the weights, which
+        its own loss could not show yet.
         """
         self._finite_mean([self._backward(loss)])
         is_main = self.accelerator.is_main_process

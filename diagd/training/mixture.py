@@ -23,6 +23,7 @@ from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import TOKENIZER_FOLDER
 from diagd.files import write_json
 from diagd.models.attention import Visible
+from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
 from diagd.training.corpus import copy_parts
@@ -35,11 +36,9 @@ _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
 class ViewLoss:
     """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
 
-    Args:
-        compiled: torch.compile it; on CUDA the mask is FlexAttention's then, which skips the
-            blocks that nobody sees, and else the dense one of scaled_dot_product_attention.
-
-    On CPUs with matrix units our own kernels attend where autocast rounds to bfloat16.
+    The mask is the dense one of scaled_dot_product_attention; if `compiled`, on CUDA, it is that of
+    FlexAttention, which skips the blocks that nobody sees. On CPUs with matrix units our own
+    kernels attend where autocast rounds to bfloat16.
     """
 
     def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
@@ -93,21 +92,16 @@ def view_loss(
 class Corruption(NamedTuple):
     """A rule by which some of a step's tokens are replaced in what is fed.
 
-    Attributes:
-        share: the largest share of the visual tokens; a step's own is drawn uniformly below it.
-        kind: `uniform`, any other visual id; or `samples`, what the model draws in that place from
-            the true tokens before it, under the step's strategy, at temperature 1. It may draw the
-            true one, and draws nothing for frames that are not learnt.
-        seed: of the draws.
-        num_ids: visual ids.
-        process: number of this process; all have batches of one size.
+    The kind is `uniform`, any other visual id; or `samples`, what the model draws in that place
+    from the true tokens before it, under the step's strategy, at temperature 1. It may draw the
+    true one, and draws nothing for frames that are not learnt.
     """
 
-    share: float
+    share: float  # of the visual tokens at most; a step's own is drawn uniformly below it
     kind: CorruptWith
     seed: int
-    num_ids: int
-    process: int = 0
+    num_ids: int  # visual ones
+    process: int = 0  # all have batches of one size
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int, loss: ViewLoss) -> Tensor:
         """Return what is fed in place of a step's true sequences (B, N), under its loss."""
@@ -130,12 +124,8 @@ class Corruption(NamedTuple):
         key = self.seed, step, _CORRUPTION
         share = self.share * torch.rand((), generator=generator_of(*key)).item()
         first = self.process * size + 1  # 0 would be the key of the share
-        drawn = torch.stack(
-            [
-                torch.rand(2, length, generator=generator_of(*key, first + row))
-                for row in range(size)
-            ]
-        )
+        generators = (generator_of(*key, first + row) for row in range(size))
+        drawn = torch.stack([torch.rand(2, length, generator=one) for one in generators])
         return drawn[:, 0] < share, drawn[:, 1]
 
 
@@ -146,53 +136,28 @@ def draw_strategy(mixture: Mixture, seed: int, step: int) -> Strategy:
     return list(mixture.weights)[bisect(ends, place)]
 
 
-def corruption_of(options: RunOptions, num_ids: int, process: int = 0) -> Corruption | None:
-    """Return the corruption that options ask for, of `num_ids` visual ids, if they do."""
-    if not options.corrupt:
-        return None
-    return Corruption(options.corrupt, options.corrupt_with, options.seed, num_ids, process)
-
-
-def views_of(options: RunOptions, height: int, width: int) -> dict[Strategy, TeacherView]:
-    """Lay out the strategies, and raster to compare them with, on frames of a size.
-
-    Nothing stands before the first frame, which is therefore in raster order under every
-    strategy; with `context_frames=0` it is learnt.
-    """
-    context_frames = max(1, options.context_frames)
-    grid = TokenGrid(options.frames - context_frames, height, width)
-    layout = SequenceLayout(grid, 1, context_frames)
-    return {
-        strategy: teacher_view(
-            strategy.schedule(grid),
-            layout,
-            learn_context=options.context_frames == 0,
-            window=options.window,
-        )
-        for strategy in (*options.mixture.weights, Raster())
-    }
-
-
 class MixtureLoss:
-    """The loss of each step under the strategy that is drawn for it.
+    """The loss of each step of a model under the strategy that is drawn for it.
 
-    Args:
-        views: of the strategies of the options' mixture, and of raster.
-        corruption: of the tokens fed in training; those of validation are true.
+    The tokens fed are corrupted as the options ask for; those of validation are true. Nothing
+    stands before the first frame, which is therefore in raster order under every strategy; with
+    `context_frames=0` it is learnt.
     """
 
     def __init__(
-        self,
-        options: RunOptions,
-        views: dict[Strategy, TeacherView],
-        device: torch.device,
-        corruption: Corruption | None = None,
+        self, options: RunOptions, config: ModelConfig, device: torch.device, process: int = 0
     ) -> None:
         self.mixture, self.seed = options.mixture, options.seed
-        self.corruption = corruption
-        self.losses = {
-            strategy: ViewLoss(view, device, options.compiles) for strategy, view in views.items()
-        }
+        share, kind, num_ids = options.corrupt, options.corrupt_with, config.image_vocab_size
+        self.corruption = Corruption(share, kind, self.seed, num_ids, process) if share else None
+        context_frames = max(1, options.context_frames)
+        grid = TokenGrid(options.frames - context_frames, config.grid_height, config.grid_width)
+        layout = SequenceLayout(grid, 1, context_frames)
+        self.losses: dict[Strategy, ViewLoss] = {}
+        for strategy in dict.fromkeys((*self.mixture.weights, Raster())):  # raster to compare with
+            schedule, learns = strategy.schedule(grid), options.context_frames == 0
+            view = teacher_view(schedule, layout, learn_context=learns, window=options.window)
+            self.losses[strategy] = ViewLoss(view, device, options.compiles)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
         """Return the loss of a step's sequences (B, N) int64."""
@@ -208,10 +173,8 @@ class MixtureLoss:
         }
         weights = self.mixture.weights
         mean = sum(found[one] * weight for one, weight in weights.items()) / sum(weights.values())
-        return {
-            "validation_loss": mean,
-            "validation_loss_by_strategy": {str(one): loss for one, loss in found.items()},
-        }
+        by_strategy = {str(strategy): loss for strategy, loss in found.items()}
+        return {"validation_loss": mean, "validation_loss_by_strategy": by_strategy}
 
 
 def begin_run(
@@ -220,23 +183,20 @@ def begin_run(
     clips: TokenClips,
     model: Transformer,
     parts: Path,
-    purpose: dict[str, object],
 ) -> tuple[TrainingRun, MixtureLoss]:
     """Begin a run, or resume the one in the folder, and make a world and a record of the folder.
 
-    Args:
-        command: names the record, COMMAND.json.
-        parts: folder with the parts of the world beside its model.
-        purpose: what makes two runs the same one, beside the model and its tokenizer.
+    The record is COMMAND.json; `parts` is a folder with the parts of the world beside its model.
     """
-    views = views_of(options, model.config.grid_height, model.config.grid_width)
+    purpose = options.purpose()
     run = TrainingRun(options, clips, model, {command: purpose})
+    device, process = run.accelerator.device, run.accelerator.process_index
+    loss = MixtureLoss(options, model.config, device, process)  # refuses lags; then files are made
     run.resume()
     if run.accelerator.is_main_process:
         copy_parts(parts, options.out)
         write_json(options.out / f"{command}.json", {**purpose, "options": asdict(options)})
-    wrong = corruption_of(options, clips.codebook_size, run.accelerator.process_index)
-    return run, MixtureLoss(options, views, run.accelerator.device, wrong)
+    return run, loss
 
 
 def next_steps(folder: Path, tokens: Path) -> str:

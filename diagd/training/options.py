@@ -66,9 +66,7 @@ class Mixture:
     def parse(cls, texts: Iterable[str]) -> "Mixture":
         """Read names, of which a text may hold several with spaces between, each `NAME[:WEIGHT]`.
 
-        Raises:
-            ValueError: no name, an unknown or repeated one, one without a schedule, or a weight
-                that is no number above 0.
+        ValueError unless all are different, have a schedule, and weights are numbers above 0.
         """
         weights: dict[Strategy, float] = {}
         for word in " ".join(texts).split():
@@ -180,7 +178,7 @@ class RunOptions:
 
     @property
     def compiles(self) -> bool:
-        """Whether the loss is compiled: where that is wanted and possible, and pays."""
+        """True where compiling the loss is wanted and possible, and pays."""
         is_long = self.seconds is None or self.seconds >= MIN_COMPILED_S
         return self.compile and is_long and find_compiler() is not None
 
@@ -212,21 +210,14 @@ class RunOptions:
 
     @cached_property
     def mixture(self) -> Mixture:
-        """The strategies and their weights."""
         return Mixture.parse(self.strategies)
 
     def purpose(self) -> dict[str, object]:
         """Return what a run is for; two runs that differ in it are not the same one."""
-        purpose: dict[str, object] = {
-            "strategies": str(self.mixture),
-            "context_frames": self.context_frames,
-            "frames": self.frames,
-        }
-        if self.window:
-            purpose["window"] = self.window
-        if self.corrupt:
-            purpose |= {"corrupt": self.corrupt, "corrupt_with": self.corrupt_with}
-        return purpose
+        names = ["context_frames", "frames"]
+        names += ["window"] if self.window else []
+        names += ["corrupt", "corrupt_with"] if self.corrupt else []
+        return {"strategies": str(self.mixture), **{n: getattr(self, n) for n in names}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +244,6 @@ class TrainOptions(RunOptions):
 
     @property
     def seconds(self) -> float | None:
-        """The longest time to train; None: as long as the steps take."""
         given = super().seconds
         return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
 
@@ -269,6 +259,9 @@ class FinetuneOptions(RunOptions):
     steps: int = 5000  # optimiser steps
     learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
     warmup_steps: int = 100  # steps of linear warm-up
+
+    def purpose(self) -> dict[str, object]:
+        return {"init": self.init, **super().purpose()}
 
 
 Axis = Literal["frame", "row", "column"]
@@ -317,5 +310,4 @@ class TuneOptions:
 
     @cached_property
     def named(self) -> list[Strategy]:
-        """The candidates that `strategy` names."""
         return parse_strategies(self.strategy)

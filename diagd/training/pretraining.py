@@ -40,7 +40,7 @@ from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, save_figure, windows
-from diagd.training.mixture import MixtureLoss, begin_run, corruption_of, next_steps, views_of
+from diagd.training.mixture import MixtureLoss, begin_run, next_steps
 from diagd.training.options import RunOptions, TrainOptions
 from diagd.training.setup import (
     check_tokenizer,
@@ -69,7 +69,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     clips, held_out = read_clips(options)
     plan, started = None, monotonic()
     if options.seconds is not None:
-        plan = plan_run(options, clips, options.model)
+        plan = plan_run(options, clips)
         steps = min(options.steps or plan.steps, plan.steps)
         minutes = max(options.seconds - (monotonic() - started), 1.0) / 60
         options = replace(options, model=plan.model, minutes=minutes, hours=None, steps=steps)
@@ -77,7 +77,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     model = start_model(config, options.seed, options.init)
     if options.init is not None:
         check_tokenizer(options.init, clips)
-    run, loss = begin_run("train", options, clips, model, options.tokens, options.purpose())
+    run, loss = begin_run("train", options, clips, model, options.tokens)
     console = make_console(run.accelerator.is_main_process)
     if run.step:
         console.print(f"going on after step {run.step}")
@@ -97,10 +97,7 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
 
 
 def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
-    """Return what is done at each stage: the held-out loss, and a strip where one can be painted.
-
-    A model that is spread over several processes paints none.
-    """
+    """Look at the held-out loss, and paint a strip if there is a tokenizer and one process."""
     strip, folder = None, run.options.tokens / TOKENIZER_FOLDER
     if folder.is_dir() and run.accelerator.num_processes == 1:
         tokenizer = VQTokenizer.from_pretrained(folder)
@@ -116,13 +113,10 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
 
 def _warn(log: Path, console: Console) -> None:
     """Warn if the held-out loss has risen again: clips are learnt by heart."""
-    looks = [
-        (line["validation_loss"], line["step"])
-        for line in read_json_lines(log)
-        if "validation_loss" in line
-    ]
-    if looks and looks[-1][0] > min(looks)[0] + RISE:
-        best, step = min(looks)
+    key = "validation_loss"
+    looks = [(line[key], line["step"]) for line in read_json_lines(log) if key in line]
+    best, step = min(looks, default=(math.inf, 0))
+    if looks and looks[-1][0] > best + RISE:
         console.print(
             f"the held-out loss was {best:.3f} at step {step} and is {looks[-1][0]:.3f} now: "
             "record more clips, or train for less time"
@@ -131,38 +125,28 @@ def _warn(log: Path, console: Console) -> None:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The model and the amount of data of a run in a given time.
+    """The model and the amount of data of a run in a given time."""
 
-    Attributes:
-        model: name of a preset.
-        weights: of the model.
-        sized: whether the model was chosen, not named.
-        steps: where the run ends even if there is time left.
-        tokens: about as many are read.
-        data_tokens: so many there are to read.
-    """
-
-    model: str
+    model: str  # preset
     weights: int
-    sized: bool
-    steps: int
-    tokens: float
-    data_tokens: int
+    sized: bool  # the model was chosen, not named
+    steps: int  # after which the run ends even if there is time left
+    tokens: float  # about as many are read
+    data_tokens: int  # in all clips
 
     @property
     def passes(self) -> float:
-        """How often every clip is read."""
         return self.tokens / self.data_tokens
 
     @property
     def worth(self) -> float:
-        """How many new tokens would teach as much."""
+        """Number of new tokens that would teach as much."""
         again = max(self.passes - 1, 0.0)
         worth = 1 + WORTH_OF_PASSES * (1 - math.exp(-again / WORTH_OF_PASSES))
         return self.data_tokens * min(self.passes, worth)
 
     def describe(self, seconds: float) -> str:
-        """Describe in a few lines what to expect of a run that has so many seconds left."""
+        """Describe in a few lines a run that has so many seconds left."""
         ends = datetime.now() + timedelta(seconds=seconds)
         model = f"{self.model}, {_count(self.weights)} weights"
         if self.sized:
@@ -180,9 +164,9 @@ class RunPlan:
         return "\n".join(lines)
 
 
-def plan_run(options: RunOptions, clips: TokenClips, model: str | None) -> RunPlan:
+def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     """Choose a model for the time unless one is named; the plan of a killed run is kept."""
-    path = options.out / PLAN_FILE
+    path, model = options.out / PLAN_FILE, options.model
     if path.is_file():
         plan = RunPlan(**json.loads(path.read_text(encoding="utf-8")))
         return plan if model is None else replace(plan, model=model)
@@ -190,6 +174,7 @@ def plan_run(options: RunOptions, clips: TokenClips, model: str | None) -> RunPl
     if model is None and processes > 1:
         raise ValueError("a model is sized on one process: with several, name it by --model")
     assert options.seconds is not None
+    names = WORLD_SIZES if model is None else [model]
     started, costs = time.monotonic(), list[tuple[int, float]]()
     with waiting("measuring how fast this machine trains"):
         for name in PROBED if model is None else [model]:
@@ -204,7 +189,7 @@ def plan_run(options: RunOptions, clips: TokenClips, model: str | None) -> RunPl
     steps = math.ceil(MAX_PASSES * data_tokens / tokens_per_step)
     max_tokens = min(options.steps or steps, steps) * tokens_per_step
     plans: list[RunPlan] = []
-    for name in WORLD_SIZES if model is None else [model]:
+    for name in names:
         weights = num_weights(fit_config(name, clips, options.frames_held))
         tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
@@ -221,19 +206,13 @@ def num_weights(config: ModelConfig) -> int:
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
-    """Train a model for some steps; return its weights, and the seconds a token takes.
-
-    Args:
-        limit: seconds after which no other step begins.
-    """
+    """Train for some steps, beginning none after `limit` seconds; return weights, and s a token."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = fit_config(model, clips, options.frames_held)
     probe = Transformer.random(config, 0, device)
-    views = views_of(options, config.grid_height, config.grid_width)
-    wrong = corruption_of(options, clips.codebook_size)
-    loss_of = MixtureLoss(replace(options, compile=False), views, device, wrong)
-    optimizers = make_optimizers(probe, options.optimizer, options.learning_rate, 0.0)
+    loss_of = MixtureLoss(replace(options, compile=False), config, device)
+    optimizers = make_optimizers(probe, options)
     rounds = choose_precision(options) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
@@ -266,12 +245,8 @@ def _count(number: float) -> str:
 class DreamStrip:
     """The same few held-out frames, continued at every stage of a run.
 
-    Args:
-        folder: where `dreams.png` appears, and the strips it is made of, in `dreams/`.
-        held_out: clips that the model does not learn from.
-        tokenizer: paints them.
-        frames: how many frames a strip has. Given are a quarter of them, or of what the model's
-            context holds.
+    The folder gets `dreams.png`, and in `dreams/` the strips it is made of. Of the frames of a
+    strip, or of those that the model's context holds, a quarter is given.
     """
 
     def __init__(
@@ -284,11 +259,9 @@ class DreamStrip:
     def add(self, model: Transformer, step: int) -> None:
         """Dream, and draw the strips of all stages up to this step."""
         strips = self.folder / "dreams"
-        strips.mkdir(exist_ok=True)
-        newest = strips / f"step_{step:08d}.png"
-        self._write(strips / "truth.png", self.tokens[0])
-        self._write(newest, self._dream(model))
-        rows = {"truth": strips / "truth.png"}
+        rows, newest = {"truth": strips / "truth.png"}, strips / f"step_{step:08d}.png"
+        for path, tokens in ((rows["truth"], self.tokens[0]), (newest, self._dream(model))):
+            write_image(path, contact_sheet(self.tokenizer.decode(tokens), columns=len(tokens)))
         for path in sorted(strips.glob("step_*.png")):
             if path <= newest:
                 rows[f"step {int(path.stem.removeprefix('step_'))}"] = path
@@ -311,9 +284,6 @@ class DreamStrip:
 
     def _num_given(self, model: Transformer) -> int:
         return max(1, min(self.tokens.shape[1], model.config.frames_held) // 4)
-
-    def _write(self, path: Path, tokens: Tensor) -> None:
-        write_image(path, contact_sheet(self.tokenizer.decode(tokens), columns=len(tokens)))
 
 
 def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:

@@ -22,7 +22,7 @@ from diagd.models.rotary import rotary_frequencies_3d
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.options import OptimizerName, RunOptions
+from diagd.training.options import RunOptions
 
 
 def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
@@ -46,9 +46,7 @@ def check_fit(model: str, config: ModelConfig, clips: TokenClips) -> None:
 def check_tokenizer(model: str, clips: TokenClips) -> None:
     """Raise ValueError if a model brings a tokenizer, and the clips are tokens of another one."""
     folder = model_path(model) / TOKENIZER_FOLDER
-    if not folder.is_dir() or not clips.codebook:
-        return
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder) if folder.is_dir() and clips.codebook else None
     if isinstance(tokenizer, VQTokenizer) and codebook_fingerprint(tokenizer) != clips.codebook:
         raise ValueError(
             f"the clips do not fit {model}: they are tokens of another tokenizer than its own"
@@ -70,10 +68,9 @@ def fit_config(preset: str, clips: TokenClips, frames: int) -> ModelConfig:
 
 
 def start_model(config: ModelConfig, seed: int, init: str | None = None) -> Transformer:
-    """Make a model of random weights, with aimed heads where positions allow it, or load one.
+    """Make a model of random weights, with aimed heads where positions allow it.
 
-    Args:
-        init: checkpoint folder; its context may be of another length.
+    Or load the weights of the checkpoint folder `init`, whose context may be of another length.
     """
     model = Transformer.random(config, seed=seed)
     if init is None:
@@ -103,9 +100,6 @@ def aim_heads(model: Transformer) -> Transformer:
     The biases alone make a rotary head attend to a fixed offset in (frame, row, column), whatever
     the tokens are. Finding such heads is what a randomly started model spends its first millions of
     tokens on (docs/log.md); training then bends them to the motion.
-
-    Args:
-        model: with 3-D rotary positions, biases and as many key heads as query heads; changed.
     """
     config = model.config
     if config.position != "rope3d" or not config.bias or config.num_kv_heads != config.num_heads:
@@ -126,7 +120,7 @@ def aim_heads(model: Transformer) -> Transformer:
 
 
 def choose_precision(options: RunOptions) -> str:
-    """Return "bf16" or "no": the one that was asked for, or that multiplies faster here."""
+    """Return "bf16" or "no", as asked for or as multiplies faster here."""
     return faster_precision() if options.precision == "auto" else options.precision
 
 
@@ -146,27 +140,17 @@ def faster_precision() -> Literal["bf16", "no"]:
     return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"
 
 
-def make_optimizers(
-    model: Transformer, name: OptimizerName, learning_rate: float, weight_decay: float
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
     """Make AdamW for all weights, or Muon for the blocks' matrices and AdamW for the others."""
+    rate, decay = options.learning_rate, options.weight_decay
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     optimizers: list[torch.optim.Optimizer] = []
-    if name == "muon":
+    if options.optimizer == "muon":
         blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
         in_blocks = {id(p) for p in blocks}
         matrices = [p for p in matrices if id(p) not in in_blocks]
-        optimizers.append(
-            torch.optim.Muon(
-                blocks,
-                lr=learning_rate,
-                weight_decay=weight_decay,
-                adjust_lr_fn="match_rms_adamw",  # so that AdamW's learning rate serves both
-            )
-        )
+        scale = "match_rms_adamw"  # so that AdamW's learning rate serves both
+        optimizers.append(torch.optim.Muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizers.append(
-        torch.optim.AdamW(groups, learning_rate, (0.9, 0.95), weight_decay=weight_decay)
-    )
-    return optimizers
+    return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]

@@ -10,7 +10,7 @@ diagd tune --tokens tokens --model world --make-default
 diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,22 +37,25 @@ GAP_LABEL = "nats a token above raster"
 
 
 def main(options: TuneOptions) -> dict[str, Any]:
-    """Measure, print the table, and write the files where asked for."""
+    """Measure, and print and write what the options ask for."""
     document = tune(options)
-    if options.make_default:
-        make_default(document, options)
+    if options.make_default and document["choice"] is not None:
+        found = find_model(options.model)
+        defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
+        write_defaults(found.path.parent, defaults)
     print_tuning(document, options)
     if options.out is not None:
-        write_tuning(document, options, options.out)
+        write_json(options.out / "tune.json", document, indent=1)
+        plot_frontier(options.out / "tune.png", document["rows"], options.tolerance)
+        for axis in options.by:
+            plot_profiles(options.out / f"tune_{axis}.png", axis, document["rows"])
     return document
 
 
 def tune(options: TuneOptions) -> dict[str, Any]:
-    """Measure every candidate, and name the fastest within the tolerance.
+    """Measure every candidate, raster first, and choose the fastest within the tolerance, if any.
 
-    Returns:
-        The document of tune.json: options, grid, a row for each candidate, raster first, and the
-        choice, None where no candidate is within the tolerance.
+    Returns the document of tune.json.
     """
     device = device_of(options.device)
     clips = read_shards(part_of(options.tokens, "heldout"))
@@ -98,15 +101,13 @@ def tune(options: TuneOptions) -> dict[str, Any]:
 def list_candidates(options: TuneOptions, grid: TokenGrid) -> list[Strategy]:
     """List raster, then the strategies named, or else diagonals with each row start.
 
-    Raises:
-        ValueError: lags that the grid does not allow.
+    ValueError if the grid does not allow their lags.
     """
-    if options.strategy:
-        named = [Raster(), *options.named]
-        for strategy in named:
-            strategy.schedule(grid)
-        return list(dict.fromkeys(named))
     found: list[Strategy] = [Raster()]
+    if options.strategy:
+        for strategy in options.named:
+            strategy.schedule(grid)
+        return list(dict.fromkeys([*found, *options.named]))
     for row_lag in options.row_lag or [lag for lag in (1, 2, 4, 8) if lag < grid.width]:
         spatial = DiagonalSchedule.spatial(grid, row_lag)
         frame_lags: list[int | None] = [None] if row_lag < grid.width else []  # else it is raster
@@ -162,14 +163,12 @@ def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> d
 
 
 def _beats(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a row is as fast and cheaper, or as cheap and faster."""
-    return row["num_steps"] <= other["num_steps"] and (
-        (row["gap"], row["num_steps"]) < (other["gap"], other["num_steps"])
-    )
+    gap, num_steps = row["gap"], row["num_steps"]
+    return num_steps <= other["num_steps"] and (gap, num_steps) < (other["gap"], other["num_steps"])
 
 
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
-    """Print what `tune` returned: candidates, their gaps by the axes asked for, the choice."""
+    """Print the candidates, their gaps by the axes asked for, and the choice."""
     console, rows, choice = make_console(), document["rows"], document["choice"]
     title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
     lines = [
@@ -194,12 +193,11 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     console.print(
         f"within {options.tolerance} nats of raster: {choice['name'] if choice else 'no strategy'}"
     )
-    console.print(advise(document, options))
+    console.print(advise(choice, options))
 
 
-def advise(document: dict[str, Any], options: TuneOptions) -> str:
-    """Name the command that uses the answer, and the one that keeps it."""
-    choice = document["choice"]
+def advise(choice: dict[str, Any] | None, options: TuneOptions) -> str:
+    """Name the command that uses the choice, and the one that keeps it."""
     if choice is None:
         return f"next: a larger --tolerance, or diagd finetune --init {options.model}"
     use = f"next: diagd play --model {options.model} --strategy {choice['name']}"
@@ -208,23 +206,6 @@ def advise(document: dict[str, Any], options: TuneOptions) -> str:
     if options.make_default:
         return f"next: diagd play --model {options.model}, which decodes so by default now"
     return f"{use}; the same diagd tune with --make-default lets {options.model} decode so always"
-
-
-def make_default(document: dict[str, Any], options: TuneOptions) -> None:
-    """Write the choice, if there is one, into the generation defaults of the model's folder."""
-    if document["choice"] is not None:
-        found = find_model(options.model)
-        defaults = replace(found.family.defaults(found), decoding=document["choice"]["name"])
-        write_defaults(found.path.parent, defaults)
-
-
-def write_tuning(document: dict[str, Any], options: TuneOptions, folder: Path) -> None:
-    """Write tune.json and the plots beside it."""
-    rows = document["rows"]
-    write_json(folder / "tune.json", document, indent=1)
-    plot_frontier(folder / "tune.png", rows, options.tolerance)
-    for axis in options.by:
-        plot_profiles(folder / f"tune_{axis}.png", axis, _profiles(rows, axis))
 
 
 def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
@@ -260,8 +241,8 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
         axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
 
 
-def plot_profiles(path: Path, axis_name: str, profiles: Mapping[str, Sequence[float]]) -> None:
+def plot_profiles(path: Path, over: Axis, rows: list[dict[str, Any]]) -> None:
     """Plot the gap of strategies over frames, rows or columns."""
-    with chart(path, xlabel=axis_name, ylabel=GAP_LABEL) as axis:
-        for name, values in profiles.items():
+    with chart(path, xlabel=over, ylabel=GAP_LABEL) as axis:
+        for name, values in _profiles(rows, over).items():
             axis.plot(range(len(values)), values, marker=".", linewidth=1, label=name)

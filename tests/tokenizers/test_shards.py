@@ -10,10 +10,7 @@ from diagd.tokenizers.shards import STILL, actions_of, read_shards, write_shards
 from tests.tokenizers.rectangles import rectangles, small_tokenizer, write_clips
 
 WALK = ActionVocabulary(("none", "forward", "left"))
-GOOD = {
-    "codebook_size": "20",
-    "action_names": '["none", "forward"]',
-}
+GOOD = {"codebook_size": "20", "action_names": '["none", "forward"]'}
 
 
 def write_shard(folder, number=0, tokens=None, actions=None, **metadata):

@@ -7,7 +7,8 @@ from accelerate.state import AcceleratorState
 from diagd.families.presets import PRESETS
 from diagd.training import loop
 from diagd.training.pretraining import TrainOptions
-from tests.worlds import clips_of, model_config, write_shard
+from tests.training.runs import options_maker
+from tests.worlds import model_config
 
 
 @pytest.fixture(autouse=True)
@@ -22,23 +23,5 @@ def lone_process(monkeypatch):
 @pytest.fixture
 def options(tmp_path):
     """Return a function that makes options for a run of twelve steps on one tiny shard."""
-    tokens = write_shard(tmp_path / "tokens", clips_of())
-
-    def make(out="run", **changes):
-        plain = {
-            "tokens": tokens,
-            "out": tmp_path / out,
-            "model": "mc-ar-tiny",
-            "frames": 3,
-            "steps": 12,
-            "batch_size": 2,
-            "learning_rate": 1e-2,
-            "optimizer": "adamw",
-            "warmup_steps": 2,
-            "precision": "no",
-            "compile": False,
-            "log_every": 2,
-        }
-        return TrainOptions(**{**plain, **changes})
-
-    return make
+    size = {"model": "mc-ar-tiny", "frames": 3, "steps": 12, "log_every": 2}
+    return options_maker(TrainOptions, tmp_path, optimizer="adamw", **size)

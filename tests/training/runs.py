@@ -1,4 +1,4 @@
-"""What runs of the tests left behind, and how to kill one."""
+"""Options for quick runs, readers of what they wrote, and a way to kill one."""
 
 import json
 from collections.abc import Callable
@@ -11,6 +11,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diagd.training.loop import TrainingRun
+from tests.worlds import clips_of, write_shard
+
+
+def options_maker(kind: type[Any], folder: Path, **plain: Any) -> Callable[..., Any]:
+    """Return a function that makes options for quick runs on one tiny shard, in a folder."""
+    plain |= {"tokens": write_shard(folder / "tokens", clips_of()), "compile": False}
+    plain |= {"batch_size": 2, "learning_rate": 1e-2, "warmup_steps": 2, "precision": "no"}
+    return lambda out="run", **changes: kind(**{"out": folder / out, **plain, **changes})
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:
@@ -31,8 +39,8 @@ def assert_same_run(out: Path, other: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Let a run die, as if killed, in the step after `steps` steps."""
+def run_killed(train: Callable[[Any], object], options: Any, steps: int) -> None:
+    """Train, and die, as if killed, in the step after `steps` steps."""
     original = TrainingRun.take_step
 
     def step(self, loss):
@@ -40,12 +48,7 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
             raise KeyboardInterrupt
         return original(self, loss)
 
-    monkeypatch.setattr(TrainingRun, "take_step", step)
-
-
-def run_killed(train: Callable[[Any], object], options: Any, steps: int) -> None:
-    """Train, and die in the step after `steps` steps."""
     with pytest.MonkeyPatch.context() as patch:
-        kill_after(patch, steps)
+        patch.setattr(TrainingRun, "take_step", step)
         with pytest.raises(KeyboardInterrupt):
             train(options)

@@ -1,4 +1,4 @@
-"""Let accelerate shard a model over CPUs as it does over GPUs; run as a script, this is `diagd`.
+"""Make accelerate shard models over CPUs as it does over GPUs; as a script, this is `diagd`.
 
 accelerate has FSDP for GPUs only: it passes over the plugin where there is none, which is undone
 here. All else is what runs on GPUs: runs/fsdp.yaml, accelerate's FSDP2, torch's `fully_shard`, the

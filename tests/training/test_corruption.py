@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from diagd.families.checkpoints import load_model
 from diagd.training.loop import draw_batch
-from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss, corruption_of, views_of
+from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss
 from diagd.training.pretraining import pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed
 from tests.worlds import SHARD_CODES, clips_of, write_shard_model
@@ -23,10 +23,9 @@ def model(tmp_path):
     return load_model(write_shard_model(tmp_path / "model"))
 
 
-def loss_of(options, strategy: str = "k=1", context_frames: int = 1) -> ViewLoss:
-    run = options(strategies=(strategy,), context_frames=context_frames)
-    (view, *_) = views_of(run, 2, 3).values()
-    return ViewLoss(view, CPU)
+def loss_of(options, model, strategy: str = "k=1") -> ViewLoss:
+    run = options(strategies=(strategy,), context_frames=1)
+    return next(iter(MixtureLoss(run, model.config, CPU).losses.values()))
 
 
 def fed_by(corruption: Corruption, loss: ViewLoss, model, tokens: Tensor, step: int) -> Tensor:
@@ -42,10 +41,10 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
     mixture = options(
         strategies=(strategy,), context_frames=1, corrupt=0.9, corrupt_with=kind, seed=3
     )
-    wrong = corruption_of(mixture, SHARD_CODES)
+    losses = MixtureLoss(mixture, model.config, CPU)
+    wrong, loss, met = losses.corruption, loss_of(options, model, strategy), 0
     assert wrong is not None
-    losses = MixtureLoss(mixture, views_of(mixture, 2, 3), CPU, wrong)
-    loss, met = loss_of(options, strategy), 0
+    assert wrong == Corruption(0.9, kind, 3, SHARD_CODES)
     tokens, view = draw_batch(clips_of(), 3, 4, 0), loss.view
     actions = tokens >= SHARD_CODES
     for step in range(5):
@@ -71,9 +70,9 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
 def test_a_rate_of_zero_changes_nothing_bit_for_bit(kind, model, options):
     tokens = draw_batch(clips_of(), 3, 4, 0)
     run = options(strategies=("k=1",), context_frames=1)
-    assert corruption_of(run, SHARD_CODES) is None
-    plain = MixtureLoss(run, views_of(run, 2, 3), CPU)
-    none = MixtureLoss(run, views_of(run, 2, 3), CPU, Corruption(0.0, kind, 0, SHARD_CODES))
+    plain, none = (MixtureLoss(run, model.config, CPU) for _ in range(2))
+    assert plain.corruption is None
+    none.corruption = Corruption(0.0, kind, 0, SHARD_CODES)
     for step in range(3):
         gradients = []
         for losses in (plain, none):
@@ -96,7 +95,7 @@ def test_a_run_of_rate_zero_is_the_run_that_knows_of_none(options):
 
 def test_the_share_is_drawn_from_zero_to_what_was_asked(model, options):
     corruption = Corruption(0.4, "uniform", 0, SHARD_CODES)
-    tokens, loss = draw_batch(clips_of(), 6, 64, 0), loss_of(options)
+    tokens, loss = draw_batch(clips_of(), 6, 64, 0), loss_of(options, model)
     visual = tokens < SHARD_CODES
     shares, met = [], set()
     for step in range(200):
@@ -111,7 +110,7 @@ def test_the_share_is_drawn_from_zero_to_what_was_asked(model, options):
 
 
 def test_samples_are_drawn_from_what_the_model_says_of_the_place(model, options):
-    loss, size = loss_of(options), 512
+    loss, size = loss_of(options, model), 512
     tokens = draw_batch(clips_of(), 3, 1, 0).expand(size, -1)
     corruption = Corruption(0.999, "samples", 0, SHARD_CODES)
     with torch.no_grad():
@@ -130,7 +129,7 @@ def test_samples_are_drawn_from_what_the_model_says_of_the_place(model, options)
 
 
 def test_what_is_wrong_does_not_depend_on_the_number_of_processes(model, options):
-    tokens, loss = draw_batch(clips_of(), 3, 6, 0), loss_of(options)
+    tokens, loss = draw_batch(clips_of(), 3, 6, 0), loss_of(options, model)
     for kind in KINDS:
         whole = fed_by(Corruption(0.8, kind, 1, SHARD_CODES), loss, model, tokens, 7)
         parts = [
@@ -145,7 +144,7 @@ def test_what_is_wrong_does_not_depend_on_the_number_of_processes(model, options
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampling_takes_no_gradient_away(kind, model, options):
     """Autocast keeps the weights it has cast, those cast without a gradient too."""
-    tokens, loss = draw_batch(clips_of(), 3, 4, 0), loss_of(options)
+    tokens, loss = draw_batch(clips_of(), 3, 4, 0), loss_of(options, model)
     corruption = Corruption(0.9, kind, 0, SHARD_CODES)
     with torch.autocast("cpu", torch.bfloat16):
         known = corruption(model, tokens, 1, loss)

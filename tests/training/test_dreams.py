@@ -41,6 +41,5 @@ def test_the_picture_has_a_row_for_each_stage(tmp_path):
     one = (tmp_path / "dreams.png").read_bytes()
     assert one.startswith(b"\x89PNG")
     strip.add(model, 20)
-    assert int.from_bytes((tmp_path / "dreams.png").read_bytes()[20:24]) > int.from_bytes(
-        one[20:24]
-    )
+    both = (tmp_path / "dreams.png").read_bytes()
+    assert int.from_bytes(both[20:24]) > int.from_bytes(one[20:24])

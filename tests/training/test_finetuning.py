@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.nn import functional
 
 from diagd.decoding.generate_tokens import DecodingEngine
@@ -21,7 +20,7 @@ from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import Mixture, draw_strategy
 from tests.decoding.cases import Resampled
-from tests.training.runs import run_killed
+from tests.training.runs import assert_same_run, log_of, options_maker, run_killed
 from tests.worlds import (
     HEIGHT,
     NAMES,
@@ -38,29 +37,11 @@ from tests.worlds import (
 def options(tmp_path):
     """Return a function that makes options for a run of eight steps of a tiny model."""
     init = str(write_shard_model(tmp_path / "init"))
-    tokens = write_shard(tmp_path / "tokens", clips_of())
-
-    def make(out="run", **changes):
-        plain = {
-            "init": init,
-            "tokens": tokens,
-            "out": tmp_path / out,
-            "frames": 4,
-            "steps": 8,
-            "batch_size": 2,
-            "learning_rate": 1e-2,
-            "warmup_steps": 2,
-            "precision": "no",
-            "compile": False,
-            "log_every": 1,
-        }
-        return FinetuneOptions(**{**plain, **changes})
-
-    return make
+    return options_maker(FinetuneOptions, tmp_path, init=init, frames=4, steps=8, log_every=1)
 
 
 def losses_of(out):
-    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in log_of(out)]
 
 
 def nll_of(options, tokens, strategy):
@@ -68,14 +49,8 @@ def nll_of(options, tokens, strategy):
     frames = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], 1).unflatten(1, (-1, 7))
     clips, actions = frames[..., 1:].unflatten(2, (2, 3)), frames[..., :1]
     (scheduled,) = Mixture.parse([strategy]).weights
-    costs = strategy_nll(
-        load_model(options.init),
-        clips,
-        actions,
-        scheduled,
-        options.context_frames,
-    )
-    return costs.mean().item()
+    model = load_model(options.init)
+    return strategy_nll(model, clips, actions, scheduled, options.context_frames).mean().item()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +97,8 @@ def stream_nll(options, tokens, strategy):
     engine.prefill(tokens[:, :13], context_frames=2)
     written = list(engine.decode(strategy, frames[:, 2:, :1], 7))
     assert torch.equal(torch.stack(written, 1), truth)
-    assert (engine.stream.window, engine.stream.num_dropped_frames, len(costs)) == (
-        6,
-        3,
-        truth[0].numel(),
-    )
+    assert (engine.stream.window, engine.stream.num_dropped_frames) == (6, 3)
+    assert len(costs) == truth[0].numel()
     return torch.stack(list(costs.values())).mean().item()
 
 
@@ -164,9 +136,7 @@ def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options):
     finetune(whole)
     run_killed(finetune, killed, 5)
     finetune(killed)
-    assert losses_of(killed.out) == losses_of(whole.out)
-    ours, theirs = (load_file(run.out / "model.safetensors") for run in (killed, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_run(killed.out, whole.out)
 
 
 def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
@@ -190,21 +160,9 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     (world / "generation.json").write_text('{"fps": 12, "row_lag": 2}')
     (world / "scenes").mkdir()
     (world / "scenes" / "hall.png").write_bytes(b"a picture")
-    flags = (
-        *(
-            "--init",
-            world,
-            "--tokens",
-            shards,
-            "--out",
-            out,
-            "--strategies",
-            "raster",
-            "k=2/spatial",
-        ),
-        *("--frames", 3, "--steps", 2, "--warmup-steps", 0, "--precision", "no", "--no-compile"),
-    )
-    outcome = command("finetune", *flags, "--json")
+    flags = ("--init", world, "--tokens", shards, "--out", out, "--frames", 3, "--steps", 2)
+    more = ("--warmup-steps", 0, "--precision", "no", "--no-compile", "--json")
+    outcome = command("finetune", *flags, *more, "--strategies", "raster", "k=2/spatial")
     assert (outcome.code, outcome.document) == (0, {"steps": 2}), outcome.err
     told = json.loads((out / "finetune.json").read_text())
     assert told["strategies"] == "raster k=2/spatial"
@@ -249,10 +207,7 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, r"steps must be at least 1, got 0"),
         ({"strategies": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
-        ({"strategies": ("k=1 exact",)}, r"strategies must have a schedule .*, got 'exact'"),
-        ({"strategies": ("diagonal",)}, r"a strategy looks like raster, .* got 'diagonal'"),
         ({"strategies": ()}, r"strategies must name at least one, such as k=1"),
         ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
         ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),

@@ -33,9 +33,9 @@ def test_tokens_of_another_tokenizer_do_not_fit_a_model_that_brings_its_own(tmp_
         check_fit(str(tmp_path), config, replace(clips_of(), codebook="0" * 16))
 
 
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once():
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once(options):
     model = start_model(model_config(), seed=0)
-    muon, adamw = make_optimizers(model, "muon", 0.1, 0.2)
+    muon, adamw = make_optimizers(model, options(optimizer="muon", weight_decay=0.2))
     assert {type(muon), type(adamw)} == {torch.optim.Muon, torch.optim.AdamW}
     blocks = [id(p) for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
     assert [id(p) for p in muon.param_groups[0]["params"]] == blocks

@@ -47,7 +47,7 @@ def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, 
     for number, name in enumerate(WORLD_SIZES):
         run = timed(out=str(number))
         speed(3.01 * weights_of(name, run) / SECONDS)
-        plan = plan_run(run, CLIPS, None)
+        plan = plan_run(run, CLIPS)
         assert plan.model == name
         assert plan.weights == weights_of(name, run)
         assert plan.worth == pytest.approx(3.01 * plan.weights, rel=1e-3)
@@ -55,12 +55,10 @@ def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, 
 
 def test_a_slow_machine_gets_the_smallest_model_and_few_clips_are_not_read_for_ever(timed, speed):
     speed(10.0)
-    assert plan_run(timed(out="slow"), CLIPS, None).model == "mc-ar-128x3"
+    assert plan_run(timed(out="slow"), CLIPS).model == "mc-ar-128x3"
     speed(1e9)
-    plan = plan_run(timed(out="fast"), CLIPS, None)
-    assert (
-        plan.model == "mc-ar-128x3"
-    )  # 14,000 tokens are worth no more, however often they are read
+    plan = plan_run(timed(out="fast"), CLIPS)
+    assert plan.model == "mc-ar-128x3"  # 14,000 tokens are worth no more, however often read
     assert plan.passes == pytest.approx(40, abs=0.4)  # to the end of a step
     run = timed()
     assert plan.steps == -(-40 * plan.data_tokens // (run.batch_of(CLIPS) * run.length_of(CLIPS)))
@@ -83,27 +81,27 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     timed, speed, monkeypatch
 ):
     speed(100.0)
-    run = timed()
-    plan = plan_run(run, CLIPS, "mc-ar-192x4")
+    run = timed(model="mc-ar-192x4")
+    plan = plan_run(run, CLIPS)
     assert plan.model == "mc-ar-192x4"
     assert "as large as" not in plan.describe(SECONDS)
     monkeypatch.delattr(pretraining, "_probe")
-    assert plan_run(run, CLIPS, None) == plan
+    assert plan_run(timed(), CLIPS) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
 
 
 def test_several_processes_are_not_measured(timed, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="with several, name it by --model"):
-        plan_run(timed(), CLIPS, None)
+        plan_run(timed(), CLIPS)
     assert not timed().out.exists()
 
 
 def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, monkeypatch):
     speed(10.0)
-    alone = plan_run(timed(out="one"), CLIPS, "mc-ar-128x3")
+    alone = plan_run(timed(out="one", model="mc-ar-128x3"), CLIPS)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    both = plan_run(timed(out="two"), CLIPS, "mc-ar-128x3")
+    both = plan_run(timed(out="two", model="mc-ar-128x3"), CLIPS)
     assert both.tokens == pytest.approx(2 * alone.tokens, rel=1e-2)  # less what measuring took
     assert both.steps == -(-alone.steps // 2)
 
@@ -124,17 +122,15 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
         pretraining, "draw_batch", lambda *given: steps.append(given) or probe(*given)
     )
     monkeypatch.setattr(pretraining, "PROBE_SHARE", 1e-9)
-    plan = plan_run(timed(), CLIPS, None)
+    plan = plan_run(timed(), CLIPS)
     assert len(steps) == 1
     assert plan.tokens <= 40.1 * plan.data_tokens
 
 
 def test_speeds_lie_on_a_line_through_what_was_measured():
     costs = [(100, 1.0), (300, 2.0)]
-    assert [pretraining._seconds_per_token(costs, weights) for weights in (100, 200, 300, 500)] == [
-        pytest.approx(seconds) for seconds in (1.0, 1.5, 2.0, 3.0)
-    ]
-    assert (
-        pretraining._seconds_per_token([(100, 1.0), (300, 0.9)], 500) == 1.0
-    )  # noise is no speed-up
+    for weights, seconds in ((100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)):
+        assert pretraining._seconds_per_token(costs, weights) == pytest.approx(seconds)
+    noise = [(100, 1.0), (300, 0.9)]  # no speed-up
+    assert pretraining._seconds_per_token(noise, 500) == 1.0
     assert pretraining._seconds_per_token([(100, 1.0)], 100) == 1.0

@@ -1,10 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Diagonal, Raster
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
-from diagd.tokenizers.shards import TokenClips
 from diagd.training import tuning
 from diagd.training.loop import windows
 from diagd.training.tuning import TuneOptions, list_candidates, tune
@@ -45,26 +46,23 @@ def test_the_document_holds_the_gap_of_every_candidate(data):
         assert row["gap"] == pytest.approx(gap.mean().item(), abs=1e-5)
         error = gap.mean((1, 2, 3)).std().item() / 3**0.5
         assert row["gap_error"] == pytest.approx(error, abs=1e-5)
-        assert row["gap_by_frame"] == pytest.approx(gap.mean((0, 2, 3)).tolist(), abs=1e-5)
-        assert row["gap_by_row"] == pytest.approx(gap.mean((0, 1, 3)).tolist(), abs=1e-5)
-        assert row["gap_by_column"] == pytest.approx(gap.mean((0, 1, 2)).tolist(), abs=1e-5)
+        for axis, others in (("frame", (0, 2, 3)), ("row", (0, 1, 3)), ("column", (0, 1, 2))):
+            assert row[f"gap_by_{axis}"] == pytest.approx(gap.mean(others).tolist(), abs=1e-5)
 
 
 def costs(monkeypatch, gaps):
-    """Let strategies cost what the test says, in nats a token, by row lag (3 is raster)."""
+    """Replace the costs of strategies, in nats a token, by row lag (3 is raster)."""
 
     def nll(model, tokens, actions, strategy, context_frames):
-        gap = gaps[getattr(strategy, "row_lag", 3)] + 0.001 * len(
-            getattr(strategy, "row_start", "temporal")
-        )
+        gap = gaps[getattr(strategy, "row_lag", 3)]
+        gap += 0.001 * len(getattr(strategy, "row_start", "temporal"))
         return tokens[:, context_frames:].float() * 0 + gap
 
     monkeypatch.setattr(tuning, "strategy_nll", nll)
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "choice"),
-    [(0.0, "raster"), (0.05, "k=2/spatial"), (0.5, "k=1/spatial")],
+    ("tolerance", "choice"), [(0.0, "raster"), (0.05, "k=2/spatial"), (0.5, "k=1/spatial")]
 )
 def test_the_fastest_within_the_tolerance_is_chosen(tolerance, choice, data, monkeypatch):
     costs(monkeypatch, {1: 0.2, 2: 0.03, 3: 0.0})
@@ -149,12 +147,10 @@ def test_what_does_not_fit_the_data_is_refused(changes, message, data):
 
 
 def test_clips_of_another_kind_are_refused(data, tmp_path, world):
-    with pytest.raises(
-        ValueError, match=r"do not fit .*world\d*: grid is \(2, 3\), the model's \(3,"
-    ):
+    message = r"do not fit .*world\d*: grid is \(2, 3\), the model's \(3,"
+    with pytest.raises(ValueError, match=message):
         tune(data(model=str(world)))
-    clips = clips_of()
-    other = TokenClips(clips.tokens, clips.actions, clips.codebook_size, ("a", "b", "c"))
+    other = replace(clips_of(), action_names=("a", "b", "c"))
     tokens = write_shard(tmp_path / "other", other)
     with pytest.raises(ValueError, match=r"actions is \('a', 'b', 'c'\), the model's \('none', "):
         tune(data(tokens=tokens))
