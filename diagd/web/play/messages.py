@@ -69,7 +69,7 @@ _MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimin
 
 
 def parse(text: str, codec: ActionCodec) -> Message:
-    """Return the message of a text, whose action the model has, or raise ValueError."""
+    """Parse a message, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
     try:
@@ -82,12 +82,11 @@ def parse(text: str, codec: ActionCodec) -> Message:
 
 
 def pack(header: dict[str, Any], picture: bytes) -> bytes:
-    """Return a frame's header and its picture as one message."""
+    """Pack a frame's header and its picture into one message."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return len(text).to_bytes(4) + text + picture
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the header and the picture of a packed frame."""
     end = 4 + int.from_bytes(message[:4])
     return json.loads(message[4:end]), message[end:]

@@ -1,4 +1,4 @@
-"""Whose turn it is: players share one model fairly, and wait in line for a place.
+"""The order of turns: players share one model fairly, and wait in line for a place.
 
 The model has a thread of its own; what paints its frames runs beside it where it can.
 """
@@ -31,26 +31,18 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """The players, by id, and whose turn it is.
-
-    Args:
-        scenes: at least one; players begin at the first.
-        max_sessions: players at once; the others wait in line.
-        idle_seconds: a session without a message or a held key for so long is ended.
-        controls: of every player at first.
-    """
+    """The players of a world, who begin at the first of the scenes, with the same controls."""
 
     def __init__(
         self,
         world: VideoGenerator,
         scenes: Sequence[StartScene],
-        max_sessions: int,
-        idle_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        max_sessions: int,  # the others wait in line
+        idle_seconds: float,  # a session without a message or a held key for so long is ended
         controls: Controls | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.scenes, self.clock = world, tuple(scenes), clock
-        self.controls = controls or Controls()
+        self.world, self.scenes, self.controls, self.clock = world, tuple(scenes), controls, clock
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
         # who left, and when: for a while their recordings and logs can be fetched
@@ -67,7 +59,7 @@ class Scheduler:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
-        player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
+        player = Player(self.world, self.scenes[0].fps, self.controls, self.clock)
         self.line.append(player)
         self._admit()
         return player
@@ -79,9 +71,7 @@ class Scheduler:
             self.players[player.id] = player
             self.sessions += 1
             player.outbox.put_nowait(Welcome())
-            first = self.scenes[0]
-            start = SessionStart(first.frames, first.actions, secrets.randbelow(2**20))
-            self.begin(player, SessionLog(start))
+            self.handle(player, Begin(0, secrets.randbelow(2**20)))
         for before, player in enumerate(self.line):
             player.wait(before, self.max_sessions)
 
@@ -103,7 +93,7 @@ class Scheduler:
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
     def handle(self, player: Player, message: Message) -> None:
-        """Follow a player's message, or raise ValueError where it makes no sense here."""
+        """Handle a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
@@ -184,8 +174,8 @@ class Scheduler:
             self.end(player, f"The dream ended: {error}.", CRASHED)
         else:
             logger.error("a session crashed", exc_info=error)
-            name = type(error).__name__
-            self.end(player, f"Decoding crashed ({name}): this dream is over.", CRASHED)
+            message = f"Decoding crashed ({type(error).__name__}): this dream is over."
+            self.end(player, message, CRASHED)
 
     async def _watch_idle(self) -> None:
         told = time.monotonic()
@@ -201,22 +191,17 @@ class Scheduler:
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""
         now = self.clock()
-        for name, (left, _) in list(self.gone.items()):
-            if now - left > KEPT_SECONDS:
-                del self.gone[name]
+        self.gone = {name: one for name, one in self.gone.items() if now - one[0] <= KEPT_SECONDS}
+        passed = f"Nothing was pressed for {self.idle_seconds:g} seconds"
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
-                self.end(
-                    player,
-                    f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
-                    "ended and gave its memory back.",
-                )
+                self.end(player, f"{passed}, so this dream ended and gave its memory back.")
 
 
 class Painter:
     """Paints beside the model, or in its thread where the model has none to spare.
 
-    Who made the painter shuts its `thread` down.
+    The owner shuts `thread` down.
     """
 
     def __init__(self, model: CausalModel, thread: Executor) -> None:

@@ -1,4 +1,4 @@
-"""One player's video: an engine and the choices made frame by frame, without the web.
+"""One player's video: an engine and the choices made frame by frame.
 
 A session is a function of its start (frames, actions, seed) and one (action, controls) per frame.
 Its log of them replays it exactly, and the checksum of each frame's tokens proves it.
@@ -64,10 +64,10 @@ class Controls:
         world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
-        """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
-        if self.temperature == 0:
-            return world.sampling(SamplingOptions())
-        return world.sampling(SamplingOptions(self.temperature, top_p=self.top_p))
+        """Return the sampling of visual ids, greedy at temperature 0."""
+        greedy = self.temperature == 0
+        drawn = SamplingOptions() if greedy else SamplingOptions(self.temperature, top_p=self.top_p)
+        return world.sampling(drawn)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,7 +119,6 @@ class Session:
 
     @property
     def log(self) -> SessionLog:
-        """The session so far."""
         return SessionLog(self.start, tuple(self.history))
 
     def advance(self, action: str, controls: Controls) -> Tensor:
@@ -136,9 +135,8 @@ class Session:
             grid = TokenGrid(1, self.world.height, self.world.width)
             self.written_at = _steps_of_frame(strategy, grid)
         else:
-            final = [
-                s for s, one in enumerate(engine.stream.verified) for _ in range(one.num_accepted)
-            ]
+            verified = enumerate(engine.stream.verified)
+            final = [step for step, one in verified for _ in range(one.num_accepted)]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
@@ -179,7 +177,7 @@ _SAVED = TypeAdapter(SavedSession)
 
 
 def save(log: SessionLog, model: str) -> bytes:
-    """Return a session as JSON."""
+    """Format a session as JSON."""
     start = log.start
     pixels = base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode()
     count, height_px, width_px, channels = start.frames.shape
@@ -188,11 +186,7 @@ def save(log: SessionLog, model: str) -> bytes:
 
 
 def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
-    """Return the session that `save` wrote; anybody may have written it.
-
-    Raises:
-        ValueError: no such document, or one of a model with other frames or actions.
-    """
+    """Read what `save` wrote, or anybody; ValueError for a bad document or one of another model."""
     try:
         saved = _SAVED.validate_json(data)
     except ValidationError as error:
@@ -230,7 +224,7 @@ def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def complaint_of(error: ValidationError) -> str:
-    """Return what is wrong first, and where, in a line."""
+    """Format the first error, and where it is, in a line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     text = first["msg"].removeprefix("Value error, ")

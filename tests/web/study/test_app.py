@@ -134,7 +134,7 @@ ANSWER = {"trial": 0, "question": "quality", "choice": "left"}
         ("/api/raters", {"name": "a\0b"}, 422, "a name is made of letters, digits and signs"),
         ("/api/raters", {"name": "\ud800"}, 422, "name: "),
         ("/api/raters", {}, 422, "name: Field required"),
-        ("/api/raters", b"x" * (MAX_BODY_BYTES + 1), 413, "the message is larger than 4096 bytes"),
+        ("/api/raters", b"x" * (MAX_BODY_BYTES + 1), 413, "a request is at most 4 kB"),
         ("/media/../study.db", None, 404, "Not Found"),
         ("/media/..%2fstudy.db", None, 404, "Not Found"),
         ("/media/study.db", None, 404, "there is no such video"),
