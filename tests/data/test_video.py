@@ -198,13 +198,7 @@ def test_a_truncated_video_is_refused(share, clip):
 def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
     """With the index in front a player shows what is left; a training clip would be short."""
     path = tmp_path / "clip.mp4"
-    frames = smooth_frames(30, 48, 80)
-    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
-        stream = container.add_stream("libx264", rate=10)
-        stream.height, stream.width, stream.pix_fmt = 48, 80, "yuv420p"
-        for frame in frames.numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
+    encode_video(path, smooth_frames(30, 48, 80), codec="libx264", movflags="faststart")
     assert len(read_video(path).frames) == 30
     data = path.read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")

@@ -246,11 +246,7 @@ def _prompt_paths(options: StudyOptions) -> list[Path]:
 
 
 def _make_clip(
-    options: StudyOptions,
-    world: VideoGenerator,
-    strategy: Strategy,
-    number: int,
-    target: Path,
+    options: StudyOptions, world: VideoGenerator, strategy: Strategy, number: int, target: Path
 ) -> None:
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
     prompts, draw = _prompt_paths(options), random.Random(f"{options.seed}/{number}")

@@ -1,6 +1,6 @@
 import contextlib
-import json
 import logging
+import re
 import socket
 
 import httpx
@@ -11,9 +11,8 @@ from websockets.sync.client import connect
 from diagd.data.video import read_video, write_image, write_video
 from diagd.web.play import app
 from diagd.web.play.app import BURST
-from diagd.web.play.messages import unpack
 from diagd.web.play.player import from_jpeg, to_jpeg
-from tests.web.play.serving import ALIVE, wait_until
+from tests.web.play.serving import wait_until
 from tests.worlds import HEIGHT, HEIGHT_PX, NAMES, WIDTH, WIDTH_PX, smooth_frames
 
 
@@ -81,15 +80,6 @@ def test_no_frame_is_dreamt_before_the_last_two_are_drawn(served, page):
     assert page.frame()[0]["frame"] == 3
 
 
-def test_the_newest_action_leads_to_the_next_frame_which_names_it(page):
-    page.frames(1)
-    for number, action in enumerate(("left", "right", "forward"), start=1):
-        page.send("act", action=action, id=number)
-    used = [header for header in page.frames(4) if header["input"] == 3]
-    assert used
-    assert all(header["action"] == "forward" for header in used)
-
-
 def test_strategies_and_sampling_change_while_playing(page):
     page.frames(1)
     for strategy, steps in (("raster", 15), ("k=4", 13), ("k=2", 9)):
@@ -101,23 +91,6 @@ def test_strategies_and_sampling_change_while_playing(page):
     assert newest["written_at"] == sorted(newest["written_at"])  # in raster order
     assert len(newest["written_at"]) == HEIGHT * WIDTH
     assert newest["steps"] == newest["written_at"][-1] + 1 <= 16  # 15 tokens and an action
-
-
-def draw(page, count):
-    """Draw so many frames, for each of which a second is waited."""
-    while count:
-        if (message := page.socket.recv(timeout=1.0)) != ALIVE:
-            page.send("seen", frame=unpack(message)[0]["frame"])
-            count -= 1
-
-
-def test_a_pause_holds_and_lets_go(page):
-    page.frames(1)
-    page.send("pause", paused=True)
-    with pytest.raises(TimeoutError):
-        draw(page, 5)  # of which some were under way, or begun before the pause came
-    page.send("pause", paused=False)
-    assert page.frames(1)
 
 
 def test_a_scene_and_a_seed_begin_a_dream_anew_and_repeat_it(served, page):
@@ -187,23 +160,19 @@ def test_an_upload_becomes_the_start(name, frames, served, page, tmp_path):
     assert page.frames(1)[0]["length"] == 1
 
 
-BAD_UPLOADS = {
-    "text": (b"no picture", "expected a PNG, JPEG, WebP or BMP image"),
-    "playlist": (b"#EXTM3U\nfile:///etc/passwd\n", "expected a PNG"),
-    "concat": (b"ffconcat version 1.0\nfile /etc/passwd\n", "expected a PNG"),
-    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "expected a PNG"),
-    "damaged": (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "damaged|no picture"),
-    "empty": (b"", "expected a PNG"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_UPLOADS)
-def test_a_bad_upload_is_refused_in_words_and_the_dream_goes_on(name, served, page):
-    data, message = BAD_UPLOADS[name]
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"#EXTM3U\nfile:///etc/passwd\n", "expected a PNG, JPEG, WebP or BMP image"),
+        (b"\x89PNG\r\n\x1a\n" + b"x" * 99, "damaged|no picture"),
+    ],
+    ids=["playlist", "damaged"],
+)
+def test_a_bad_upload_is_refused_in_words_and_the_dream_goes_on(data, message, served, page):
     path = f"{served.url}/sessions/{page.welcome['session']}/start"
     answer = httpx.post(path, content=data, timeout=20)
     assert answer.status_code == 400
-    assert any(part in answer.json()["detail"] for part in message.split("|"))
+    assert re.search(message, answer.json()["detail"])
     assert page.frames(2)
 
 
@@ -215,10 +184,9 @@ def test_uploads_and_saved_sessions_have_a_largest_size(served, page):
     assert page.frames(2)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"format": "x"}', b"\xff"])
-def test_a_file_that_is_no_saved_session_is_refused(data, served, page):
+def test_a_file_that_is_no_saved_session_is_refused(served, page):
     path = f"{served.url}/sessions/{page.welcome['session']}/replay"
-    answer = httpx.post(path, content=data)
+    answer = httpx.post(path, content=b"\xff")
     assert answer.status_code == 400
     assert "this is no saved dream" in answer.json()["detail"]
 
@@ -278,19 +246,13 @@ def test_pages_may_load_nothing_from_elsewhere(served):
     assert httpx.get(served.url + "/static/play.js").headers["content-type"].startswith("text/java")
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8421", "127.0.0.1.evil.example", ""]
-)
-def test_a_foreign_host_name_is_refused(host, served):
-    answer = httpx.get(served.url, headers={"host": host})
+def test_a_foreign_host_name_is_refused(served):
+    answer = httpx.get(served.url, headers={"host": "evil.example:8421"})
     assert (answer.status_code, "play" in answer.text) == (403, False)
     assert "does not answer to the name" in answer.text
 
 
-ORIGINS = ["http://evil.example", "null", "http://127.0.0.1:1", "https://localhost"]
-
-
-@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 def test_a_foreign_page_cannot_drive_the_server(origin, served, page):
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://{served.address}/play", additional_headers={"origin": origin}).__enter__()
@@ -311,20 +273,7 @@ def test_the_server_s_own_page_and_allowed_names_are_let_in(serve):
         assert page.frames(1)
 
 
-MALFORMED = [
-    "",
-    "{",
-    "[]",
-    '{"type": "fly"}',
-    '{"type": "act", "action": "jump", "id": 1}',
-    '{"type": "begin", "scene": 99, "seed": 1}',
-    '{"type": "begin", "scene": 0, "seed": 4294967296}',
-    '{"type": "seen", "frame": 99}',
-    b"\x00\x01",
-]
-
-
-@pytest.mark.parametrize("message", MALFORMED)
+@pytest.mark.parametrize("message", ["", '{"type": "begin", "scene": 99, "seed": 1}', b"\x00\x01"])
 def test_a_malformed_message_closes_that_socket_and_no_other(message, served, page):
     with served.page() as other:
         other.frames(1)
@@ -464,26 +413,6 @@ def test_an_idle_session_ends_with_a_message(serve):
     assert not served.scheduler.players
 
 
-@pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError(), KeyError("x")])
-def test_a_crash_in_decoding_ends_one_session(error, served, page, monkeypatch, caplog):
-    caplog.set_level(logging.CRITICAL)
-    with served.page() as other:
-        other.frames(1)
-        player = served.scheduler.players[other.welcome["session"]]
-
-        def crash(*_):
-            raise error
-
-        monkeypatch.setattr(player.session, "advance", crash)
-        while isinstance(message := other.receive(), tuple):
-            with contextlib.suppress(ConnectionClosed):
-                other.send("seen", frame=message[0]["frame"])
-        assert f"Decoding crashed ({type(error).__name__})" in message["message"]
-        assert close_code(other) == 1011
-    wait_until(lambda: len(served.scheduler.players) == 1)
-    assert page.frames(3)
-
-
 def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(served, page):
     def endless():
         while True:
@@ -493,12 +422,3 @@ def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(served, page):
     with contextlib.suppress(httpx.TransportError):
         assert httpx.post(path, content=endless(), timeout=20).status_code == 413
     assert page.frames(2)
-
-
-def test_saved_sessions_are_json_without_pictures_of_frames(served, page):
-    page.frames(2)
-    path = f"{served.url}/sessions/{page.welcome['session']}/session.json"
-    document = json.loads(httpx.get(path).content)
-    assert document["format"] == "diagd-session-2"
-    assert document["start"]["shape"] == [4, HEIGHT_PX, WIDTH_PX, 3]
-    assert all(row.keys() == {"action", "controls", "checksum"} for row in document["frames"])

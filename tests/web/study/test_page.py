@@ -90,11 +90,7 @@ def test_a_study_is_answered_by_keyboard_and_the_counts_are_right(page, tmp_path
         assert cells["controllability"]["overall"]["lose"] == 3
         page.goto(f"{address}/results?key={store.results_key}")
         bars = page.locator("svg.bar").evaluate_all("all => all.map(one => one.ariaLabel)")
-        assert bars == [
-            "3 win, 0 tie, 0 lose",
-            "0 win, 3 tie, 0 lose",
-            "0 win, 0 tie, 3 lose",
-        ]
+        assert bars == ["3 win, 0 tie, 0 lose", "0 win, 3 tie, 0 lose", "0 win, 0 tie, 3 lose"]
 
 
 def test_a_rater_goes_back_and_changes_an_answer(page, tmp_path):
@@ -153,10 +149,7 @@ def test_both_videos_loop_in_step_with_the_actions(page, tmp_path):
         page.keyboard.press("p")
         assert page.evaluate(
             "() => [...document.querySelectorAll('video')].map(v => v.paused)"
-        ) == [
-            True,
-            True,
-        ]
+        ) == [True, True]
         assert page.inner_text("#pause span") == "Play"
 
 
