@@ -52,9 +52,7 @@ def read_video(
         fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
         size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is no video, is damaged, is truncated or holds no such frame.
+    Raises FileNotFoundError, or ValueError for a file that is damaged or holds no such frame.
     """
     frames, decoded = collections.deque[Tensor](maxlen=last), 0
     with _opened(path) as (container, stream):
@@ -184,12 +182,8 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
 def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
     """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side.
 
-    Args:
-        path: its suffix gives the format; the file appears whole or not at all.
-        frames: (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even.
-
-    Raises:
-        ValueError: another suffix.
+    Frames are (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even. The file appears whole or
+    not at all. Raises ValueError for another suffix.
     """
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()

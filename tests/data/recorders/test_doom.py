@@ -164,11 +164,6 @@ def test_the_command_says_what_it_recorded(recording, command):
     assert (outcome.code, outcome.document) == (0, {"recorded": 0, "clips": 2, "episodes": 0})
 
 
-def test_an_output_that_is_a_file_is_refused(command, tmp_path, vizdoom):
-    (tmp_path / "out").write_text("")
-    command("record", "--out", tmp_path / "out", "--clips", 1).assert_refused("out")
-
-
 def test_without_vizdoom_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vizdoom", None)
     with pytest.raises(ValueError, match=r"needs vizdoom: pip install -e '\.\[doom\]'"):

@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import shutil
 import time
 from base64 import b64decode
 from functools import cache
@@ -20,23 +19,8 @@ from diagd.web.play.session import Session, load
 from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="NO BROWSER TESTS: no chromium found (apt-get install chromium)"
-)
+expect = pytest.importorskip("playwright.sync_api").expect
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -54,14 +54,6 @@ def test_the_newest_press_wins_and_nothing_queues(player):
     assert actions(player) == ["forward", "forward"]
 
 
-def test_a_key_pressed_and_let_go_between_two_frames_counts_once(player):
-    player.handle(Act("left", 1))
-    player.handle(Act("none", 2))
-    for _ in range(3):
-        player.turn()
-    assert actions(player) == ["left", "none", "none"]
-
-
 @pytest.mark.parametrize(
     ("pressed", "frames"),
     [

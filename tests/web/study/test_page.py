@@ -1,16 +1,10 @@
 """The page in a real browser: needs Chromium and playwright, and says so where they are missing."""
 
-import os
 import re
-import shutil
 
 import pytest
 
 from tests.web.study.cases import study, write_pairs
-
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
 
 IS_RED_LEFT = """() => {
   const canvas = document.createElement("canvas");
@@ -20,15 +14,6 @@ IS_RED_LEFT = """() => {
   const [red, , blue] = pen.getImageData(4, 4, 1, 1).data;
   return red > blue;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as engine:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = engine.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
