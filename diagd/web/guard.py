@@ -86,7 +86,7 @@ class PatientProtocol(H11Protocol):
 
     @property
     def _is_silent(self) -> bool:
-        """Whether it is the client who is waited for: to speak, or to read."""
+        """True if the server waits for the client, to speak or to read."""
         return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
     @property
@@ -163,10 +163,9 @@ class Guard:
 
 
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
-    """Return what is wrong with the Host headers, or None.
+    """Return a complaint about the Host headers, or None.
 
-    A host is a name or an address, and perhaps a port, with nothing before, between or after.
-    Addresses are fine: only a name can be made to point elsewhere.
+    Any address is allowed: only a name can be made to point elsewhere.
     """
     if len(hosts) != 1:
         return "expected one Host header"
@@ -184,7 +183,7 @@ def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
 
 
 def check_origin(origins: list[str], hosts: list[str]) -> str | None:
-    """Return what is wrong with the Origin headers, or None; only browsers send any."""
+    """Return a complaint about the Origin headers, which only browsers send, or None."""
     own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
     foreign = [origin for origin in origins if origin.lower() not in own]
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None

@@ -44,7 +44,7 @@ def lines(address):
 
 
 def is_closed(line):
-    """Whether the server ends a connection within the socket's patience."""
+    """Return True if the server ends a connection within the socket's timeout."""
     try:
         while line.recv(4096):
             pass

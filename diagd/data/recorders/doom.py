@@ -168,7 +168,7 @@ PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # as ViZDoom calls k
 
 @dataclass(frozen=True)
 class Scenario:
-    """How a scenario of the vizdoom package is played; None is what its config says."""
+    """Settings of a scenario of the vizdoom package; None leaves its config as it is."""
 
     config: str
     player: type[Explorer] = Hunter

@@ -6,7 +6,7 @@ import mimetypes
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -78,21 +78,16 @@ def create_app(
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
-        player = _player(scheduler, name)
-        with _only_upload(player):
-            data = await read_body(request, MAX_UPLOAD_BYTES, MAX_SECONDS_OF_UPLOAD)
+        async with _upload(scheduler, name, request, MAX_UPLOAD_BYTES) as (player, data):
             async with decoders:
                 frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
-            # nobody knows what was done between the frames of a clip: nothing is a fair guess
-            actions = (player.keys.idle,) * (len(frames) - 1)
+            actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
         return {"frames": len(frames)}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:
-        player = _player(scheduler, name)
-        with _only_upload(player):
-            data = await read_body(request, MAX_SESSION_BYTES, MAX_SECONDS_OF_UPLOAD)
+        async with _upload(scheduler, name, request, MAX_SESSION_BYTES) as (player, data):
             saved = await asyncio.to_thread(load, data, scheduler.world)
             scheduler.begin(player, saved)
         return {"frames": len(saved.frames)}
@@ -273,14 +268,17 @@ def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
     return scheduler.players[name]
 
 
-@contextlib.contextmanager
-def _only_upload(player: Player) -> Iterator[None]:
-    """Allow a player one upload at a time, and answer a ValueError with its text."""
+@contextlib.asynccontextmanager
+async def _upload(
+    scheduler: Scheduler, name: str, request: Request, max_bytes: int
+) -> AsyncIterator[tuple[Player, bytes]]:
+    """Read an upload, the only one of its player, and answer a ValueError with its text."""
+    player = _player(scheduler, name)
     if player.uploading:
         raise HTTPException(409, "another upload is under way", {"connection": "close"})
     player.uploading = True
     try:
-        yield
+        yield player, await read_body(request, max_bytes, MAX_SECONDS_OF_UPLOAD)
     except ValueError as error:
         raise HTTPException(400, str(error)) from None
     finally:

@@ -124,7 +124,7 @@ class Player:
         self.outbox.put_nowait(Note(note))
 
     def release(self) -> None:
-        """Give the session's memory back; what was recorded and chosen can still be fetched."""
+        """Free the session's memory; its recording and its log can still be fetched."""
         if self.session is not None:
             self.past = self.session.log
         self.session = self.pending = None

@@ -50,7 +50,7 @@ class Scheduler:
         self.line: list[Player] = []  # who waits for a place, the first to come first
         self.served: Player | None = None  # whose turn is under way
         self.frames = self.sessions = 0  # generated, and begun, for anybody so far
-        self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
+        self.virtual_time = 0.0  # model seconds of the least served of those who wait for a turn
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self.painter = Painter(world.model, self.thread)
@@ -65,7 +65,7 @@ class Scheduler:
         return player
 
     def _admit(self) -> None:
-        """Give free places to the line, and tell the rest of it how far it has moved."""
+        """Admit players from the line to free places, and tell the rest how far it has moved."""
         while self.line and len(self.players) < self.max_sessions:
             player = self.line.pop(0)
             self.players[player.id] = player
@@ -146,7 +146,7 @@ class Scheduler:
             self.painter.thread.shutdown(wait=True)
 
     def next_player(self, now: float) -> Player | None:
-        """Return the player, of those that are ready, who has had the least of the model's time."""
+        """Choose the player, of those that are ready, with the smallest share of model time."""
         ready = [player for player in self.players.values() if player.ready(now)]
         return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
 

@@ -69,12 +69,12 @@ def wait_for_frames(page, count):
 
 
 def picture(page):
-    """What the canvas shows, as a data URL."""
+    """Return the canvas as a data URL."""
     return page.locator("#stage").evaluate("canvas => canvas.toDataURL()")
 
 
 def only_player(served):
-    """Who plays, once the pages of former tests are gone."""
+    """Return the player, once the pages of former tests are gone."""
     wait_until(lambda: len(served.scheduler.players) == 1)
     return next(iter(served.scheduler.players.values()))
 

@@ -47,7 +47,7 @@ async def running(
 
 
 def enter(scheduler):
-    """Let a player in, who begins with the first scene."""
+    """Admit a player, who begins with the first scene."""
     player = scheduler.join()
     assert player is not None
     assert isinstance(player.outbox.get_nowait(), Welcome)

@@ -76,7 +76,7 @@ def call(address: str, message: Any = None, **headers: str) -> tuple[int, bytes,
 
 
 def enrol(address: str, name: str = "") -> str:
-    """Take part in a study; returns the Cookie header of the new rater."""
+    """Enrol a rater; returns the Cookie header."""
     status, body, headers = call(f"{address}/api/raters", {"name": name})
     assert status == 200, body
     return headers["set-cookie"].partition(";")[0]
