@@ -4,11 +4,11 @@ import json
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.data.actions import ActionCodec
-from diagd.web.play.session import STRICT, Action, Controls, complaint_of
+from diagd.web.play.session import STRICT, Action, Controls, read_json
 
 MAX_MESSAGE_BYTES = 1024
 
@@ -72,10 +72,7 @@ def parse(text: str, codec: ActionCodec) -> Message:
     """Parse a message, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
-    try:
-        message = _MESSAGES.validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"this is no message: {complaint_of(error)}") from None
+    message = read_json(_MESSAGES, text, "message")
     if isinstance(message, Act):
         codec.tokens_of(message.action)
     return message

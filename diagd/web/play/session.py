@@ -10,7 +10,7 @@ import dataclasses
 import math
 import zlib
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import (
@@ -35,6 +35,7 @@ MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled wo
 MAX_START_FRAMES = 64
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 DEFAULT_STRATEGY = Diagonal(1)
+T = TypeVar("T")
 
 
 def _strategy(given: Any) -> Strategy:
@@ -187,10 +188,7 @@ def save(log: SessionLog, model: str) -> bytes:
 
 def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
     """Read what `save` wrote, or anybody; ValueError for a bad document or one of another model."""
-    try:
-        saved = _SAVED.validate_json(data)
-    except ValidationError as error:
-        raise ValueError(f"this is no saved dream: {complaint_of(error)}") from None
+    saved = read_json(_SAVED, data, "saved dream")
     start, size_px = saved.start, world.frame_size_px
     count, *shown_px, channels = start.shape
     if not 1 <= count <= MAX_START_FRAMES:
@@ -223,9 +221,13 @@ def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
 
 
-def complaint_of(error: ValidationError) -> str:
-    """Format the first error, and where it is, in a line."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    text = first["msg"].removeprefix("Value error, ")
-    return (f"{where}: {text}" if where else text)[:300]
+def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
+    """Validate a JSON document, or raise ValueError with the first error and its place."""
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        text = first["msg"].removeprefix("Value error, ")
+        complaint = f"{where}: {text}" if where else text
+        raise ValueError(f"this is no {kind}: {complaint[:300]}") from None
