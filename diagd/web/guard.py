@@ -136,10 +136,7 @@ _RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
 
 
 class Guard:
-    """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers.
-
-    The app may be called by localhost, IP addresses, and the allowed names.
-    """
+    """Refuse foreign pages, and names other than localhost and these, with a 403; add headers."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
         self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}

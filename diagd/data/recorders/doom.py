@@ -87,7 +87,6 @@ class Explorer:
         return self.action
 
     def _plan(self, moves: Moves) -> None:
-        """Draw an action and the number of frames to hold it."""
         weights = [weight for *_, weight in moves]
         self.action, shortest, longest, _ = self.random.choices(moves, weights)[0]
         self.frames_left = self.random.randint(shortest, longest)

@@ -77,7 +77,6 @@ def record_clips(
 
 
 def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Return the paths of a clip's video and actions."""
     return folder / f"clip_{seed:06d}.mp4", folder / f"clip_{seed:06d}.jsonl"
 
 

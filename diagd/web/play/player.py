@@ -120,8 +120,8 @@ class Player:
         self.before = before
         taken = f"All {num_places} places are taken" if num_places > 1 else "The place is taken"
         turn = f"{before} before you" if before else "you are next"
-        note = {"type": "waiting", "before": before, "message": f"{taken}: {turn}."}
-        self.outbox.put_nowait(Note(note))
+        message = f"{taken}: {turn}."
+        self.outbox.put_nowait(Note({"type": "waiting", "before": before, "message": message}))
 
     def release(self) -> None:
         """Free the session's memory; its recording and its log can still be fetched."""
@@ -132,7 +132,6 @@ class Player:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Controls and pace, as the page knows them."""
         return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
 
     def handle(self, message: Message) -> None:
@@ -275,7 +274,6 @@ def from_jpeg(picture: bytes) -> Tensor:
 
 
 def to_mp4(pictures: Sequence[bytes], fps: Fraction) -> bytes:
-    """Encode the JPEGs of a recording as an mp4."""
     return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
 
 

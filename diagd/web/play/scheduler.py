@@ -158,7 +158,6 @@ class Scheduler:
             self.players[player.id] = player
 
     async def _wait(self, now: float) -> None:
-        """Sleep until a message comes, or a frame that was put off is due."""
         self.wake.clear()
         due = [player.due - now for player in self.players.values() if player.due > now]
         with contextlib.suppress(TimeoutError):

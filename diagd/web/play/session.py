@@ -102,10 +102,7 @@ class SessionLog:
 
 
 class Session:
-    """A video that goes on frame by frame from the start frames, which it reads.
-
-    Raises ValueError where there are more of them than the model can read.
-    """
+    """A video that goes on frame by frame; ValueError if its start is too long for the model."""
 
     def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
         self.world, self.start = world, start

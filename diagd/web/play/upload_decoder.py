@@ -45,10 +45,7 @@ def container_of(data: bytes) -> str:
 
 
 def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.ndarray]:
-    """Decode at most `max_frames` frames; return the last `keep`, (H_px, W_px, 3) uint8 each.
-
-    Raises ValueError for another format, damage, or a picture of more than `max_pixels`.
-    """
+    """Decode at most `max_frames` frames and return the last `keep`, or raise ValueError."""
     frames: deque[np.ndarray] = deque(maxlen=keep)
     try:
         with av.open(io.BytesIO(data), "r", format=container_of(data)) as container:

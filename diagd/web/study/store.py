@@ -218,5 +218,4 @@ class StudyStore:
             return [Vote(*row) for row in rows]
 
     def results(self) -> dict[str, Any]:
-        """Count the answers (see `summarise`)."""
         return summarise(self.definition["comparisons"], self.definition["questions"], self.votes())
