@@ -27,6 +27,12 @@ def page(served):
         yield page
 
 
+@pytest.fixture
+def own(served, page):
+    """Return the address of the page's session."""
+    return f"{served.url}/sessions/{page.welcome['session']}"
+
+
 def close_code(page):
     """Read until the socket closes."""
     try:
@@ -106,21 +112,20 @@ def test_a_scene_and_a_seed_begin_a_dream_anew_and_repeat_it(served, page):
     assert dream() == dream()
 
 
-def test_a_session_that_was_saved_is_dreamt_again_exactly(served, page):
+def test_a_session_that_was_saved_is_dreamt_again_exactly(page, own):
     page.frames(1)
     page.send("act", action="left", id=1)
     page.frames(3)
     page.send("adjust", strategy="raster", temperature=1.5, top_p=1, paced=False)
     page.frames(3)
     page.send("pause", paused=True)
-    path = f"{served.url}/sessions/{page.welcome['session']}"
-    saved = httpx.get(f"{path}/session.json").raise_for_status()
+    saved = httpx.get(f"{own}/session.json").raise_for_status()
     assert saved.headers["content-disposition"] == 'attachment; filename="dream.json"'
     chosen = [row["action"] for row in saved.json()["frames"]]
     count = len(chosen)
     assert count >= 7
     assert set(chosen) == {"none", "left"}
-    assert httpx.post(f"{path}/replay", content=saved.content).json() == {"frames": count}
+    assert httpx.post(f"{own}/replay", content=saved.content).json() == {"frames": count}
     while "begun" not in page.frame()[0]:
         pass
     headers = [page.frame()[0] for _ in range(count)]
@@ -130,15 +135,14 @@ def test_a_session_that_was_saved_is_dreamt_again_exactly(served, page):
     ]
 
 
-def test_a_recording_is_downloaded_as_mp4(served, page, tmp_path):
-    path = f"{served.url}/sessions/{page.welcome['session']}/video.mp4"
-    assert httpx.get(path).json() == {"detail": "nothing was recorded yet"}
+def test_a_recording_is_downloaded_as_mp4(page, tmp_path, own):
+    assert httpx.get(f"{own}/video.mp4").json() == {"detail": "nothing was recorded yet"}
     page.frames(1)
     page.send("record", on=True)
     while page.frames(1)[0]["recorded"] < 5:
         pass
     page.send("record", on=False)
-    answer = httpx.get(path).raise_for_status()
+    answer = httpx.get(f"{own}/video.mp4").raise_for_status()
     assert answer.headers["content-type"] == "video/mp4"
     (tmp_path / "dream.mp4").write_bytes(answer.content)
     video = read_video(tmp_path / "dream.mp4")
@@ -148,12 +152,13 @@ def test_a_recording_is_downloaded_as_mp4(served, page, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "frames"), [("start.png", 1), ("start.mp4", 4)])
-def test_an_upload_becomes_the_start(name, frames, served, page, tmp_path):
-    clip = smooth_frames(6 if name.endswith("mp4") else 1, 48, 80, seed=5)
-    write = write_video if len(clip) > 1 else lambda path, clip: write_image(path, clip[0])
-    write(tmp_path / name, clip)
-    path = f"{served.url}/sessions/{page.welcome['session']}/start?seed=5"
-    answer = httpx.post(path, content=(tmp_path / name).read_bytes())
+def test_an_upload_becomes_the_start(name, frames, page, tmp_path, own):
+    clip = smooth_frames(6, 48, 80, seed=5)
+    if name.endswith("mp4"):
+        write_video(tmp_path / name, clip)
+    else:
+        write_image(tmp_path / name, clip[0])
+    answer = httpx.post(f"{own}/start?seed=5", content=(tmp_path / name).read_bytes())
     assert answer.json() == {"frames": frames}
     while not ((header := page.frame()[0]).get("begun") and header["seed"] == 5):
         pass
@@ -168,34 +173,31 @@ def test_an_upload_becomes_the_start(name, frames, served, page, tmp_path):
     ],
     ids=["playlist", "damaged"],
 )
-def test_a_bad_upload_is_refused_in_words_and_the_dream_goes_on(data, message, served, page):
-    path = f"{served.url}/sessions/{page.welcome['session']}/start"
-    answer = httpx.post(path, content=data, timeout=20)
+def test_a_bad_upload_is_refused_in_words_and_the_dream_goes_on(data, message, page, own):
+    answer = httpx.post(f"{own}/start", content=data, timeout=20)
     assert answer.status_code == 400
     assert re.search(message, answer.json()["detail"])
     assert page.frames(2)
 
 
-def test_uploads_and_saved_sessions_have_a_largest_size(served, page):
-    path = f"{served.url}/sessions/{page.welcome['session']}"
+def test_uploads_and_saved_sessions_have_a_largest_size(page, own):
     for name, megabytes in (("start", 17), ("replay", 5)):
-        answer = httpx.post(f"{path}/{name}", content=bytes(megabytes * 2**20), timeout=20)
+        answer = httpx.post(f"{own}/{name}", content=bytes(megabytes * 2**20), timeout=20)
         assert (answer.status_code, answer.json()["detail"][:20]) == (413, "a request is at most")
     assert page.frames(2)
 
 
-def test_a_file_that_is_no_saved_session_is_refused(served, page):
-    path = f"{served.url}/sessions/{page.welcome['session']}/replay"
-    answer = httpx.post(path, content=b"\xff")
+def test_a_file_that_is_no_saved_session_is_refused(own):
+    answer = httpx.post(f"{own}/replay", content=b"\xff")
     assert answer.status_code == 400
     assert "this is no saved dream" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
-def test_an_upload_with_an_impossible_seed_is_refused(seed, served, page, tmp_path):
+def test_an_upload_with_an_impossible_seed_is_refused(seed, tmp_path, own):
     write_image(tmp_path / "a.png", smooth_frames(1, 24, 40)[0])
-    path = f"{served.url}/sessions/{page.welcome['session']}/start?seed={seed}"
-    answer = httpx.post(path, content=(tmp_path / "a.png").read_bytes(), timeout=20)
+    picture = (tmp_path / "a.png").read_bytes()
+    answer = httpx.post(f"{own}/start?seed={seed}", content=picture, timeout=20)
     assert (answer.status_code, answer.json()["detail"][:10]) == (400, "seed must ")
 
 
@@ -251,12 +253,11 @@ def test_a_foreign_host_name_is_refused(served):
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
-def test_a_foreign_page_cannot_drive_the_server(origin, served, page):
+def test_a_foreign_page_cannot_drive_the_server(origin, served, page, own):
     with pytest.raises(InvalidStatus) as refused:
         connect(f"ws://{served.address}/play", additional_headers={"origin": origin}).__enter__()
     assert refused.value.response.status_code == 403
-    path = f"{served.url}/sessions/{page.welcome['session']}/replay"
-    answer = httpx.post(path, content=b"{}", headers={"origin": origin})
+    answer = httpx.post(f"{own}/replay", content=b"{}", headers={"origin": origin})
     assert (answer.status_code, answer.text[:9]) == (403, "a page of")
     assert len(served.scheduler.players) == 1
 
@@ -411,12 +412,11 @@ def test_an_idle_session_ends_with_a_message(serve):
     assert not served.scheduler.players
 
 
-def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(served, page):
+def test_an_upload_can_be_stopped_by_its_size_before_it_is_whole(page, own):
     def endless():
         while True:
             yield bytes(2**20)
 
-    path = f"{served.url}/sessions/{page.welcome['session']}/start"
     with contextlib.suppress(httpx.TransportError):
-        assert httpx.post(path, content=endless(), timeout=20).status_code == 413
+        assert httpx.post(f"{own}/start", content=endless(), timeout=20).status_code == 413
     assert page.frames(2)
