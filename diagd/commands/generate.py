@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from diagd.console import make_console, print_table, waiting
-from diagd.data.video import SHEET_COLUMNS, contact_sheet, save_frames, write_image
+from diagd.data.video import contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.strategy import Raster, Strategy
 from diagd.flags import output_file
 from diagd.pipeline.generator import GeneratedVideo
@@ -94,7 +94,7 @@ def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVide
     whole = [torch.cat([prompt.frames, video.frames]) for video in videos]
     if output != sheet:
         save_frames(output, torch.cat(whole, dim=2), prompt.fps)
-    sheets = [contact_sheet(frames, SHEET_COLUMNS) for frames in whole]
+    sheets = [contact_sheet(frames) for frames in whole]
     write_image(sheet, torch.cat(sheets, dim=0))
 
 

@@ -54,9 +54,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     context_frames = options.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
     warm_up(world, scenes[0], controls)
-    scheduler = Scheduler(
-        world, scenes, options.max_sessions, options.idle_seconds, controls=controls
-    )
+    scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
     hosts = (options.host, *options.allow_host)
     app = create_app(scheduler, Path(options.model).name, context_frames, hosts)
     return scheduler, PlayServer(app, scheduler, options.recordings)

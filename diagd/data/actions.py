@@ -25,29 +25,23 @@ IDLE_NAMES = ("none", "noop", "no-op", "no_op", "nothing", "idle", "null")
 
 
 class ActionCodec(Protocol):
-    """Translate between the names of actions and the conditioning tokens of a model.
-
-    Attributes:
-        num_tokens: tokens of one action.
-        num_ids: local ids are in [0, num_ids); a model's action ids follow its visual ones.
-        combines: whether names joined by `+` are an action, too (`forward+jump`).
-    """
+    """Translate between the names of actions and the conditioning tokens of a model."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int: ...  # of one action
     @property
-    def num_ids(self) -> int: ...
+    def num_ids(self) -> int: ...  # local ids are in [0, num_ids), behind a model's visual ones
     @property
-    def combines(self) -> bool: ...
+    def combines(self) -> bool: ...  # names joined by `+` are an action, too (`forward+jump`)
 
     def tokens_of(self, action: str) -> tuple[int, ...]:
         """Return the `num_tokens` local ids of an action, or raise ValueError."""
         ...
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Return the action on one line of an action file, or raise ValueError."""
+        """Parse one line of an action file, or raise ValueError."""
         ...
 
 
@@ -98,7 +92,6 @@ class ActionVocabulary:
         return cls(tuple(names))
 
     def save(self, path: Path) -> None:
-        """Write `{"names": [...]}`."""
         write_json(path, {"names": self.names})
 
 
@@ -108,14 +101,9 @@ def idle_action(codec: ActionCodec) -> str:
 
 
 def as_actions(given: Actions, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
-    """Return actions, in any of the forms of `Actions`, as names.
+    """Convert actions, in any of the forms of `Actions`, to names, or raise ValueError.
 
-    Args:
-        num_frames: actions wanted: the last action of a string is repeated up to this number. A
-            list keeps its length.
-
-    Raises:
-        ValueError: an unknown action, or something that is no sequence of actions.
+    The last action of a string is repeated up to `num_frames`; a list keeps its length.
     """
     if isinstance(given, str):
         actions = parse_actions(given, codec)
@@ -145,8 +133,9 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
             raise ValueError(
                 f"actions must look like forward*8,left*4 (counts of 1 or more), got {part!r}"
             )
-        codec.tokens_of(name.strip())
-        actions += [name.strip()] * (int(count) if star else 1)
+        name = name.strip()
+        codec.tokens_of(name)
+        actions += [name] * (int(count) if star else 1)
     return actions
 
 
@@ -155,18 +144,15 @@ def split_actions(
 ) -> tuple[list[str] | None, list[str] | None]:
     """Return the actions between the first `given` frames, and those that follow them.
 
-    Args:
-        actions: one a frame, the one that led to it; that of the first frame is dropped.
+    Each of the actions led to its frame; that of the first frame is dropped.
     """
     return (None, None) if actions is None else (actions[1:given], actions[given:])
 
 
 def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
-    """Read a jsonl action file, one action a frame.
+    """Read a jsonl action file of `num_frames` lines, each an action of the codec.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a line that is no action of the codec, or not `num_frames` lines.
+    Raises FileNotFoundError, or ValueError with the file and the line.
     """
     path = Path(path)
     if not path.is_file():

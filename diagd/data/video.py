@@ -23,7 +23,6 @@ from torch.nn import functional
 from diagd.files import check_suffix, write_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-SHEET_COLUMNS = 5
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ def read_video(
         fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
         size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is no video, is damaged, is truncated or holds no such frame.
+    Raises FileNotFoundError, or ValueError for a file that is damaged or holds no such frame.
     """
     frames, decoded = collections.deque[Tensor](maxlen=last), 0
     with _opened(path) as (container, stream):
@@ -89,10 +86,6 @@ def video_length(path: str | Path) -> tuple[int, Fraction]:
     """Return the number of frames of a video and its frame rate, without decoding it.
 
     The number is the one stored in the file, or else the number of packets.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is no video.
     """
     with _opened(path) as (container, stream):
         num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
@@ -102,16 +95,8 @@ def video_length(path: str | Path) -> tuple[int, Fraction]:
 def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) -> Iterator[int]:
     """Yield, without end, the numbers of the frames that show a video at a lower frame rate.
 
-    Frame n of the slower video is the nearest one in time, n * rate / fps, halves up; frames are
-    assumed to be evenly spaced. None is shown twice.
-
-    Args:
-        rate: frames per second of the video.
-        fps: the rate wanted; None, or up to 1% above `rate` (30 for 29.97), gives every frame.
-        start: the first n.
-
-    Raises:
-        ValueError: `fps` or `start` out of range.
+    Frame n = start, start + 1 ... of the slower video is the nearest one in time, n * rate / fps,
+    halves up; no frame is shown twice. None, or up to 1% above `rate` (30 for 29.97), is every one.
     """
     if start < 0:
         raise ValueError(f"start must be 0 or more, got {start}")
@@ -123,7 +108,7 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
 
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a video for reading; whatever is wrong with it becomes an error of one line."""
+    """Open a video for reading; errors on the way become a ValueError of one line."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"video not found: {path}")
     try:
@@ -151,8 +136,7 @@ def _upright(frame: av.VideoFrame) -> Tensor:
 def one_thread_workers(count: int) -> Iterator[ThreadPoolExecutor]:
     """Open a pool whose threads run each torch operation on one core.
 
-    Operations on many threads wait for the slowest one at every layer; on cores shared with other
-    programs that made a training step four times slower than independent workers.
+    Operations on many threads wait for the slowest: on shared cores they took four times longer.
     """
     before = torch.get_num_threads()
     try:
@@ -183,7 +167,7 @@ def fit(frame: Tensor, size_px: tuple[int, int] | None) -> Tensor:
     return frame if size_px is None else resize(frame[None], *size_px)[0]
 
 
-def contact_sheet(frames: Tensor, columns: int = 4, gap_px: int = 4) -> Tensor:
+def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
     """Lay frames out in rows: (T, H_px, W_px, 3) uint8 -> one (H, W, 3) uint8 picture."""
     rows = -(-frames.shape[0] // columns)
     height_px, width_px = frames.shape[1] + gap_px, frames.shape[2] + gap_px
@@ -198,17 +182,13 @@ def contact_sheet(frames: Tensor, columns: int = 4, gap_px: int = 4) -> Tensor:
 def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
     """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side.
 
-    Args:
-        path: its suffix gives the format; the file appears whole or not at all.
-        frames: (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even.
-
-    Raises:
-        ValueError: another suffix.
+    Frames are (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even. The file appears whole or
+    not at all. Raises ValueError for another suffix.
     """
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
     if suffix == ".png":
-        write_image(path, contact_sheet(frames, SHEET_COLUMNS))
+        write_image(path, contact_sheet(frames))
     elif suffix == ".mp4":
         write_video(path, frames, fps)
     else:
@@ -228,17 +208,15 @@ def write_image(path: str | Path, image: Tensor) -> None:
 def write_video(
     path: str | Path, frames: Tensor, fps: Fraction | float = 10, crf: int = 14
 ) -> None:
-    """Write frames as H.264 mp4; the file appears under its name only when it is whole.
+    """Write (T, H_px, W_px, 3) uint8 RGB frames of even sizes as H.264 mp4, whole or not at all.
 
-    Args:
-        frames: (T, H_px, W_px, 3) uint8 RGB; both sizes even.
-        crf: quality, 0 (lossless) to 51 (worst).
+    `crf` is the quality, 0 (lossless) to 51 (worst).
     """
     write_bytes(path, encode_video(frames, fps, crf))
 
 
 def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> bytes:
-    """Return what `write_video` writes."""
+    """Encode frames as `write_video` does."""
     return _encode("mp4", frames, fps, crf=str(crf))
 
 

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,10 +21,7 @@ HOST = re.compile(r"(?:([a-z0-9.-]+)|\[([0-9a-f:.]+)\])(?::[0-9]{1,5})?", re.ASC
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address, or raise ValueError; port 0 is any free one.
-
-    Who calls before the server runs waits until it does.
-    """
+    """Return a socket that listens on an address, or raise ValueError; port 0 is any free one."""
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
     try:
@@ -46,13 +45,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the address of a server, without a slash at its end."""
+    """Format the address of a server, without a slash at its end."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, which by itself waits for ever for the end of a request."""
+    """HTTP/1.1 of uvicorn, with a timeout: uvicorn waits for ever for the end of a request."""
 
     _silent_since = 0.0  # when the connection was opened, or last answered, by the loop's clock
     _deadline: asyncio.TimerHandle | None = None
@@ -67,8 +66,8 @@ class PatientProtocol(H11Protocol):
         silent = [
             one for one in self.connections if isinstance(one, PatientProtocol) and one._is_silent
         ]  # this one at least
-        held = Counter(one._address for one in silent)
-        gone = min(silent, key=lambda one: (-held[one._address], one._silent_since))
+        held = Counter(map(_host_of, silent))
+        gone = min(silent, key=lambda one: (-held[_host_of(one)], one._silent_since))
         gone.transport.abort()
         self.connections.discard(gone)  # as it will itself when it hears of that
 
@@ -86,12 +85,8 @@ class PatientProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     @property
-    def _address(self) -> str:
-        return self.client[0] if self.client else ""  # without the port
-
-    @property
     def _is_silent(self) -> bool:
-        """Whether it is the client who is waited for: to speak, or to read."""
+        """True if the server waits for the client, to speak or to read."""
         return self._asks_nothing or self.cycle.more_body or self.flow.write_paused
 
     @property
@@ -117,6 +112,10 @@ class PatientProtocol(H11Protocol):
             self.transport.abort()
 
 
+def _host_of(connection: H11Protocol) -> str:
+    return connection.client[0] if connection.client else ""
+
+
 def page_rules(images: str, media: str) -> dict[str, str]:
     """Return headers that let a page load its own scripts and styles, and such images and media."""
     return {
@@ -137,10 +136,7 @@ _RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
 
 
 class Guard:
-    """ASGI middleware that refuses foreign hosts and origins with 403, and adds headers.
-
-    The app may be called by localhost, IP addresses, and the allowed names.
-    """
+    """Refuse foreign pages, and names other than localhost and these, with a 403; add headers."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Collection[str] = ()) -> None:
         self.app, self.allowed_hosts = app, {name.lower() for name in allowed_hosts}
@@ -164,10 +160,9 @@ class Guard:
 
 
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
-    """Return what is wrong with the Host headers, or None.
+    """Return a complaint about the Host headers, or None.
 
-    A host is a name or an address, and perhaps a port, with nothing before, between or after.
-    Addresses are fine: only a name can be made to point elsewhere.
+    Any address is allowed: only a name can be made to point elsewhere.
     """
     if len(hosts) != 1:
         return "expected one Host header"
@@ -185,10 +180,26 @@ def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
 
 
 def check_origin(origins: list[str], hosts: list[str]) -> str | None:
-    """Return what is wrong with the Origin headers, or None; only browsers send any."""
+    """Return a complaint about the Origin headers, which only browsers send, or None."""
     own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
     foreign = [origin for origin in origins if origin.lower() not in own]
     return f"a page of {foreign[0][:80]} may not use this server" if foreign else None
+
+
+async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:
+    """Read the whole body of a request, or raise an HTTPException."""
+    body, close = bytearray(), {"connection": "close"}  # nobody reads the rest
+    try:
+        async with asyncio.timeout(max_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise HTTPException(413, f"a request is at most {max_bytes >> 10} kB", close)
+    except TimeoutError:
+        raise HTTPException(408, "the request took too long", close) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the request was broken off", close) from None
+    return bytes(body)
 
 
 def adding_headers(send: Send, headers: Mapping[str, str]) -> Send:

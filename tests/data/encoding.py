@@ -13,9 +13,10 @@ def encode_video(
     rate: Fraction | int = 10,
     codec: str = "mpeg4",
     pixels: str = "yuv420p",
+    **options: str,
 ) -> None:
     """Write (T, H_px, W_px, 3) uint8 in the container of the path's suffix, with any codec."""
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(codec, rate=rate)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = frames.shape[1:3]

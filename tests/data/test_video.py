@@ -198,13 +198,7 @@ def test_a_truncated_video_is_refused(share, clip):
 def test_a_video_truncated_behind_its_index_is_refused(share, tmp_path):
     """With the index in front a player shows what is left; a training clip would be short."""
     path = tmp_path / "clip.mp4"
-    frames = smooth_frames(30, 48, 80)
-    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
-        stream = container.add_stream("libx264", rate=10)
-        stream.height, stream.width, stream.pix_fmt = 48, 80, "yuv420p"
-        for frame in frames.numpy():
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode(None))
+    encode_video(path, smooth_frames(30, 48, 80), codec="libx264", movflags="faststart")
     assert len(read_video(path).frames) == 30
     data = path.read_bytes()
     assert data.index(b"moov") < data.index(b"mdat")
@@ -293,15 +287,14 @@ def test_a_contact_sheet_keeps_pictures_the_right_way_up():
     assert torch.equal(sheet[3:9, 16:26], frames[1])
 
 
-def test_frames_of_the_right_size_are_left_alone():
-    frames = smooth_frames(2, 16, 24)
-    assert torch.equal(resize(frames, 16, 24), frames)
-
-
 @pytest.mark.parametrize(
     ("height_px", "width_px", "rows", "columns"),
-    [(16, 24, slice(0, 16), slice(8, 32)), (10, 40, slice(3, 13), slice(0, 40))],
-    ids=["too wide", "too high"],
+    [
+        (16, 24, slice(0, 16), slice(8, 32)),
+        (10, 40, slice(3, 13), slice(0, 40)),
+        (16, 40, slice(0, 16), slice(0, 40)),
+    ],
+    ids=["too wide", "too high", "as it is"],
 )
 def test_the_centre_is_cropped_to_the_aspect_ratio(height_px, width_px, rows, columns):
     frames = smooth_frames(2, 16, 40)

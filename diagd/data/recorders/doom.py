@@ -60,7 +60,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class View:
-    """What a player sees of a frame."""
+    """A frame, as a player sees it."""
 
     depth: np.ndarray  # (H_px, W_px) uint8, 0 near, 255 far
     monsters: Sequence[Sight] = ()  # alive
@@ -77,7 +77,6 @@ class Explorer:
         self.action, self.frames_left = "none", 0
 
     def choose(self, view: View) -> str:
-        """Return the next action."""
         left, ahead, right = _distances(view.depth)
         if ahead < NEAR_DEPTH and not (self.action in ("left", "right") and self.frames_left > 0):
             self.action = "left" if left + self.random.uniform(-3, 3) > right else "right"
@@ -88,7 +87,6 @@ class Explorer:
         return self.action
 
     def _plan(self, moves: Moves) -> None:
-        """Draw an action and the number of frames to hold it."""
         weights = [weight for *_, weight in moves]
         self.action, shortest, longest, _ = self.random.choices(moves, weights)[0]
         self.frames_left = self.random.randint(shortest, longest)
@@ -145,7 +143,7 @@ class Hunter(Roamer):
 
 
 def _distances(depth: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean depth to the left, ahead and to the right, in a band about the horizon."""
+    """Average the depth to the left, ahead and to the right, in a band about the horizon."""
     middle = depth.shape[0] // 2
     columns = depth[middle - 8 : middle + 8].mean(axis=0)
     left, ahead, right = (float(part.mean()) for part in np.array_split(columns, 3))
@@ -169,7 +167,7 @@ PICKUPS = ("Health", "Armor", "Ammo", "Weapon", "Powerup")  # as ViZDoom calls k
 
 @dataclass(frozen=True)
 class Scenario:
-    """How a scenario of the vizdoom package is played; None is what its config says."""
+    """Settings of a scenario of the vizdoom package; None leaves its config as it is."""
 
     config: str
     player: type[Explorer] = Hunter
@@ -205,9 +203,9 @@ class DoomGame:
         self.game.set_seed(seed)
         self.game.new_episode()
         self.player = self.scenario.player(seed)
-        if self.scenario.weapon:
-            self.game.send_game_command(f"give {self.scenario.weapon}")
-            self.game.send_game_command(f"use {self.scenario.weapon}")
+        if weapon := self.scenario.weapon:
+            for command in ("give", "use"):
+                self.game.send_game_command(f"{command} {weapon}")
             skip += DRAWING_TICS
         return self._press("none", skip) if skip else self._look()
 
@@ -222,7 +220,6 @@ class DoomGame:
         return self._look()
 
     def _look(self) -> np.ndarray | None:
-        """Keep the state and return its picture, or None if the episode has ended."""
         self.state = self.game.get_state()
         return None if self.state is None else self.state.screen_buffer
 

@@ -54,24 +54,14 @@ class RandomPlayer:
 
 
 class GymGame:
-    """A Gymnasium environment and its player; every episode is a fresh environment.
-
-    Args:
-        make: makes an environment whose `render()` returns a picture.
-        values: native actions by name, None for not stepping it, so that time stands still.
-            Default: the environment's own names, and `none` first.
-        player: called with the environment and a generator when an episode begins; None: random.
-
-    Raises:
-        ValueError: actions without names or that the environment does not accept, or no picture.
-    """
+    """A Gymnasium environment and its player; every episode is a fresh environment."""
 
     def __init__(
         self,
         make: Callable[[], Any],
         name: str,
-        values: Mapping[str, Any] | None = None,
-        player: Callable[[Any, np.random.Generator], Player] | None = None,
+        values: Mapping[str, Any] | None = None,  # by action; None: the environment's own names
+        player: Callable[[Any, np.random.Generator], Player] | None = None,  # None: random
     ) -> None:
         self.make, self.name, self.env = make, name, make()
         self.values = own_actions(self.env, name) if values is None else dict(values)
@@ -102,13 +92,11 @@ class GymGame:
         self.env.close()
 
     def _act(self, action: str, steps: int) -> bool:
-        """Return whether the episode goes on."""
+        """Repeat an action; True if the episode goes on."""
         value = self.values[action]
-        if value is None:
-            return True
-        for _ in range(steps):
-            action = native(self.env.action_space, value)
-            self.observation, _, terminated, truncated, _ = self.env.step(action)
+        for _ in range(0 if value is None else steps):  # None: time stands still
+            move = native(self.env.action_space, value)
+            self.observation, _, terminated, truncated, _ = self.env.step(move)
             if terminated or truncated:
                 return False
         return True
@@ -131,9 +119,6 @@ def own_actions(env: Any, name: str) -> dict[str, int | None]:
     """Return the actions by the environment's own names, doing nothing first.
 
     Without an action that does nothing, `none` stands for not stepping it: the game waits.
-
-    Raises:
-        ValueError: it has no names, or its actions are more than a choice of one.
     """
     space, inner, numbers = env.action_space, env.unwrapped, {}
     listed = getattr(inner, "actions", None)
@@ -178,7 +163,7 @@ def record(options: RecordOptions) -> dict[str, int]:
 
 
 def suitable_size(height_px: int, width_px: int) -> tuple[int, int]:
-    """Return multiples of 16 near a picture's shape, the longer side at most 96."""
+    """Round a picture's shape to multiples of 16, the longer side at most 96."""
     scale = min(1.0, LONGEST_SIDE_PX / max(height_px, width_px))
     height, width = (max(round(side * scale / 16), 1) * 16 for side in (height_px, width_px))
     return height, width

@@ -26,35 +26,23 @@ ACTIONS_FILE = "actions.json"
 
 
 class Game(Protocol):
-    """A game and its player.
-
-    Attributes:
-        actions: the first one is doing nothing.
-        steps_per_second: of the game's own clock.
-        size_px: (height_px, width_px) of the clips by default.
-    """
+    """A game and its player; pictures are (H_px, W_px, 3) uint8, None when an episode has ended."""
 
     @property
     def name(self) -> str: ...
     @property
-    def actions(self) -> ActionVocabulary: ...
+    def actions(self) -> ActionVocabulary: ...  # the first one is doing nothing
     @property
-    def steps_per_second(self) -> Fraction: ...
+    def steps_per_second(self) -> Fraction: ...  # of the game's own clock
     @property
-    def size_px(self) -> tuple[int, int]: ...
+    def size_px(self) -> tuple[int, int]: ...  # (height_px, width_px) of the clips by default
 
     def start(self, seed: int, skip: int) -> np.ndarray | None:
-        """Begin an episode, do nothing for `skip` game steps, and return the first picture.
-
-        It is (H_px, W_px, 3) uint8; None if the episode ended before.
-        """
+        """Begin an episode, do nothing for `skip` game steps, and return the first picture."""
         ...
 
     def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        """Let the player act for `repeat` game steps; return the action's name and the picture.
-
-        None if the episode ended on the way.
-        """
+        """Play for `repeat` game steps; return the name of the action, and the picture."""
         ...
 
 
@@ -65,9 +53,6 @@ def record_clips(
 
     An episode that ends before its clip is full is replaced by one of another seed; `episodes`
     counts all that were played.
-
-    Raises:
-        ValueError, OSError: the game cannot be played so, or the folder holds clips of another.
     """
     with open_game(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
@@ -81,7 +66,7 @@ def record_clips(
         seeds = [s for s in wanted if not all(map(Path.is_file, clip_paths(options.out, s)))]
         episodes = 0
         for seed in track(seeds, f"recording {game.name}"):
-            frames, actions, tries = _play(game, seed, options.frames, repeat, options.skip)
+            frames, actions, tries = _play(game, seed, options, repeat)
             episodes += tries
             video_path, actions_path = clip_paths(options.out, seed)
             write_actions(actions_path, actions)
@@ -92,25 +77,24 @@ def record_clips(
 
 
 def clip_paths(folder: Path, seed: int) -> tuple[Path, Path]:
-    """Return the paths of a clip's video and actions."""
     return folder / f"clip_{seed:06d}.mp4", folder / f"clip_{seed:06d}.jsonl"
 
 
 def _play(
-    game: Game, seed: int, num_frames: int, repeat: int, skip: int
+    game: Game, seed: int, options: RecordOptions, repeat: int
 ) -> tuple[Tensor, list[str], int]:
-    """Return frames, for each the action that led to it, and how many episodes that took."""
+    """Return frames, for each the action that led to it, and the number of episodes played."""
     for attempt in range(ATTEMPTS):
-        first = game.start(seed + attempt * NEXT_SEED, skip)
+        first = game.start(seed + attempt * NEXT_SEED, options.skip)
         if first is None:
             continue
         frames, actions = [first], [game.actions.names[0]]
-        while len(frames) < num_frames and (moved := game.advance(repeat)):
+        while len(frames) < options.frames and (moved := game.advance(repeat)):
             actions.append(moved[0])
             frames.append(moved[1])
-        if len(frames) == num_frames:
+        if len(frames) == options.frames:
             return torch.from_numpy(np.stack(frames)), actions, attempt + 1
     raise ValueError(
-        f"{game.name} ended before {num_frames} frames {ATTEMPTS} times in a row: "
+        f"{game.name} ended before {options.frames} frames {ATTEMPTS} times in a row: "
         "ask for fewer --frames, or for a player that lives longer"
     )

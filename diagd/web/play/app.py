@@ -6,7 +6,7 @@ import mimetypes
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, idle_action
@@ -23,9 +22,9 @@ from diagd.data.video import resize
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Strategy
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.guard import Guard
+from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
-from diagd.web.play.player import Frame, Player, Welcome, to_jpeg, to_mp4
+from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import MAX_SEED, SessionLog, SessionStart, load, save
 
@@ -43,12 +42,9 @@ MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 def create_app(
     scheduler: Scheduler, model: str, context_frames: int, hosts: Collection[str] = ()
 ) -> Guard:
-    """Return the ASGI app over a scheduler, which serves turns for as long as the app lives.
+    """Build the ASGI app over a scheduler, which serves turns for as long as the app lives.
 
-    Args:
-        model: by which name saved sessions remember the model.
-        context_frames: frames of an uploaded clip that a session starts from.
-        hosts: names by which the server may be called (see `Guard`).
+    Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
     """
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
     pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
@@ -82,21 +78,16 @@ def create_app(
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
-        player = _player(scheduler, name)
-        with _only_upload(player):
-            data = await _body(request, MAX_UPLOAD_BYTES)
+        async with _upload(scheduler, name, request, MAX_UPLOAD_BYTES) as (player, data):
             async with decoders:
                 frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
-            # nobody knows what was done between the frames of a clip: nothing is a fair guess
-            actions = (player.keys.idle,) * (len(frames) - 1)
+            actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
         return {"frames": len(frames)}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:
-        player = _player(scheduler, name)
-        with _only_upload(player):
-            data = await _body(request, MAX_SESSION_BYTES)
+        async with _upload(scheduler, name, request, MAX_SESSION_BYTES) as (player, data):
             saved = await asyncio.to_thread(load, data, scheduler.world)
             scheduler.begin(player, saved)
         return {"frames": len(saved.frames)}
@@ -160,10 +151,7 @@ async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None
 
 
 async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
-    """Follow messages; the first one that is wrong, or one too many, ends the dream.
-
-    One that answers a frame does not count: there are as many as the model writes.
-    """
+    """Handle messages; the first one that is wrong, or one too many, ends the dream."""
     codec = scheduler.world.vocabulary
     assert codec is not None
     allowance, last = BURST, time.monotonic()
@@ -179,14 +167,14 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
                 raise ValueError("too many messages")
             seen = player.seen
             scheduler.handle(player, parse(received.get("text") or "", codec))
-            allowance += player.seen > seen
+            allowance += player.seen > seen  # as many as the model writes frames: these are free
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
             return
 
 
 def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
-    """Return what a page needs to know before the first frame."""
+    """Describe to a page what can be played, before the first frame."""
     world = scheduler.world
     assert world.vocabulary is not None
     return {
@@ -203,19 +191,17 @@ def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
         "keyboard": keyboard_of(world.vocabulary),
         "scenes": [scene.name for scene in scheduler.scenes],
         "max_seed": MAX_SEED,
-        "max_recorded": player.max_recorded,
+        "max_recorded": MAX_RECORDED_FRAMES,
         "max_upload_bytes": MAX_UPLOAD_BYTES,
     }
 
 
 def _strategies(world: VideoGenerator, chosen: Strategy) -> list[tuple[str, int | None]]:
-    """Return the names that the page offers, and the steps of a frame where they are known."""
+    """List the strategies that the page offers, with the steps of a frame where they are known."""
     grid = TokenGrid(1, world.height, world.width)
     lags = [Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width]
     offered = dict.fromkeys([Raster(), Exact(), *lags, chosen])
-    return [
-        (one.name, one.schedule(grid).num_steps if one.has_schedule else None) for one in offered
-    ]
+    return [(s.name, s.schedule(grid).num_steps if s.has_schedule else None) for s in offered]
 
 
 # Known words have the keys that games have given them for thirty years, the others number keys,
@@ -246,13 +232,7 @@ LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight"
 
 
 def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
-    """Lay out the words of a codec on keys that are free: first keys before second ones.
-
-    Returns:
-        idle: the action of pressing nothing. keys: each single word -> the keys that mean it.
-        labels: key -> its text on a key cap. joined: the actions of several words, such as
-        `forward+left`. combines: whether any words may be joined.
-    """
+    """Assign the words of a codec to keys that are free: first keys before second ones."""
     idle = idle_action(codec)
     words = [word for word in codec.names if word != idle]
     single = [word for word in words if "+" not in word]
@@ -268,12 +248,13 @@ def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
             keys[word] = (spare.pop(0),)
     return {
         "idle": idle,
-        "keys": keys,
-        "labels": {
+        "keys": keys,  # word -> keys
+        "labels": {  # key -> text on its cap
             key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
             for found in keys.values()
             for key in found
         },
+        # actions of several words, such as `forward+left`, and whether any words may be joined
         "joined": [word for word in words if "+" in word and set(word.split("+")) <= set(single)],
         "combines": codec.combines,
     }
@@ -287,35 +268,21 @@ def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:
     return scheduler.players[name]
 
 
-@contextlib.contextmanager
-def _only_upload(player: Player) -> Iterator[None]:
-    """Hold a player's uploads to one at a time; what is wrong with it is answered in words."""
+@contextlib.asynccontextmanager
+async def _upload(
+    scheduler: Scheduler, name: str, request: Request, max_bytes: int
+) -> AsyncIterator[tuple[Player, bytes]]:
+    """Read an upload, the only one of its player, and answer a ValueError with its text."""
+    player = _player(scheduler, name)
     if player.uploading:
         raise HTTPException(409, "another upload is under way", {"connection": "close"})
     player.uploading = True
     try:
-        yield
+        yield player, await read_body(request, max_bytes, MAX_SECONDS_OF_UPLOAD)
     except ValueError as error:
         raise HTTPException(400, str(error)) from None
     finally:
         player.uploading = False
-
-
-async def _body(request: Request, limit: int) -> bytes:
-    """Read a request's body, at most `limit` bytes and not for ever."""
-    data, close = bytearray(), {"connection": "close"}  # nobody reads the rest
-    try:
-        async with asyncio.timeout(MAX_SECONDS_OF_UPLOAD):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > limit:
-                    message = f"a file may have {limit // 2**20} MB, not more"
-                    raise HTTPException(413, message, close)
-    except TimeoutError:
-        raise HTTPException(408, "the upload took too long", close) from None
-    except ClientDisconnect:
-        raise HTTPException(400, "the upload was broken off", close) from None
-    return bytes(data)
 
 
 def _download(data: bytes, media_type: str, name: str) -> Response:
@@ -333,20 +300,14 @@ async def decode_upload(
 ) -> Tensor:
     """Decode an image, or the last `keep` frames of a clip, in a child process that `decoder` runs.
 
-    Returns:
-        (T, height_px, width_px, 3) uint8.
-
-    Raises:
-        ValueError: too slow, another format, or damaged.
+    Returns (T, height_px, width_px, 3) uint8; ValueError if it is slow, damaged or of another kind.
     """
     here = Path.cwd()  # what lies in the current folder must not pass for a library
     found = [path for path in sys.path if path and Path(path).resolve() != here]
-    limits = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS)
+    limits, pipe = (MAX_UPLOAD_FRAMES, keep, MAX_UPLOAD_PIXELS), asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(decoder), *map(str, limits)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), pipe),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(found)},
     )
     try:

@@ -4,11 +4,11 @@ import json
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from diagd.data.actions import ActionCodec
-from diagd.web.play.session import STRICT, Action, Controls, complaint_of
+from diagd.web.play.session import STRICT, Action, Controls, read_json
 
 MAX_MESSAGE_BYTES = 1024
 
@@ -69,25 +69,21 @@ _MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimin
 
 
 def parse(text: str, codec: ActionCodec) -> Message:
-    """Return the message of a text, whose action the model has, or raise ValueError."""
+    """Parse a message, whose action the model has, or raise ValueError."""
     if len(text) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message has at most {MAX_MESSAGE_BYTES} characters, got {len(text)}")
-    try:
-        message = _MESSAGES.validate_json(text)
-    except ValidationError as error:
-        raise ValueError(f"this is no message: {complaint_of(error)}") from None
+    message = read_json(_MESSAGES, text, "message")
     if isinstance(message, Act):
         codec.tokens_of(message.action)
     return message
 
 
 def pack(header: dict[str, Any], picture: bytes) -> bytes:
-    """Return a frame's header and its picture as one message."""
+    """Pack a frame's header and its picture into one message."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return len(text).to_bytes(4) + text + picture
 
 
 def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the header and the picture of a packed frame."""
     end = 4 + int.from_bytes(message[:4])
     return json.loads(message[4:end]), message[end:]

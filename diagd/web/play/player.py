@@ -91,14 +91,11 @@ class Player:
         self,
         world: VideoGenerator,
         fps: Fraction,
-        clock: Callable[[], float] = time.monotonic,
-        max_recorded: int = MAX_RECORDED_FRAMES,
-        max_frames: int = MAX_FRAMES,
         controls: Controls | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert world.vocabulary is not None
         self.world, self.fps, self.clock = world, fps, clock
-        self.max_recorded, self.max_frames = max_recorded, max_frames
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
         self.outbox: asyncio.Queue[Frame | Note | Welcome] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
@@ -127,7 +124,7 @@ class Player:
         self.outbox.put_nowait(Note({"type": "waiting", "before": before, "message": message}))
 
     def release(self) -> None:
-        """Give the session's memory back; what was recorded and chosen can still be fetched."""
+        """Free the session's memory; its recording and its log can still be fetched."""
         if self.session is not None:
             self.past = self.session.log
         self.session = self.pending = None
@@ -135,11 +132,10 @@ class Player:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The controls and the pace, as the page knows them."""
         return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
 
     def handle(self, message: Message) -> None:
-        """Follow a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
+        """Handle a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
         if not isinstance(message, Seen):
             self.last_active = self.clock()
         match message:
@@ -166,9 +162,8 @@ class Player:
             controls.check(self.world)
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
-                message = f"That does not fit: {error}."
-                note = {"type": "kept", "controls": self.settings, "message": message}
-                self.outbox.put_nowait(Note(note))
+                note = {"type": "kept", "message": f"That does not fit: {error}."}
+                self.outbox.put_nowait(Note(note | {"controls": self.settings}))
         else:
             self.controls, self.paced = controls, paced
 
@@ -177,7 +172,7 @@ class Player:
         self.pending, self.last_active = log, self.clock()
 
     def ready(self, now: float) -> bool:
-        """Whether the model has something to do for this player."""
+        """True if the model has something to do for this player."""
         if self.sent - self.seen >= WINDOW:
             return False
         if self.pending is not None or self.replaying:
@@ -187,8 +182,7 @@ class Player:
     def turn(self) -> Callable[[], Frame]:
         """Begin the pending session, or generate one frame. Runs in the model's thread.
 
-        Returns:
-            A function that makes the frame for the page; to be called once, in the order of turns.
+        Returns a function that paints the frame; to be called once, in the order of turns.
         """
         started = time.perf_counter()
         if self.pending is not None:
@@ -197,10 +191,8 @@ class Player:
         assert session is not None
         if self.replaying or self.keys.pressed.action != self.keys.idle:
             self.last_active = self.clock()
-        if len(session.history) >= self.max_frames:
-            raise ValueError(
-                f"this dream has lasted {self.max_frames} frames, which is the longest"
-            )
+        if len(session.history) >= MAX_FRAMES:
+            raise ValueError(f"this dream has lasted {MAX_FRAMES} frames, which is the longest")
         if self.replaying:
             record = self.replaying.popleft()
             act = Act(record.action, self.keys.pressed.id)
@@ -223,7 +215,7 @@ class Player:
         return partial(self._paint, tokens, self._header(session) | header)
 
     def _begin(self, log: SessionLog, started: float) -> Callable[[], Frame]:
-        """Begin a session, pending meanwhile: who asks for another seed of it begins here, too."""
+        """Begin a session, which stays pending meanwhile: another seed of it begins here, too."""
         self.session = None  # its memory first, and that of all who have left since
         _give_back_memory()
         self.session = session = Session(self.world, log.start)
@@ -236,7 +228,7 @@ class Player:
         return partial(self._frame, log.start.frames[-1], self._header(session) | header)
 
     def _header(self, session: Session) -> dict[str, Any]:
-        """Count a frame as under way, and return what the header of every frame has."""
+        """Count a frame as under way, and return the fields that all headers have."""
         self.sent += 1
         return {
             "frame": self.sent,
@@ -258,7 +250,7 @@ class Player:
         """Compress a frame, and record it if it is not where one began."""
         started = time.perf_counter()
         picture = to_jpeg(pixels)
-        if "begun" not in header and self.recording and len(self.recorded) < self.max_recorded:
+        if "begun" not in header and self.recording and len(self.recorded) < MAX_RECORDED_FRAMES:
             self.recorded.append(picture)
         header["encode_ms"] = milliseconds_since(started)
         header |= {"recorded": len(self.recorded), "send_ms": round(self.send_ms, 2)}
@@ -266,7 +258,6 @@ class Player:
 
 
 def milliseconds_since(started: float) -> float:
-    """Return the time since a reading of `time.perf_counter`, to a hundredth."""
     return round((time.perf_counter() - started) * 1e3, 2)
 
 
@@ -283,7 +274,6 @@ def from_jpeg(picture: bytes) -> Tensor:
 
 
 def to_mp4(pictures: Sequence[bytes], fps: Fraction) -> bytes:
-    """Return the JPEGs of a recording as an mp4."""
     return encode_video(torch.stack([from_jpeg(picture) for picture in pictures]), fps)
 
 
@@ -293,11 +283,8 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linu
 def _give_back_memory() -> None:
     """Collect sessions that are over, and give their pages back to the system.
 
-    A session holds itself (its parts know each other), so it goes only when Python looks for such
-    circles; and glibc keeps what lies between two pieces still in use, in an arena for each thread.
-    Short visits left a server with three times the memory it began with, none of it in use. Other C
-    libraries than glibc give pages back by themselves. It takes no time under `short_collections`.
+    Short visits left a server with three times the memory it began with, none of it in use.
     """
-    gc.collect()
-    if _TRIM is not None:
+    gc.collect()  # a session holds itself in circles; fast under `short_collections`
+    if _TRIM is not None:  # only glibc keeps pages between two pieces still in use
         _TRIM(ctypes.c_size_t(0))

@@ -1,4 +1,4 @@
-"""Whose turn it is: players share one model fairly, and wait in line for a place.
+"""The order of turns: players share one model fairly, and wait in line for a place.
 
 The model has a thread of its own; what paints its frames runs beside it where it can.
 """
@@ -31,26 +31,18 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """The players, by id, and whose turn it is.
-
-    Args:
-        scenes: at least one; players begin at the first.
-        max_sessions: players at once; the others wait in line.
-        idle_seconds: a session without a message or a held key for so long is ended.
-        controls: of every player at first.
-    """
+    """The players of a world, who begin at the first of the scenes, with the same controls."""
 
     def __init__(
         self,
         world: VideoGenerator,
         scenes: Sequence[StartScene],
-        max_sessions: int,
-        idle_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
+        max_sessions: int,  # the others wait in line
+        idle_seconds: float,  # a session without a message or a held key for so long is ended
         controls: Controls | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.scenes, self.clock = world, tuple(scenes), clock
-        self.controls = controls or Controls()
+        self.world, self.scenes, self.controls, self.clock = world, tuple(scenes), controls, clock
         self.max_sessions, self.idle_seconds = max_sessions, idle_seconds
         self.players: dict[str, Player] = {}  # the least recently served first
         # who left, and when: for a while their recordings and logs can be fetched
@@ -58,7 +50,7 @@ class Scheduler:
         self.line: list[Player] = []  # who waits for a place, the first to come first
         self.served: Player | None = None  # whose turn is under way
         self.frames = self.sessions = 0  # generated, and begun, for anybody so far
-        self.virtual_time = 0.0  # the model's seconds that the least served of the waiting has had
+        self.virtual_time = 0.0  # model seconds of the least served of those who wait for a turn
         self.wake = asyncio.Event()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self.painter = Painter(world.model, self.thread)
@@ -67,21 +59,19 @@ class Scheduler:
         """Admit a player at once or put them in line; None where the line is full."""
         if len(self.line) >= MAX_WAITING:
             return None
-        player = Player(self.world, self.scenes[0].fps, self.clock, controls=self.controls)
+        player = Player(self.world, self.scenes[0].fps, self.controls, self.clock)
         self.line.append(player)
         self._admit()
         return player
 
     def _admit(self) -> None:
-        """Give free places to the line, and tell the rest of it how far it has moved."""
+        """Admit players from the line to free places, and tell the rest how far it has moved."""
         while self.line and len(self.players) < self.max_sessions:
             player = self.line.pop(0)
             self.players[player.id] = player
             self.sessions += 1
             player.outbox.put_nowait(Welcome())
-            first = self.scenes[0]
-            start = SessionStart(first.frames, first.actions, secrets.randbelow(2**20))
-            self.begin(player, SessionLog(start))
+            self.handle(player, Begin(0, secrets.randbelow(2**20)))
         for before, player in enumerate(self.line):
             player.wait(before, self.max_sessions)
 
@@ -103,7 +93,7 @@ class Scheduler:
         player.outbox.put_nowait(Note({"type": "ended", "message": message}, code))
 
     def handle(self, player: Player, message: Message) -> None:
-        """Follow a player's message, or raise ValueError where it makes no sense here."""
+        """Handle a player's message, or raise ValueError where it makes no sense here."""
         if player in self.line:
             raise ValueError("nothing can be played before there is a place")
         if isinstance(message, Begin):
@@ -156,7 +146,7 @@ class Scheduler:
             self.painter.thread.shutdown(wait=True)
 
     def next_player(self, now: float) -> Player | None:
-        """Return the player, of those that are ready, who has had the least of the model's time."""
+        """Choose the player, of those that are ready, with the smallest share of model time."""
         ready = [player for player in self.players.values() if player.ready(now)]
         return min(ready, key=lambda p: max(p.busy, self.virtual_time), default=None)
 
@@ -168,7 +158,6 @@ class Scheduler:
             self.players[player.id] = player
 
     async def _wait(self, now: float) -> None:
-        """Sleep until a message comes, or a frame that was put off is due."""
         self.wake.clear()
         due = [player.due - now for player in self.players.values() if player.due > now]
         with contextlib.suppress(TimeoutError):
@@ -184,8 +173,8 @@ class Scheduler:
             self.end(player, f"The dream ended: {error}.", CRASHED)
         else:
             logger.error("a session crashed", exc_info=error)
-            name = type(error).__name__
-            self.end(player, f"Decoding crashed ({name}): this dream is over.", CRASHED)
+            message = f"Decoding crashed ({type(error).__name__}): this dream is over."
+            self.end(player, message, CRASHED)
 
     async def _watch_idle(self) -> None:
         told = time.monotonic()
@@ -201,22 +190,17 @@ class Scheduler:
     def end_idle(self) -> None:
         """End sessions without activity for `idle_seconds`; forget players who left long ago."""
         now = self.clock()
-        for name, (left, _) in list(self.gone.items()):
-            if now - left > KEPT_SECONDS:
-                del self.gone[name]
+        self.gone = {name: one for name, one in self.gone.items() if now - one[0] <= KEPT_SECONDS}
+        passed = f"Nothing was pressed for {self.idle_seconds:g} seconds"
         for player in list(self.players.values()):
             if now - player.last_active > self.idle_seconds:
-                self.end(
-                    player,
-                    f"Nothing was pressed for {self.idle_seconds:g} seconds, so this dream "
-                    "ended and gave its memory back.",
-                )
+                self.end(player, f"{passed}, so this dream ended and gave its memory back.")
 
 
 class Painter:
     """Paints beside the model, or in its thread where the model has none to spare.
 
-    Who made the painter shuts its `thread` down.
+    The owner shuts `thread` down.
     """
 
     def __init__(self, model: CausalModel, thread: Executor) -> None:

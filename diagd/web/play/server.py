@@ -27,7 +27,7 @@ logger = logging.getLogger("diagd.play")
 def start_scenes(
     model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
 ) -> list[StartScene]:
-    """Return the scenes of a folder, if one is given, then those of the model's folder."""
+    """Load the scenes of a folder, if one is given, then those of the model's folder."""
     scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
     if folder is not None and not scenes:
         raise ValueError(f"no clip or image in {folder}")
@@ -96,11 +96,7 @@ def _open_when_ready(server: uvicorn.Server, page: str) -> None:
 
 @contextlib.contextmanager
 def short_collections() -> Iterator[None]:
-    """Keep Python's collector from looking through all that was made before.
-
-    A full collection took 0.2 s, in the middle of the turn of a player who then had to wait for the
-    others to catch up. Looking only at what playing makes took a tenth.
-    """
+    """Exempt all objects made before from Python's collections, which took 0.2 s of a turn."""
     gc.collect()
     gc.freeze()
     gc.collect()  # of what is left: a full collection is due when that has grown by a quarter

@@ -1,4 +1,4 @@
-"""One player's video: an engine and the choices made frame by frame, without the web.
+"""One player's video: an engine and the choices made frame by frame.
 
 A session is a function of its start (frames, actions, seed) and one (action, controls) per frame.
 Its log of them replays it exactly, and the checksum of each frame's tokens proves it.
@@ -10,7 +10,7 @@ import dataclasses
 import math
 import zlib
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import (
@@ -35,6 +35,7 @@ MAX_FRAMES = 20_000  # of a session: forty minutes at the pace of the bundled wo
 MAX_START_FRAMES = 64
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 DEFAULT_STRATEGY = Diagonal(1)
+T = TypeVar("T")
 
 
 def _strategy(given: Any) -> Strategy:
@@ -64,10 +65,10 @@ class Controls:
         world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
-        """Return how tokens are drawn: visual ids only, and greedily at temperature 0."""
-        if self.temperature == 0:
-            return world.sampling(SamplingOptions())
-        return world.sampling(SamplingOptions(self.temperature, top_p=self.top_p))
+        """Return the sampling of visual ids, greedy at temperature 0."""
+        greedy = self.temperature == 0
+        drawn = SamplingOptions() if greedy else SamplingOptions(self.temperature, top_p=self.top_p)
+        return world.sampling(drawn)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,10 +102,7 @@ class SessionLog:
 
 
 class Session:
-    """A video that goes on frame by frame from the start frames, which it reads.
-
-    Raises ValueError where there are more of them than the model can read.
-    """
+    """A video that goes on frame by frame; ValueError if its start is too long for the model."""
 
     def __init__(self, world: VideoGenerator, start: SessionStart) -> None:
         self.world, self.start = world, start
@@ -119,7 +117,6 @@ class Session:
 
     @property
     def log(self) -> SessionLog:
-        """The session so far."""
         return SessionLog(self.start, tuple(self.history))
 
     def advance(self, action: str, controls: Controls) -> Tensor:
@@ -136,9 +133,8 @@ class Session:
             grid = TokenGrid(1, self.world.height, self.world.width)
             self.written_at = _steps_of_frame(strategy, grid)
         else:
-            final = [
-                s for s, one in enumerate(engine.stream.verified) for _ in range(one.num_accepted)
-            ]
+            verified = enumerate(engine.stream.verified)
+            final = [step for step, one in verified for _ in range(one.num_accepted)]
             self.written_at = tuple(final[-tokens.numel() :])  # the action's tokens come first
         self.history.append(FrameRecord(action, controls, checksum_of(tokens)))
         return tokens
@@ -179,7 +175,7 @@ _SAVED = TypeAdapter(SavedSession)
 
 
 def save(log: SessionLog, model: str) -> bytes:
-    """Return a session as JSON."""
+    """Format a session as JSON."""
     start = log.start
     pixels = base64.b64encode(zlib.compress(start.frames.numpy().tobytes())).decode()
     count, height_px, width_px, channels = start.frames.shape
@@ -188,15 +184,8 @@ def save(log: SessionLog, model: str) -> bytes:
 
 
 def load(data: bytes | str, world: VideoGenerator) -> SessionLog:
-    """Return the session that `save` wrote; anybody may have written it.
-
-    Raises:
-        ValueError: no such document, or one of a model with other frames or actions.
-    """
-    try:
-        saved = _SAVED.validate_json(data)
-    except ValidationError as error:
-        raise ValueError(f"this is no saved dream: {complaint_of(error)}") from None
+    """Read what `save` wrote, or anybody; ValueError for a bad document or one of another model."""
+    saved = read_json(_SAVED, data, "saved dream")
     start, size_px = saved.start, world.frame_size_px
     count, *shown_px, channels = start.shape
     if not 1 <= count <= MAX_START_FRAMES:
@@ -229,9 +218,13 @@ def _inflate(text: str, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(bytearray(pixels), dtype=torch.uint8).view(shape)
 
 
-def complaint_of(error: ValidationError) -> str:
-    """Return what is wrong first, and where, in a line."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    text = first["msg"].removeprefix("Value error, ")
-    return (f"{where}: {text}" if where else text)[:300]
+def read_json(adapter: TypeAdapter[T], data: bytes | str, kind: str) -> T:
+    """Validate a JSON document, or raise ValueError with the first error and its place."""
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        text = first["msg"].removeprefix("Value error, ")
+        complaint = f"{where}: {text}" if where else text
+        raise ValueError(f"this is no {kind}: {complaint[:300]}") from None

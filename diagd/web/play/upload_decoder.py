@@ -2,14 +2,13 @@
 
 Run by `diagd.web.play.app`, never imported by it: FFmpeg's decoders are large and read what
 strangers send. By the time they do, this process may open no file and no socket, has a limit on
-memory (on Linux) and on CPU time, and its parent's clock runs. Only six containers are known, by
-their first bytes; none of them can name another file. Windows has no such limits: there, only the
-parent's clock and what is checked here protect the server.
+memory (on Linux) and on CPU time, and its parent's clock, the only limit on Windows, runs. Of the
+six containers that are known, by their first bytes, none can name another file.
 
     python upload_decoder.py MAX_FRAMES KEEP MAX_PIXELS < clip > frames
 
-writes one line, `T H_px W_px`, then the last KEEP frames as RGB bytes. What is wrong with the
-upload is one line on stderr and exit code 2.
+writes a line, `T H_px W_px`, then the last KEEP frames as RGB bytes; for a bad upload, a line on
+stderr and exit code 2.
 """
 
 import io
@@ -46,10 +45,7 @@ def container_of(data: bytes) -> str:
 
 
 def decode(data: bytes, max_frames: int, keep: int, max_pixels: int) -> list[np.ndarray]:
-    """Decode at most `max_frames` frames; return the last `keep`, (H_px, W_px, 3) uint8 each.
-
-    Raises ValueError for another format, damage, or a picture of more than `max_pixels`.
-    """
+    """Decode at most `max_frames` frames and return the last `keep`, or raise ValueError."""
     frames: deque[np.ndarray] = deque(maxlen=keep)
     try:
         with av.open(io.BytesIO(data), "r", format=container_of(data)) as container:

@@ -66,7 +66,7 @@ class StudyOptions:
             )
 
     def parsed_systems(self) -> list[System]:
-        """Return the systems of `--make`; one that names no model has the one of the options."""
+        """Parse the systems of `--make`; the model of the options is the default."""
         systems = []
         for text in self.systems:
             spelled, _, checkpoint = text.partition("@")

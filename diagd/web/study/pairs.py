@@ -76,7 +76,6 @@ class StudyPairs:
 
     @property
     def definition(self) -> dict[str, Any]:
-        """The study that answers belong to, as JSON."""
         return {
             "comparisons": [list(pair) for pair in self.comparisons],
             "clips": [clip.name for clip in self.clips],
@@ -85,21 +84,15 @@ class StudyPairs:
         }
 
     def path(self, system: str, clip: str) -> Path:
-        """Return where a system's version of a clip lies."""
         return self.folder / system / f"{clip}.mp4"
 
 
 def find_pairs(
     folder: Path, compare: tuple[str, ...] = (), questions: tuple[str, ...] = ()
 ) -> StudyPairs:
-    """Read and check all clips of the systems compared.
+    """Read and check all clips of the systems compared (see `StudyOptions`).
 
-    Args:
-        compare: `A:B` each; may be left out if there are two systems (then diagonal before raster).
-        questions: keys of `QUESTIONS`; default: controllability only if all clips have actions.
-
-    Raises:
-        FileNotFoundError, ValueError: nothing to compare, or clips that cannot be shown fairly.
+    Raises FileNotFoundError or ValueError for clips that are missing or cannot be shown fairly.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of pairs not found: {folder}")
@@ -107,7 +100,7 @@ def find_pairs(
     if len(systems) < 2:
         raise ValueError(
             f"{folder} must hold two or more folders of mp4 clips, one for each system, "
-            f"got {len(systems)}{': ' + systems[0] if systems else ''}"
+            f"got {', '.join(systems) or 'none'}"
         )
     comparisons = _comparisons(compare, systems)
     first, *others = dict.fromkeys(system for pair in comparisons for system in pair)
@@ -156,9 +149,7 @@ def _clip_names(folder: Path, first: str, others: list[str]) -> list[str]:
         if differing := names ^ {path.stem for path in (folder / system).glob("*.mp4")}:
             name = min(differing)
             has, lacks = (first, system) if name in names else (system, first)
-            raise ValueError(
-                f"clips must have the same names: {has} has {name}.mp4, {lacks} has not"
-            )
+            raise ValueError(f"clips need the same names: {has} has {name}.mp4, {lacks} has not")
     return sorted(names)
 
 
@@ -167,10 +158,8 @@ def _read_clip(path: Path, digest: "hashlib._Hash") -> Clip:
     with av.open(str(path)) as container:
         codec = container.streams.video[0].codec_context.codec.canonical_name
     if codec not in PLAYABLE_CODECS:
-        raise ValueError(
-            f"{path} cannot be shown in browsers: "
-            f"expected {', '.join(PLAYABLE_CODECS)}, got {codec}"
-        )
+        expected = ", ".join(PLAYABLE_CODECS)
+        raise ValueError(f"{path} cannot be shown in browsers: expected {expected}, got {codec}")
     digest.update(path.read_bytes())
     num_frames, height_px, width_px = video.frames.shape[:3]
     actions = _read_actions(path.with_suffix(".jsonl"), num_frames)
@@ -179,13 +168,12 @@ def _read_clip(path: Path, digest: "hashlib._Hash") -> Clip:
 
 
 def _read_actions(path: Path, num_frames: int) -> tuple[str, ...] | None:
-    """Read the words of `{"action": NAME}` lines; which words there are is the model's affair."""
+    """Read the names of `{"action": NAME}` lines, whatever model they are of."""
     if not path.is_file():
         return None
     try:
-        actions = tuple(
-            json.loads(line)["action"] for line in path.read_text(encoding="utf-8").splitlines()
-        )
+        lines = path.read_text(encoding="utf-8").splitlines()
+        actions = tuple(json.loads(line)["action"] for line in lines)
     except (ValueError, KeyError, TypeError):
         actions = ()
     if len(actions) != num_frames or not all(isinstance(action, str) for action in actions):
@@ -194,7 +182,7 @@ def _read_actions(path: Path, num_frames: int) -> tuple[str, ...] | None:
 
 
 def playable(path: Path) -> bytes:
-    """Return a clip as an mp4 of only its pictures: no title, no date, no words of the encoder."""
+    """Copy only the pictures of a clip into an mp4: no title, no date, no words of the encoder."""
     whole = io.BytesIO()
     with av.open(str(path)) as source, av.open(whole, "w", format="mp4") as target:
         stream = source.streams.video[0]
@@ -212,37 +200,32 @@ def playable(path: Path) -> bytes:
 
 
 def make_pairs(options: StudyOptions) -> list[str]:
-    """Generate clips into the folder of pairs, with seed + n for pair n; those there are kept.
-
-    Returns the names of the systems.
-    """
+    """Generate the clips that are missing, with seed + n for pair n; return the systems' names."""
     systems = options.parsed_systems()
-    for _, model, strategy in systems:
-        found = find_model(model)
+    for system in systems:
+        found = find_model(system.model)
         grid = TokenGrid(1, found.config.grid_height, found.config.grid_width)
-        strategy.check(Conditions(found.family.defaults(found).temperature, grid))
+        system.strategy.check(Conditions(found.family.defaults(found).temperature, grid))
     _remember(options)
-    for name, model, strategy in systems:
-        world = VideoGenerator.from_pretrained(model)
-        prompts = _prompt_paths(options)
-        folder = options.pairs / name
+    for system in systems:
+        world = VideoGenerator.from_pretrained(system.model)
+        folder = options.pairs / system.name
         folder.mkdir(exist_ok=True)
-        for number in track(range(options.make), name):
+        for number in track(range(options.make), system.name):
             target = folder / f"pair_{number:03d}.mp4"
             if not target.exists():
-                prompt = prompts[number % len(prompts)]
-                _make_clip(world, prompt, strategy, number, options, target)
+                _make_clip(options, world, system.strategy, number, target)
     return [system.name for system in systems]
 
 
 def _remember(options: StudyOptions) -> None:
     """Write the options down, and refuse others: only the number of pairs may change."""
     made: dict[str, Any] = {
+        **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
         "systems": list(options.systems),
         "clips": str(options.clips) if options.clips else None,
         "torch": str(torch.__version__),
     }
-    made |= {name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")}
     path = options.pairs / "made.json"
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != made:
         raise ValueError(
@@ -263,15 +246,11 @@ def _prompt_paths(options: StudyOptions) -> list[Path]:
 
 
 def _make_clip(
-    world: VideoGenerator,
-    prompt: Path,
-    strategy: Strategy,
-    number: int,
-    options: StudyOptions,
-    target: Path,
+    options: StudyOptions, world: VideoGenerator, strategy: Strategy, number: int, target: Path
 ) -> None:
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
-    draw = random.Random(f"{options.seed}/{number}")
+    prompts, draw = _prompt_paths(options), random.Random(f"{options.seed}/{number}")
+    prompt = prompts[number % len(prompts)]
     video, codec, seen = read_video(prompt), world.vocabulary, options.context_frames
     given = len(video.frames)
     length = seen + (options.frames if options.clips else 0)
@@ -299,7 +278,7 @@ def _make_clip(
 
 
 def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:
-    """Invent actions, each held for a few frames; the first name, doing nothing, is left out."""
+    """Draw actions, each held for a few frames; the first name, doing nothing, is left out."""
     walk: list[str] = []
     while len(walk) < length:
         walk += [draw.choice(names[1:] or names)] * draw.randint(*HELD_FRAMES)

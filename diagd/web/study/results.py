@@ -49,10 +49,7 @@ class Vote:
 def summarise(
     comparisons: Sequence[Sequence[str]], questions: Sequence[str], votes: Sequence[Vote]
 ) -> dict[str, Any]:
-    """Return a JSON document: for each comparison and question a `tally` of its votes.
-
-    There is one `overall`, one for each of `raters`, and one `by_clip`, where a clip has one vote.
-    """
+    """Tally votes by comparison and question: overall, by rater, and with one vote a clip."""
     asked = []
     for index, (first, second) in enumerate(comparisons):
         cells: dict[str, Any] = {}
@@ -71,13 +68,7 @@ def summarise(
 
 
 def tally(outcomes: Iterable[str]) -> dict[str, Any]:
-    """Count outcomes.
-
-    Returns:
-        win, tie, lose: counts. total: their sum. shares, share_intervals: of each outcome among
-        all answers. win_rate, win_rate_interval: wins among decided answers. sign_test: p-value.
-        Rates of nothing are None.
-    """
+    """Count outcomes: shares are of all answers, the win rate of decided ones; None of nothing."""
     counts = Counter(outcomes)
     numbers = {outcome: counts[outcome] for outcome in OUTCOMES}
     total, wins, losses = sum(numbers.values()), numbers["win"], numbers["lose"]
@@ -123,8 +114,8 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _rows(cell: dict[str, Any]) -> list[list[str]]:
-    """Return the lines of a question's table, with the columns of `HEADER`."""
-    rows: list[list[str]] = []
+    """Format the lines of a question's table, with the columns of `HEADER`."""
+    rows = []
     named = [("all raters", cell["overall"]), ("by clip", cell["by_clip"]), *cell["raters"].items()]
     for name, counted in named:
         rate, interval = "-", "-"
@@ -147,22 +138,21 @@ def print_results(results: dict[str, Any], console: Console) -> None:
 
 
 def results_page(results: dict[str, Any]) -> str:
-    """Return the results as HTML: a bar and a table for every comparison and question."""
+    """Format the results as HTML: a bar and a table for every comparison and question."""
     parts = []
     for comparison in results["comparisons"]:
         first, second = escape(comparison["first"]), escape(comparison["second"])
         meanings = (f"{first} better", "the same", f"{second} better")
         parts.append(f'<section><h2>{first} against {second}</h2><p class="legend">')
-        for outcome, text in zip(OUTCOMES, meanings, strict=True):
-            parts.append(f'<span class="key {outcome}">{text}</span>')
+        keys = zip(OUTCOMES, meanings, strict=True)
+        parts += [f'<span class="key {outcome}">{text}</span>' for outcome, text in keys]
         parts.append("</p>")
         for question, cell in comparison["questions"].items():
             parts.append(f"<h3>{escape(question)}</h3>{_bar(cell['overall'])}")
             parts.append(_table(f"Numbers for {escape(question)}", _rows(cell)))
         parts.append("</section>")
-    parts.append('<ul class="notes">')
-    parts += [f"<li>{escape(note)}</li>" for note in results["notes"]]
-    parts.append("</ul>")
+    notes = "".join(f"<li>{escape(note)}</li>" for note in results["notes"])
+    parts.append(f'<ul class="notes">{notes}</ul>')
     return PAGE.read_text(encoding="utf-8").replace("<!-- results -->", "".join(parts))
 
 
@@ -171,9 +161,8 @@ def _bar(counted: dict[str, Any]) -> str:
     pieces, left = [], 0.0
     for outcome in OUTCOMES:
         share = 100 * (counted["shares"][outcome] or 0)
-        pieces.append(
-            f'<rect class="{outcome}" x="{left:.3f}%" width="{share:.3f}%" height="100%"/>'
-        )
+        place = f'x="{left:.3f}%" width="{share:.3f}%" height="100%"'
+        pieces.append(f'<rect class="{outcome}" {place}/>')
         if share >= MIN_LABEL_PERCENT:
             pieces.append(f'<text x="{left + share / 2:.3f}%" y="50%">{share:.0f}%</text>')
         left += share

@@ -6,7 +6,6 @@ ids are random, clips carry no metadata and names stay here. Results, which do s
 that was printed when the server started.
 """
 
-import asyncio
 import hashlib
 import secrets
 import sqlite3
@@ -20,7 +19,6 @@ from fastapi import Cookie, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,6 +28,7 @@ from diagd.web.guard import (
     adding_headers,
     check_origin,
     page_rules,
+    read_body,
 )
 from diagd.web.study.options import LOOPBACK
 from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
@@ -48,10 +47,7 @@ _RULES = page_rules(images="data:", media="blob:")
 def study_server(
     pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
 ) -> uvicorn.Server:
-    """Return a server for a port, reached under the loopback names and these.
-
-    Order and sides that raters get are drawn from the seed.
-    """
+    """Build the server for a port, reached under the loopback names and these."""
     bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
     # browsers leave out :80 and :443, the latter also of a proxy before this port
     hosts = {host for name in bracketed for host in (name.lower(), f"{name.lower()}:{port}")}
@@ -66,16 +62,12 @@ def study_server(
     return uvicorn.Server(config)
 
 
-class Enrolment(BaseModel):
-    """Somebody wants to take part; without a name anonymously."""
-
+class Enrolment(BaseModel):  # of a rater, anonymous without a name
     model_config = ConfigDict(extra="forbid", strict=True)
     name: str = Field(max_length=MAX_NAME)
 
 
 class Answer(BaseModel):
-    """A rater's answer to a question about a trial."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
     trial: int = Field(ge=0, le=10**6)
     question: str = Field(max_length=40)
@@ -83,7 +75,7 @@ class Answer(BaseModel):
 
 
 def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
-    """Return the application: pages, and a small JSON interface for them."""
+    """Build the application: pages, and a small JSON interface for them."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     clips = {clip.name: clip for clip in pairs.clips}
     # cookies know no ports: another study on this machine must not take this one's away
@@ -112,7 +104,6 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
 
     @app.get("/api/study")
     def study(secret: Annotated[str, secret_cookie] = "") -> dict[str, Any] | None:
-        """Return what there is to answer; nothing to who is not enrolled yet."""
         known = store.rater(secret)
         if known is None:
             return None
@@ -188,11 +179,11 @@ class RequestGuard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        send = adding_headers(send, _RULES)
+        send, request = adding_headers(send, _RULES), Request(scope, receive)
         try:
-            self._check(Headers(scope=scope), scope["method"])
-            body = await _read(receive)
-        except HTTPException as error:
+            self._check(request)
+            body = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
+        except StarletteHTTPException as error:
             await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -202,7 +193,8 @@ class RequestGuard:
 
         await self.app(scope, replay, send)
 
-    def _check(self, headers: Headers, method: str) -> None:
+    def _check(self, request: Request) -> None:
+        headers = request.headers
         host = headers.get("host", "")
         if host.lower() not in self.hosts:
             raise HTTPException(
@@ -210,21 +202,5 @@ class RequestGuard:
             )
         if check_origin(headers.getlist("origin"), [host]):
             raise HTTPException(403, "this page belongs to another site")
-        if method == "POST" and headers.get("content-type") != "application/json":
+        if request.method == "POST" and headers.get("content-type") != "application/json":
             raise HTTPException(415, "messages must be application/json")
-
-
-async def _read(receive: Receive) -> bytes:
-    """Return the whole body of a request, which has a largest size and a time to arrive in."""
-    body = b""
-    try:
-        async with asyncio.timeout(SECONDS_TO_ASK):
-            while True:
-                message = await receive()
-                body += message.get("body", b"")
-                if message["type"] != "http.request" or len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the message is larger than {MAX_BODY_BYTES} bytes")
-                if not message["more_body"]:
-                    return body
-    except TimeoutError:
-        raise HTTPException(408, "the message took too long") from None

@@ -11,9 +11,8 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diagd.web.study.pairs import StudyPairs
 from diagd.web.study.results import Vote, summarise
@@ -43,14 +42,13 @@ CREATE TABLE answers (
 """
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A pair as one rater sees it."""
+class Trial(NamedTuple):
+    """A pair as one rater sees it: the columns of the table behind `rater`, and the answers."""
 
     number: int
     comparison: int  # index into the study's comparisons
     clip: str
-    first_is_left: bool  # the comparison's first system is the video on the left
+    first_is_left: int  # 0 or 1: the comparison's first system is the video on the left
     left_id: str  # under what the videos are fetched
     right_id: str
     answers: dict[str, str]  # question -> one of `CHOICES`, as far as given
@@ -72,25 +70,16 @@ def draw_trials(clips: Sequence[str], num_comparisons: int, seed: str) -> list[T
 
 
 class StudyStore:
-    """The database of one study; safe to use from several threads.
+    """The SQLite database of one study, created if pairs are given; safe to use from threads.
 
-    Args:
-        path: an SQLite file, created where a study is given.
-        pairs: the study that answers will be for; None to read what is there.
-
-    Raises:
-        FileNotFoundError: no such file, and no study to create it for.
-        ValueError: the file is no study database, or of another study.
+    Raises ValueError for another file, or one of a study of other pairs.
     """
 
-    def __init__(
-        self, path: Path, pairs: StudyPairs | None = None, max_raters: int = MAX_RATERS
-    ) -> None:
+    def __init__(self, path: Path, pairs: StudyPairs | None = None) -> None:
         if pairs is None and not path.is_file():
             raise FileNotFoundError(f"no answers yet: {path} not found")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"folder of the answers does not exist: {path.parent}")
-        self.max_raters = max_raters
         self._lock = threading.Lock()
         try:
             self._connection = sqlite3.connect(
@@ -105,7 +94,7 @@ class StudyStore:
             raise
 
     def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
-        """Create the tables where there are none, and read which study they are of."""
+        """Create the tables if there are none, and load the study that they are of."""
         for setting in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             self._connection.execute(f"PRAGMA {setting}")
         wanted = None if pairs is None else pairs.definition
@@ -131,7 +120,6 @@ class StudyStore:
             )
 
     def close(self) -> None:
-        """Close the database; every answer is in it already."""
         if hasattr(self, "_connection"):
             self._connection.close()
 
@@ -148,19 +136,14 @@ class StudyStore:
                 raise
 
     def enrol(self, name: str, seed: int) -> tuple[str, str]:
-        """Add a rater, who is anonymous without a name; order and sides are drawn from the seed.
+        """Add a rater, whose order and sides are drawn from the seed; ValueError if it is full.
 
-        Returns:
-            The token by which alone the rater is known, and the name: with a number behind it where
-            another rater has the same.
-
-        Raises:
-            ValueError: the study has `max_raters` raters.
+        Returns the rater's secret token, and the name, with a number behind it if it is taken.
         """
         with self._transaction() as database:
             (count,) = database.execute("SELECT count(*) FROM raters").fetchone()
-            if count >= self.max_raters:
-                raise ValueError(f"this study is full: it has {self.max_raters} raters")
+            if count >= MAX_RATERS:
+                raise ValueError(f"this study is full: it has {MAX_RATERS} raters")
             name = known_as = name or f"anonymous {secrets.token_hex(3)}"
             same, namesakes = "SELECT 1 FROM raters WHERE name = ?", 1
             while database.execute(same, (known_as,)).fetchone():
@@ -171,17 +154,13 @@ class StudyStore:
             rater = number, known_as, token, own_seed
             database.execute("INSERT INTO raters VALUES (?, ?, ?, ?)", rater)
             comparisons = len(self.definition["comparisons"])
-            database.executemany(
-                "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (number, t.number, t.comparison, t.clip, t.first_is_left, t.left_id, t.right_id)
-                    for t in draw_trials(self.definition["clips"], comparisons, own_seed)
-                ],
-            )
+            drawn = draw_trials(self.definition["clips"], comparisons, own_seed)
+            rows = [(number, *trial[:-1]) for trial in drawn]
+            database.executemany("INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         return token, known_as
 
     def rater(self, token: str) -> tuple[int, str] | None:
-        """Return number and name of the rater with that token."""
+        """Find the number and the name of the rater with that token."""
         with self._transaction() as database:
             query = "SELECT rater, name FROM raters WHERE token = ?"
             return database.execute(query, (token,)).fetchone()
@@ -196,13 +175,10 @@ class StudyStore:
                 " FROM trials WHERE rater = ? ORDER BY number",
                 (rater,),
             ).fetchall()
-        return [
-            Trial(number, comparison, clip, bool(first_is_left), left, right, json.loads(answers))
-            for number, comparison, clip, first_is_left, left, right, answers in rows
-        ]
+        return [Trial._make((*row, json.loads(answers))) for *row, answers in rows]
 
     def answer(self, rater: int, number: int, question: str, choice: str) -> None:
-        """Write an answer to disk, in place of an earlier one; ValueError if it answers nothing."""
+        """Save an answer, in place of an earlier one; ValueError for no such question or trial."""
         if question not in self.definition["questions"] or choice not in CHOICES:
             raise ValueError(f"no such question or choice: {question!r}, {choice!r}")
         try:
@@ -217,7 +193,7 @@ class StudyStore:
             raise ValueError(f"no such trial: {number}") from None
 
     def video(self, media_id: str) -> tuple[str, str] | None:
-        """Return system and clip behind the id of a video."""
+        """Find the system and the clip behind the id of a video."""
         with self._transaction() as database:
             row = database.execute(
                 "SELECT comparison, clip, first_is_left = (left_id = ?1)"
@@ -230,7 +206,7 @@ class StudyStore:
         return self.definition["comparisons"][comparison][0 if is_first else 1], clip
 
     def votes(self) -> list[Vote]:
-        """Return all answers, unblinded."""
+        """Load all answers, unblinded."""
         with self._transaction() as database:
             rows = database.execute(
                 "SELECT name, comparison, clip, question, CASE"
@@ -242,5 +218,4 @@ class StudyStore:
             return [Vote(*row) for row in rows]
 
     def results(self) -> dict[str, Any]:
-        """Return the answers counted, as `summarise` describes."""
         return summarise(self.definition["comparisons"], self.definition["questions"], self.votes())

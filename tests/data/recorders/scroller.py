@@ -18,7 +18,7 @@ NOT_FIRST = {"left": 1, "none": 0}
 
 
 class Turn(IntEnum):
-    """How `Turner` names its actions."""
+    """The actions of `Turner`."""
 
     Left = 1
     Right = 2

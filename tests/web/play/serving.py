@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,8 +42,8 @@ class Served:
     @contextlib.contextmanager
     def page(self, **options: Any) -> Iterator["Page"]:
         """Open a socket as the page does."""
-        with connect(f"ws://{self.address}/play", max_size=None, **options) as socket:
-            yield Page(socket)
+        with connect(f"ws://{self.address}/play", max_size=None, **options) as line:
+            yield Page(line)
 
 
 class Page:
@@ -92,13 +93,19 @@ def serving(model: Path, port: int = 0, **options: Any) -> Iterator[Served]:
     record = PlayOptions(model=str(model), port=port, open=False, **settings)
     listening = listen(record.host, record.port)
     scheduler, server = load(record)
+    with in_a_thread(server, listening):
+        name = f"[{record.host}]" if ":" in record.host else record.host
+        yield Served(scheduler, server, listening.getsockname()[1], name)
+
+
+@contextlib.contextmanager
+def in_a_thread(server: uvicorn.Server, listening: socket.socket) -> Iterator[None]:
+    """Run a server, of a socket that ends with it."""
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         wait_until(lambda: server.started)
-        port = listening.getsockname()[1]
-        name = f"[{record.host}]" if ":" in record.host else record.host
-        yield Served(scheduler, server, port, name)
+        yield
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -1,4 +1,4 @@
-"""What networks, visitors and administrators do to `diagd play`, tried on the real server."""
+"""Broken networks, visitors who vanish and signals, against the real server of `diagd play`."""
 
 import contextlib
 import gc
@@ -78,13 +78,13 @@ def test_fifty_pages_vanish_in_the_middle_of_a_frame_and_one_plays_on(served, ca
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def slow_upload(served, name, seconds, chunk=b"\x89PNG\r\n\x1a\n"):
-    """Send an upload a few bytes at a time."""
+def slow_upload(served, name):
+    """Send an upload a few bytes at a time, for five seconds."""
 
     def dribble():
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 5
         while time.monotonic() < end:
-            yield chunk
+            yield b"\x89PNG\r\n\x1a\n"
             time.sleep(0.02)
 
     return httpx.post(f"{served.url}/sessions/{name}/start", content=dribble(), timeout=20)
@@ -96,7 +96,7 @@ def test_a_slow_upload_holds_nobody_up_and_ends(served, monkeypatch, tmp_path):
     answers = []
     with served.page() as page, served.page() as other:
         name = page.welcome["session"]
-        slow = threading.Thread(target=lambda: answers.append(slow_upload(served, name, 5)))
+        slow = threading.Thread(target=lambda: answers.append(slow_upload(served, name)))
         slow.start()
         wait_until(lambda: served.scheduler.players[name].uploading)
         picture = (tmp_path / "a.png").read_bytes()
@@ -107,7 +107,7 @@ def test_a_slow_upload_holds_nobody_up_and_ends(served, monkeypatch, tmp_path):
         assert page.frames(3)
         slow.join(20)
         for answer in answers:  # none where the line broke before it could be read
-            assert (answer.status_code, answer.json()["detail"][:10]) == (408, "the upload")
+            assert (answer.status_code, answer.json()["detail"][:11]) == (408, "the request")
         assert not served.scheduler.players[name].uploading
 
 

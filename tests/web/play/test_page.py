@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import shutil
 import time
 from base64 import b64decode
 from functools import cache
@@ -20,23 +19,8 @@ from diagd.web.play.session import Session, load
 from tests.web.play.serving import serving, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames, write_scenes, write_world
 
-playwright = pytest.importorskip("playwright.sync_api")
-expect = playwright.expect
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="NO BROWSER TESTS: no chromium found (apt-get install chromium)"
-)
+expect = pytest.importorskip("playwright.sync_api").expect
 PATIENCE_MS = 60_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +57,14 @@ def visit(browser):
     assert not complaints
 
 
+@pytest.fixture
+def page(visit, shared):
+    """Open a page of the shared server that has drawn a frame."""
+    page = visit(shared)
+    wait_for_frames(page, 1)
+    return page
+
+
 def drawn(page):
     """Frames that the page has drawn."""
     return int(page.get_attribute("body", "data-frames") or 0)
@@ -85,12 +77,12 @@ def wait_for_frames(page, count):
 
 
 def picture(page):
-    """What the canvas shows, as a data URL."""
+    """Return the canvas as a data URL."""
     return page.locator("#stage").evaluate("canvas => canvas.toDataURL()")
 
 
 def only_player(served):
-    """Who plays, once the pages of former tests are gone."""
+    """Return the player, once the pages of former tests are gone."""
     wait_until(lambda: len(served.scheduler.players) == 1)
     return next(iter(served.scheduler.players.values()))
 
@@ -173,9 +165,7 @@ def test_a_key_changes_the_picture(visit, shared, generator):
     assert wrong > 2
 
 
-def test_switching_the_strategy_changes_the_steps_shown(visit, shared):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_switching_the_strategy_changes_the_steps_shown(page):
     for name, steps in (("raster", 15), ("k=4", 13), ("k=2", 9), ("k=1", 7)):
         page.get_by_role("button", name=name).click()
         text(page, "#steps", f"^{steps}$")
@@ -185,9 +175,7 @@ def test_switching_the_strategy_changes_the_steps_shown(visit, shared):
     text(page, "#grid-caption", "15 steps, .* 1.0 tokens a step")
 
 
-def test_the_whole_page_can_be_driven_by_keys(visit, shared):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_the_whole_page_can_be_driven_by_keys(page):
     page.locator("#stage").focus()
     reached = set()
     for _ in range(40):
@@ -204,9 +192,7 @@ def test_the_whole_page_can_be_driven_by_keys(visit, shared):
     page.keyboard.up("Enter")
 
 
-def test_a_seed_can_be_typed_while_a_dream_plays_and_a_bad_one_gives_way(visit, shared):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_a_seed_can_be_typed_while_a_dream_plays_and_a_bad_one_gives_way(page, shared):
     seed = page.locator("#seed")
     seed.fill("4711")
     wait_for_frames(page, 3)
@@ -235,9 +221,7 @@ def test_a_slider_that_does_not_fit_goes_back(visit, world):
         page.close()
 
 
-def test_a_button_whose_key_is_down_is_let_go_with_its_focus(visit, shared):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_a_button_whose_key_is_down_is_let_go_with_its_focus(page):
     page.locator(".key").first.focus()
     page.keyboard.down("Enter")
     text(page, "#hud-action", "forward")
@@ -294,9 +278,7 @@ def test_the_page_comes_back_when_the_server_does(visit, world):
         expect(page.locator("#curtain")).to_be_hidden()
 
 
-def test_a_recording_is_a_playable_mp4(visit, shared, tmp_path):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_a_recording_is_a_playable_mp4(page, tmp_path):
     page.click("#record")
     text(page, "#hud-recording", r"REC [1-9]\.\d s")
     with page.expect_download() as download:
@@ -354,9 +336,7 @@ def test_two_pages_play_at_once_and_a_third_is_told_why_not(visit, world):
             page.close()
 
 
-def test_an_end_is_told_in_words_and_a_button_begins_again(visit, shared):
-    page = visit(shared)
-    wait_for_frames(page, 1)
+def test_an_end_is_told_in_words_and_a_button_begins_again(page, shared):
     player = only_player(shared)
     page.click("#record")
     text(page, "#hud-recording", r"REC (0\.[5-9]|[1-9]\.\d) s")

@@ -13,9 +13,9 @@ from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 START = SessionStart(smooth_frames(2, HEIGHT_PX, WIDTH_PX), ("left",), 3)
 
 
-def begun(generator, **limits):
+def begun(generator, **options):
     """Return a player whose first picture is sent."""
-    player = Player(generator, Fraction(8), **limits)
+    player = Player(generator, Fraction(8), **options)
     player.begin(SessionLog(START))
     player.turn()
     return player
@@ -52,14 +52,6 @@ def test_the_newest_press_wins_and_nothing_queues(player):
     assert player.turn()().header["input"] == 3
     player.turn()
     assert actions(player) == ["forward", "forward"]
-
-
-def test_a_key_pressed_and_let_go_between_two_frames_counts_once(player):
-    player.handle(Act("left", 1))
-    player.handle(Act("none", 2))
-    for _ in range(3):
-        player.turn()
-    assert actions(player) == ["left", "none", "none"]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +175,8 @@ def test_who_has_left_can_still_be_saved_but_holds_no_engine(player):
     assert save(player.past, "doom") == document
 
 
-def test_only_recorded_frames_are_kept_and_not_without_end(generator):
-    player = begun(generator, max_recorded=3)
+def test_only_recorded_frames_are_kept_and_not_without_end(player, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.player.MAX_RECORDED_FRAMES", 3)
     player.turn()
     assert not player.recorded
     player.handle(Record(True))
@@ -221,8 +213,8 @@ def test_a_replay_that_comes_out_differently_says_so(player):
     assert player.turn()().header["replay"] == [1, 1, 1]
 
 
-def test_a_session_has_a_longest_length(generator):
-    player = begun(generator, max_frames=2)
+def test_a_session_has_a_longest_length(player, monkeypatch):
+    monkeypatch.setattr("diagd.web.play.player.MAX_FRAMES", 2)
     player.turn()
     player.turn()
     with pytest.raises(ValueError, match="this dream has lasted 2 frames, which is the longest"):

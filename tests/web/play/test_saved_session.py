@@ -96,9 +96,7 @@ def test_what_is_no_document_is_refused(data, generator):
 
 
 def test_pixels_that_inflate_without_end_are_not_inflated(document, generator):
-
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     document["start"]["pixels"] = base64.b64encode(bomb).decode()
-    assert (
-        load(json.dumps(document), generator).start.frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3
-    )
+    frames = load(json.dumps(document), generator).start.frames
+    assert frames.numel() == 2 * HEIGHT_PX * WIDTH_PX * 3

@@ -34,9 +34,7 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def running(
-    generator: VideoGenerator,
-    max_sessions: int = 4,
-    clock: Callable[[], float] = time.monotonic,
+    generator: VideoGenerator, max_sessions: int = 4, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[Scheduler]:
     """A scheduler that serves turns."""
     scheduler = Scheduler(generator, SCENES, max_sessions, idle_seconds=60.0, clock=clock)
@@ -49,7 +47,7 @@ async def running(
 
 
 def enter(scheduler):
-    """Let a player in, who begins with the first scene."""
+    """Admit a player, who begins with the first scene."""
     player = scheduler.join()
     assert player is not None
     assert isinstance(player.outbox.get_nowait(), Welcome)

@@ -1,11 +1,10 @@
 """A study in miniature: real mp4 clips of one colour a system, and a real server on a free port."""
 
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from diagd.web.guard import listen
 from diagd.web.study.pairs import StudyPairs, find_pairs
 from diagd.web.study.server import study_server
 from diagd.web.study.store import StudyStore
+from tests.web.play.serving import in_a_thread
 
 COLOURS = {"k=1": (200, 30, 30), "raster": (30, 30, 200), "k=2": (30, 160, 30)}
 ACTIONS = ("none", "forward", "forward", "forward+left", "left", "left")
@@ -48,27 +48,16 @@ def running(pairs: StudyPairs, store: StudyStore, names: tuple[str, ...] = ()) -
     """Serve a study on a free port; yields its address."""
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    server = study_server(pairs, store, 0, port, names)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
+    with in_a_thread(study_server(pairs, store, 0, port, names), listening):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 @contextmanager
 def study(folder: Path, *compare: str) -> Iterator[tuple[str, StudyStore]]:
     """Serve the pairs of a folder; yields the address and the store behind it."""
     pairs = find_pairs(folder, compare)
-    store = StudyStore(folder / "study.db", pairs)
-    try:
-        with running(pairs, store) as address:
-            yield address, store
-    finally:
-        store.close()
+    with closing(StudyStore(folder / "study.db", pairs)) as store, running(pairs, store) as address:
+        yield address, store
 
 
 def call(address: str, message: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
@@ -87,7 +76,7 @@ def call(address: str, message: Any = None, **headers: str) -> tuple[int, bytes,
 
 
 def enrol(address: str, name: str = "") -> str:
-    """Take part in a study; returns the Cookie header of the new rater."""
+    """Enrol a rater; returns the Cookie header."""
     status, body, headers = call(f"{address}/api/raters", {"name": name})
     assert status == 200, body
     return headers["set-cookie"].partition(";")[0]

@@ -17,8 +17,8 @@ from tests.web.study.cases import ACTIONS, call, enrol, fetch, running, study, w
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    with study(write_pairs(tmp_path_factory.mktemp("pairs"))) as (address, store):
-        yield address, store
+    with study(write_pairs(tmp_path_factory.mktemp("pairs"))) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +45,18 @@ def test_a_rater_gets_pairs_answers_them_and_is_counted(served, tmp_path):
     assert found["rater"] == "Ada Lovelace"
     assert [q["key"] for q in found["questions"]] == ["quality", "consistency", "controllability"]
     assert [trial["actions"] for trial in found["trials"]] == [list(ACTIONS)] * 3
+    choices = []
     for number, trial in enumerate(found["trials"]):
         status, left, headers = call(f"{address}/media/{trial['left']}")
         assert (status, headers["content-type"]) == (200, "video/mp4")
         choice = "left" if colour_of(left, tmp_path / "left.mp4") == "k=1" else "right"
         message = {"trial": number, "question": "quality", "choice": choice}
         assert fetch(f"{address}/api/answers", message, cookie=rater) == {"saved": True}
+        choices.append({"quality": choice})
     mine = [vote for vote in store.votes() if vote.rater == "Ada Lovelace"]
     assert [vote.outcome for vote in mine] == ["win"] * 3
     again = fetch(f"{address}/api/study", cookie=rater)
-    assert [trial["answers"] for trial in again["trials"]] == [
-        {"quality": m} for m in chosen(again)
-    ]
-
-
-def chosen(found):
-    return [trial["answers"]["quality"] for trial in found["trials"]]
+    assert [trial["answers"] for trial in again["trials"]] == choices
 
 
 def test_nothing_a_rater_can_fetch_names_a_system_or_a_file(address, rater):
@@ -134,7 +130,7 @@ ANSWER = {"trial": 0, "question": "quality", "choice": "left"}
         ("/api/raters", {"name": "a\0b"}, 422, "a name is made of letters, digits and signs"),
         ("/api/raters", {"name": "\ud800"}, 422, "name: "),
         ("/api/raters", {}, 422, "name: Field required"),
-        ("/api/raters", b"x" * (MAX_BODY_BYTES + 1), 413, "the message is larger than 4096 bytes"),
+        ("/api/raters", b"x" * (MAX_BODY_BYTES + 1), 413, "a request is at most 4 kB"),
         ("/media/../study.db", None, 404, "Not Found"),
         ("/media/..%2fstudy.db", None, 404, "Not Found"),
         ("/media/study.db", None, 404, "there is no such video"),

@@ -1,16 +1,10 @@
 """The page in a real browser: needs Chromium and playwright, and says so where they are missing."""
 
-import os
 import re
-import shutil
 
 import pytest
 
 from tests.web.study.cases import study, write_pairs
-
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
 
 IS_RED_LEFT = """() => {
   const canvas = document.createElement("canvas");
@@ -20,15 +14,6 @@ IS_RED_LEFT = """() => {
   const [red, , blue] = pen.getImageData(4, 4, 1, 1).data;
   return red > blue;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as engine:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        opened = engine.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -90,11 +75,7 @@ def test_a_study_is_answered_by_keyboard_and_the_counts_are_right(page, tmp_path
         assert cells["controllability"]["overall"]["lose"] == 3
         page.goto(f"{address}/results?key={store.results_key}")
         bars = page.locator("svg.bar").evaluate_all("all => all.map(one => one.ariaLabel)")
-        assert bars == [
-            "3 win, 0 tie, 0 lose",
-            "0 win, 3 tie, 0 lose",
-            "0 win, 0 tie, 3 lose",
-        ]
+        assert bars == ["3 win, 0 tie, 0 lose", "0 win, 3 tie, 0 lose", "0 win, 0 tie, 3 lose"]
 
 
 def test_a_rater_goes_back_and_changes_an_answer(page, tmp_path):
@@ -153,10 +134,7 @@ def test_both_videos_loop_in_step_with_the_actions(page, tmp_path):
         page.keyboard.press("p")
         assert page.evaluate(
             "() => [...document.querySelectorAll('video')].map(v => v.paused)"
-        ) == [
-            True,
-            True,
-        ]
+        ) == [True, True]
         assert page.inner_text("#pause span") == "Play"
 
 

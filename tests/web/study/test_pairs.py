@@ -115,8 +115,8 @@ def spoil_codec(folder):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_folder, r"must hold two or more folders of mp4 clips, .*, got 1: raster"),
-        (spoil_names, r"same names: raster has dream_1\.mp4, k=1 has not"),
+        (spoil_folder, r"must hold two or more folders of mp4 clips, .*, got raster"),
+        (spoil_names, r"need the same names: raster has dream_1\.mp4, k=1 has not"),
         (spoil_video, r"dream_1\.mp4 cannot be decoded \(corrupt or truncated\)"),
         (spoil_length, r"dream_1\.mp4 must be alike .*: k=1 has 5 frames of 48x80 .*no actions, r"),
         (spoil_actions, r"dream_1\.mp4 must be alike in frames, size, rate and actions"),

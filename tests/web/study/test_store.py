@@ -1,4 +1,3 @@
-import contextlib
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -100,11 +99,11 @@ def test_anonymous_raters_are_different_people(store):
     assert all(name.startswith("anonymous ") for name in names)
 
 
-def test_a_study_takes_so_many_raters_and_no_more(tmp_path):
-    with contextlib.closing(StudyStore(tmp_path / "study.db", PAIRS, max_raters=1)) as store:
-        store.enrol("ann", 0)
-        with pytest.raises(ValueError, match="this study is full: it has 1 raters"):
-            store.enrol("bob", 0)
+def test_a_study_takes_so_many_raters_and_no_more(store, monkeypatch):
+    monkeypatch.setattr("diagd.web.study.store.MAX_RATERS", 1)
+    store.enrol("ann", 0)
+    with pytest.raises(ValueError, match="this study is full: it has 1 raters"):
+        store.enrol("bob", 0)
 
 
 @pytest.mark.parametrize(

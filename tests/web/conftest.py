@@ -1,0 +1,19 @@
+import os
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Start the system's Chromium, headless, or skip the test."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[test]'")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        pytest.skip("NO BROWSER TESTS: no chromium found (apt-get install chromium)")
+    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=arguments)
+        yield browser
+        browser.close()
