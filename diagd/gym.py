@@ -31,14 +31,7 @@ RENDER_MODES = ["rgb_array"]
 
 
 class Episodes:
-    """Episodes of one world that begin together, as the batch rows of one stream.
-
-    Attributes:
-        world: generates the frames.
-        names: of the actions, in the order of their numbers.
-        scenes: where episodes may start; all have as many frames.
-        frames: (B, H_px, W_px, 3) uint8, seen last; None before the first `reset`.
-    """
+    """Episodes of one world that begin together, as the batch rows of one stream."""
 
     def __init__(
         self,
@@ -57,24 +50,20 @@ class Episodes:
             world = VideoGenerator.from_pretrained(world)
         if world.vocabulary is None:
             raise ValueError("this model takes no actions, so there is nothing to do in its world")
-        self.world, self.names = world, world.vocabulary.names
+        self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
         self.strategy, self.sampling = as_strategy(strategy), sampling
         world.check(self.strategy, sampling, num_episodes)
-        self.scenes = _read_scenes(world, scenes, context_frames)
+        self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
         self.action_space = Discrete(len(self.names))
         self.observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": world.defaults.fps}
-        self.frames: Frames | None = None
+        self.frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
         self._engine: DecodingEngine | None = None
 
     def reset(
         self, randoms: Sequence[np.random.Generator], options: dict[str, Any]
     ) -> tuple[Frames, list[str]]:
-        """Draw a seed and a scene for each episode, unless `options` name the scene; begin.
-
-        Returns:
-            The last frame of each scene, and the names of the scenes.
-        """
+        """Begin; return the last frames of scenes, drawn unless `options` name one, and names."""
         seeds, scenes = [], []
         for random in randoms:
             seeds.append(int(random.integers(2**31)))
@@ -95,11 +84,7 @@ class Episodes:
         )
 
     def step(self, actions: Any, given: Any, space: gymnasium.Space[Any]) -> Frames:
-        """Return the frames that actions lead to, one for each episode.
-
-        Args:
-            given: what the environment was given, which has to be in its space.
-        """
+        """Return the frames that actions lead to, which were `given` in an environment's space."""
         if self._engine is None:
             raise ResetNeeded("reset comes before step")
         if not space.contains(given):
@@ -122,18 +107,14 @@ def _read_scenes(
     if folder is not None:
         found = folder_scenes(Path(folder), world, wanted)
     else:
-        folder = None if world.source is None else world.source.folder
-        found = [] if folder is None else model_scenes(folder, world, wanted)
+        folder = world.source and world.source.folder
+        found = model_scenes(folder, world, wanted) if folder else []
     if not found:
         raise ValueError(f"nowhere to start: no clip or image in {folder}, name a folder as scenes")
     length = min(len(scene.frames) for scene in found)
     return [
-        replace(
-            scene,
-            frames=scene.frames[-length:],
-            actions=scene.actions[len(scene.actions) - length + 1 :],
-        )
-        for scene in found
+        replace(one, frames=one.frames[-length:], actions=one.actions[len(one.frames) - length :])
+        for one in found
     ]
 
 
