@@ -124,6 +124,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
     that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
     same actions give the same episode again. Old frames leave the context when it is full.
+    `episodes` has the world, its `scenes`, and the `names` of its actions by their numbers.
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
@@ -135,10 +136,6 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         strategy: how to decode, by name (see `diagd.decoding.strategies.strategy`) or as a value;
             `k=1` by default.
         sampling: how tokens are drawn; the model's own by default.
-
-    Attributes:
-        episodes: the world, the `names` of its actions, in the order of their numbers, and its
-            `scenes`.
 
     Raises:
         FileNotFoundError, ValueError: no such world or scenes, or ones that do not fit.
@@ -168,7 +165,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         return frames[0], {"scene": scene}
 
     def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, 0.0, False, False and nothing more."""
+        """Return the frame that an action leads to, with 0.0, False, False, {}."""
         (frame,) = self.episodes.step([action], action, self.action_space)
         return frame, 0.0, False, False, {}
 
@@ -224,15 +221,9 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes.
+        """Begin all episodes, at the `scene` of the options if one is named (or numbered) there.
 
-        Args:
-            seed: of the first one, from which the others count on; or one for each.
-            options: `scene`, the name or number of a scene for all of them.
-
-        Raises:
-            ValueError: a `reset_mask` that leaves some out, another number of seeds, or no such
-                scene.
+        The seed is that of the first one, from which the others count on; or one for each.
         """
         options = options or {}
         if not np.all(options.get("reset_mask", True)):

@@ -22,7 +22,7 @@ from diagd.data.actions import (
     parse_actions,
     read_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, read_video, resize, save_frames
+from diagd.data.video import IMAGE_SUFFIXES, encode_video, read_video, resize, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -75,10 +75,7 @@ class GeneratedVideo:
         )
 
     def _repr_html_(self) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "video.mp4")
-            self.save(path)
-            data = base64.b64encode(path.read_bytes()).decode()
+        data = base64.b64encode(encode_video(self.frames, self.fps)).decode()
         return (
             f'<video width="{2 * self.frames.shape[2]}" controls autoplay loop muted '
             f'src="data:video/mp4;base64,{data}"></video>'
@@ -373,7 +370,7 @@ class VideoGenerator:
         strategy.check(Conditions(temperature, grid, batch_size, self.model.replays))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: by `options`, or else by default; visual ids only."""
+        """Return `options`, or else the defaults, restricted to visual ids."""
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:

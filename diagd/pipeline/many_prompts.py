@@ -38,7 +38,7 @@ _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
 class Continued(NamedTuple):
-    """A prompt and what it went on with."""
+    """A prompt continued."""
 
     record: dict[str, Any]  # how that was made; JSON types
     frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
@@ -88,10 +88,9 @@ class PromptWorker:
         return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
 
     def _one_a_frame(self, actions: list[str]) -> list[str]:
-        if len(actions) != self.num_frames:
-            raise ValueError(
-                f"expected {self.num_frames} actions (one a frame), got {len(actions)}"
-            )
+        wanted, given = self.num_frames, len(actions)
+        if given != wanted:
+            raise ValueError(f"expected {wanted} actions (one a frame), got {given}")
         return actions
 
     def read(self, path: Path | None = None) -> Prompt:
@@ -104,12 +103,9 @@ class PromptWorker:
         )
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
-            walk = folder / "walk.jsonl"
+            walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
             if not walk.is_file():
-                raise FileNotFoundError(
-                    f"no {walk} to follow: give --actions, such as "
-                    f"{codec.names[-1]}*{self.num_frames}"
-                )
+                raise FileNotFoundError(f"no {walk} to follow: give --actions, such as {hint}")
             actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
             self._one_a_frame(actions)

@@ -184,7 +184,7 @@ def test_a_stream_keeps_no_record_of_frames_gone_by(generator, context, monkeypa
         generator, "start", lambda *a, **k: engines.append(start(*a, **k)) or engines[0]
     )
     kept = [
-        len(engines[0].verified)
+        len(engines[0].stream.verified)
         for _ in generator.stream(context, "left*6", strategy="exact", context_actions=BETWEEN)
     ]
     assert max(kept) <= HEIGHT * WIDTH + 1
