@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import ACTIONS, WALKING
-from diagd.data.video import contact_sheet, read_video, save_frames, write_image, write_video
+from diagd.data.video import contact_sheet, read_video, save_frames, write_image
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import model_path, save_model
@@ -22,7 +22,6 @@ from tests.data.encoding import encode_video
 from tests.worlds import (
     HEIGHT,
     HEIGHT_PX,
-    NAMES,
     NUM_CODES,
     WIDTH,
     WIDTH_PX,
@@ -150,14 +149,6 @@ def test_frames_can_overlap(generate):
     assert document["runs"][-1]["num_steps"] == steps(FRAMES, 1, 2) < steps(FRAMES)
 
 
-def test_row_starts_differ(generate):
-    names = ("temporal", "predecessor", "spatial")
-    for name in names:
-        flags = ("--strategy", f"k=1/{name}", "--temperature", 0, "--output", f"{name}.mp4")
-        assert generate(*flags).code == 0
-    assert len({tuple(dreamt(f"{name}.mp4").flatten().tolist()) for name in names}) > 1
-
-
 def test_greedy_decoding_needs_no_other_flag_and_no_seed(generate):
     for seed in (1, 2):
         name = f"{seed}.mp4"
@@ -242,27 +233,6 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 
 
-def test_a_prompt_of_another_size_is_resized_with_a_note(generate, tmp_path):
-    prompt = tmp_path / "prompt.mp4"
-    write_video(prompt, smooth_frames(4, 48, 96), fps=8)
-    write_actions(tmp_path / "prompt.jsonl", NAMES)
-    outcome = generate("--prompt", prompt)
-    assert outcome.code == 0, outcome.err
-    note = "prompt is 48x96 pixels: cropped to the centre and scaled to 24x40"
-    assert note in " ".join(outcome.said.split())
-    assert read_video("dream.mp4").frames.shape[1:3] == (HEIGHT_PX, WIDTH_PX)
-
-
-def test_a_prompt_of_the_right_size_needs_no_note(generate):
-    assert "cropped" not in generate().said
-
-
-def test_a_picture_is_a_prompt_of_one_frame(generate, tmp_path):
-    write_image(tmp_path / "view.png", smooth_frames(1, HEIGHT_PX, WIDTH_PX)[0])
-    assert generate("--prompt", tmp_path / "view.png").code == 0
-    assert len(read_video("dream.mp4").frames) == 1 + FRAMES
-
-
 def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
     model = write_world(tmp_path / "still", num_action_tokens=0)
     assert generate(model=model).code == 0
@@ -272,8 +242,6 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--row-lag", 0), r"row_lag must be at least 1, got 0"),
-        (("--row-lag", 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--frame-lag", 0), r"frame_lag must be at least 1, got 0"),
         (("--frame-lag", 8), r"frame_lag must be in \[1, .*=7\], got 8"),
         (("--frames", 0), r"frames must be at least 1, got 0"),
@@ -282,8 +250,6 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
-        (("--strategy", "raster", "--compare"), r"compare already runs raster; leave it out"),
-        (("--strategy", "raster", "-d", 2), r"one strategy at a time, got strategy and frame_lag"),
         (("--strategy", "tolerance=0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
         (("--strategy", "k=1/first"), r"row_start must be one of .*'first'"),
         (
