@@ -276,37 +276,11 @@ def test_lags_are_refused_before_any_frame_is_dreamt(refused, monkeypatch):
     refused(r"row_lag must be in \[1, width=5\], got 6", "--row-lag", 6)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"action": "left"', r"walk\.jsonl:2: expected a JSON object, got"),
-        ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, for"),
-        ("left", r"walk\.jsonl:2: expected a JSON object, got 'left'"),
-    ],
-)
-def test_a_bad_line_of_actions_is_refused(line, message, refused, tmp_path):
-    good = '{"action": "left"}\n'
-    (tmp_path / "walk.jsonl").write_text(good + line + "\n" + 2 * good)
-    refused(message, "--actions", tmp_path / "walk.jsonl")
-
-
 @pytest.mark.parametrize("given", [3, 5])
 def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_path):
     write_actions(tmp_path / "walk.jsonl", ["left"] * given)
     message = rf"expected 4 actions \(one a frame\), got {given}"
     refused(message, "--actions", tmp_path / "walk.jsonl")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_prompt_is_refused(share, refused, world, tmp_path):
-    data = (world / "prompt.mp4").read_bytes()
-    (tmp_path / "prompt.mp4").write_bytes(data[: int(share * len(data))])
-    refused(r"prompt\.mp4 .*truncated", "--prompt", tmp_path / "prompt.mp4")
-
-
-def test_a_prompt_that_is_no_video_is_refused(refused, tmp_path):
-    (tmp_path / "prompt.mp4").write_text("no video\n" * 99)
-    refused(r"prompt\.mp4 cannot be decoded \(corrupt", "--prompt", tmp_path / "prompt.mp4")
 
 
 def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_path):
@@ -405,31 +379,10 @@ WEIGHTS = ["model.safetensors", "tokenizer/diffusion_pytorch_model.safetensors"]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_weights_are_refused(share, name, refused, broken_world):
+def test_truncated_weights_are_refused(name, refused, broken_world):
     data = (broken_world / name).read_bytes()
-    (broken_world / name).write_bytes(data[: int(share * len(data))])
+    (broken_world / name).write_bytes(data[: len(data) // 2])
     refused(name + r".* safetensors file", model=broken_world)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_with_a_tampered_header_are_refused(name, refused, broken_world):
-    data = bytearray((broken_world / name).read_bytes())
-    data[8:24] = b"\x80\x04\x95pickle me" + data[20:24]
-    (broken_world / name).write_bytes(data)
-    refused(name + r".* safetensors file", model=broken_world)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_with_a_missing_or_an_extra_tensor_are_refused(name, refused, broken_world):
-    weights = load_file(broken_world / name)
-    removed = sorted(weights)[-1]
-    spare = {**weights, "spare": torch.ones(2)}
-    save_file(spare, broken_world / name)
-    refused(name + r".*unknown .*spare", model=broken_world)
-    del weights[removed]
-    save_file(weights, broken_world / name)
-    refused(name + rf".*miss.*{removed}", model=broken_world)
 
 
 def edit_config(path, **changes):
@@ -443,23 +396,13 @@ def edit_config(path, **changes):
         ("config.json", {"num_layers": 3}, r"model\.safetensors: does not fit .* missing tensors"),
         ("config.json", {"image_vocab_size": 21}, r"the model has 21 visual ids, its tokenizer 20"),
         ("config.json", {"num_action_tokens": 2}, r"actions\.json names 4 action ids and 1 "),
-        ("config.json", {"flavour": "sweet"}, r"config\.json: model config has unknown fields: fl"),
-        ("config.json", {"num_heads": "four"}, r"config\.json: num_heads must be an integer"),
         ("tokenizer/config.json", {"latent_channels": 6}, r"as config\.json says, got \("),
-        ("tokenizer/config.json", {"_class_name": "UNet"}, r"or _class_name VQModel, got 'U"),
         ("actions.json", {"names": ["none"]}, r"actions\.json names 1 action ids and 1 tok"),
-        ("actions.json", {"names": "none"}, r"actions\.json: names must be a list of strings"),
     ],
 )
 def test_a_config_of_another_shape_is_refused(name, changes, message, refused, broken_world):
     edit_config(broken_world / name, **changes)
     refused(message, model=broken_world)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer/config.json", "actions.json"])
-def test_what_is_no_json_is_refused(name, refused, broken_world):
-    (broken_world / name).write_text('{"half": ')
-    refused(name.replace(".", r"\."), model=broken_world)
 
 
 def test_a_tokenizer_of_another_codebook_is_refused(refused, broken_world):
