@@ -336,9 +336,10 @@ class VideoGenerator:
         seeds: Sequence[int],
         sampling: SamplingOptions | None = None,
     ) -> DecodingEngine:
-        """Return an engine that goes on from several starts side by side, with a seed for each.
+        """Return an engine that goes on from several `starts` side by side, a batch row for each.
 
-        A start is context frames, as many as in any other, and the actions between them.
+        A start is context frames, as many as in any other, and the actions between them. There is
+        one of the `seeds` for each; `sampling` is as in `generate`.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
@@ -364,7 +365,10 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode so many videos by this strategy."""
+        """Raise ValueError where this world cannot decode `batch_size` videos side by side.
+
+        `strategy` and `sampling` are as in `generate`, the strategy as a value.
+        """
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, batch_size, self.model.replays))
@@ -374,7 +378,7 @@ class VideoGenerator:
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:
-        """Return the grids of so many generated frames, or raise ValueError if one is not full."""
+        """Return the grids of `num_frames` generated frames; ValueError if one is not full."""
         step = self.tokenizer.temporal_compression
         if num_frames % step:
             raise ValueError(
@@ -443,7 +447,8 @@ class VideoGenerator:
     ) -> tuple[Tensor, Tensor]:
         """Return (1, P) tokens of prefix, context frames and actions between; and the grids.
 
-        The frames are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, with m - 1 actions between.
+        `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, `context_actions` the m - 1
+        between them.
         """
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
@@ -452,7 +457,7 @@ class VideoGenerator:
         return prompt_tokens(prefix, grids, ids), grids
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
-        """Return (1, count, num_tokens) ids of actions in any form, or None for a model without.
+        """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.
 
         Raises:
             ValueError: not `count` actions, one for each `what`, or one that the model has not.
