@@ -95,9 +95,10 @@ def test_the_report_says_what_was_run_on_what(bench):
         {},
         {"num_action_tokens": 0, "image_vocab_size": 30},
         {"position": "rope3d"},
+        {"position": "rope3d", "rope_step": 3.0, "bias": True},
         {"tie_embeddings": True, "num_kv_heads": 4},
     ],
-    ids=["rope, actions", "no actions", "rope3d", "tied"],
+    ids=["rope, actions", "no actions", "rope3d", "steeper rotations, biases", "tied"],
 )
 def test_greedy_raster_writes_the_tokens_of_hugging_face(changes, bench):
     rows = rows_of(bench("--grid", "2x3x5", "--row-lag", 1, 5, **changes))
@@ -205,11 +206,6 @@ def test_a_checkpoint_folder_can_be_timed(command, world):
     assert outcome.document["grid"] == [2, HEIGHT, WIDTH]
     assert rows_of(outcome)["hugging face"]["tokens_equal_to_raster"] == 1
     assert model_config().max_positions > 3 * (HEIGHT * WIDTH + 1)
-
-
-def test_biases_and_steeper_rotations_are_handed_to_hugging_face(bench):
-    rows = rows_of(bench("--grid", "2x3x5", position="rope3d", rope_step=3.0, bias=True))
-    assert rows["hugging face"]["tokens_equal_to_raster"] == 1
 
 
 @pytest.mark.parametrize(

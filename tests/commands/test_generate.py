@@ -290,19 +290,6 @@ def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_
     refused(message, "--prompt", tmp_path / "prompt.mp4")
 
 
-def test_without_its_actions_the_idle_action_stands_in_a_prompt(generate, world, tmp_path):
-    shutil.copy(world / "prompt.mp4", tmp_path)
-    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "idle.mp4")
-    note = "prompt.mp4 comes without actions: 'none' stands between its frames"
-    assert note in " ".join(outcome.said.split())
-    write_actions(tmp_path / "prompt.jsonl", ["none"] * 5)
-    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "told.mp4")
-    assert "stands between" not in outcome.said
-    assert torch.equal(dreamt("idle.mp4"), dreamt("told.mp4"))
-    assert generate("--output", "own.mp4").code == 0
-    assert not torch.equal(dreamt("idle.mp4"), dreamt("own.mp4"))
-
-
 @pytest.mark.parametrize("name", ["ein Spaß.webm", "50%d: a.gif", "view 1.png", "Foto.JPG"])
 def test_a_prompt_is_any_video_or_picture_of_any_size_and_name(name, generate, tmp_path):
     frames = smooth_frames(12, 50, 70)
@@ -439,14 +426,6 @@ def test_an_output_that_is_a_folder_is_refused_before_the_work(name, refused, tm
     refused(rf"{name} is a folder, expected a file name")
 
 
-def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write anywhere
-    refused(r"dream\.mp4 cannot be written \(Permission denied\)")
-
-
 @pytest.mark.parametrize("output", ["a/photo.mp4", "a/photo.png", "b/photo.gif"])
 def test_a_prompt_is_never_overwritten_by_its_dream_or_the_sheet(output, refused, tmp_path):
     (tmp_path / "out" / "a").mkdir()
@@ -461,12 +440,6 @@ def test_a_prompt_is_never_overwritten_by_its_dream_or_the_sheet(output, refused
         output,
     )
     assert (tmp_path / "out" / "a" / "photo.png").read_bytes() == before
-
-
-def test_the_clip_that_goes_on_may_not_be_the_output(refused, world):
-    shutil.copy(world / "prompt.mp4", "clip.mp4")
-    message = r"output would overwrite the prompt clip\.mp4: choose another name"
-    refused(message, "--prompt", "clip.mp4", "--output", "clip.mp4")
 
 
 def test_a_name_with_brackets_is_printed_as_it_is(generate):
