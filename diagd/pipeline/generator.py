@@ -141,10 +141,13 @@ class VideoGenerator:
         """
         int8 = int8 or dtype == "int8"
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
-        shape, used = parts.model.config, str(parts.model.dtype).removeprefix("torch.")
+        shape = parts.model.config
+        used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
         model, chosen = prepare(parts.model, backend, int8)
         source = WorldSource(name_or_path, config, tokenizer)
-        return cls(model, shape, *parts[1:], source, "int8" if int8 else used, chosen)
+        return cls(
+            model, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source, used, chosen
+        )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
