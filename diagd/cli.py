@@ -22,22 +22,16 @@ from diagd.extras import require
 
 
 class Command(NamedTuple):
-    """A row of the table; modules are named inside of diagd.
-
-    Attributes:
-        options: module of the dataclass of its flags, such as `GenerateOptions`.
-        run: `module:function` that gets them and returns a JSON document; by default `main` of the
-            module in `commands` that has the command's name.
-        needs: modules of an extra that it cannot start without, so that they are missed at once.
-            A command itself reports what only one of its flags needs.
-        owns_out: whether no other process may write to its folder `--out` meanwhile.
-    """
+    """A row of the table; modules are named inside of diagd."""
 
     summary: str
-    options: str
+    options: str  # module of the dataclass of its flags, such as `GenerateOptions`
+    # `module:function` that gets them and returns a JSON document; default: `main` of the module in
+    # `commands` that has the command's name
     run: str = ""
+    # modules of an extra that it cannot start without; what only one flag needs, it reports itself
     needs: tuple[str, ...] = ()
-    owns_out: bool = False
+    owns_out: bool = False  # no other process may write to its folder `--out` meanwhile
 
 
 TRAIN = ("accelerate", "matplotlib")
@@ -171,7 +165,7 @@ def _run(name: str, flags: list[str]) -> None:
 
 
 def options_of(name: str) -> type:
-    """Return the dataclass of options of a command; what computes is not imported."""
+    """Import the dataclass of a command's options, and nothing that computes."""
     module = importlib.import_module(f"diagd.{COMMANDS[name].options}")
     return getattr(module, f"{name.title()}Options")
 
@@ -218,18 +212,15 @@ def _limit_threads(count: int) -> None:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    rows = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "diagd: fast decoding of autoregressive video models",
-            "",
-            "usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version",
-            "",
-            *rows,
-            "",
-            "Any command takes --json (stdout is one JSON document) and --threads N.",
-        ]
-    )
+    rows = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
+    table = "\n".join(rows)
+    return f"""diagd: fast decoding of autoregressive video models
+
+usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
+
+{table}
+
+Any command takes --json (stdout is one JSON document) and --threads N."""
 
 
 def _fail(message: str) -> NoReturn:

@@ -115,10 +115,7 @@ def _at_least_one(text: str) -> int:
 def parse(
     options: type[Options], name: str, flags: Sequence[str], examples: Sequence[str] = ()
 ) -> Options:
-    """Turn the flags of a command into its options; `--help` prints and exits.
-
-    Args:
-        examples: calls of the command, for its help.
+    """Turn the flags of a command into its options; `--help` prints them, and examples, and exits.
 
     Raises:
         ValueError: an unknown flag, a value of the wrong kind, or what the options refuse.
@@ -213,7 +210,7 @@ def _default(label: str) -> str:
 
 @_REGISTRY.primitive_rule
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Refuse what is no number in words."""
+    """Read a number; refuse anything else in words of ours."""
     kind = info.type
     if kind not in _NUMBERS:
         return None

@@ -31,14 +31,7 @@ RENDER_MODES = ["rgb_array"]
 
 
 class Episodes:
-    """Episodes of one world that begin together, as the batch rows of one stream.
-
-    Attributes:
-        world: generates the frames.
-        names: of the actions, in the order of their numbers.
-        scenes: where episodes may start; all have as many frames.
-        frames: (B, H_px, W_px, 3) uint8, seen last; None before the first `reset`.
-    """
+    """Episodes of one world that begin together, as the batch rows of one stream."""
 
     def __init__(
         self,
@@ -57,24 +50,20 @@ class Episodes:
             world = VideoGenerator.from_pretrained(world)
         if world.vocabulary is None:
             raise ValueError("this model takes no actions, so there is nothing to do in its world")
-        self.world, self.names = world, world.vocabulary.names
+        self.world, self.names = world, world.vocabulary.names  # of actions, by their numbers
         self.strategy, self.sampling = as_strategy(strategy), sampling
         world.check(self.strategy, sampling, num_episodes)
-        self.scenes = _read_scenes(world, scenes, context_frames)
+        self.scenes = _read_scenes(world, scenes, context_frames)  # all have as many frames
         self.action_space = Discrete(len(self.names))
         self.observation_space = Box(0, 255, (*world.frame_size_px, 3), np.uint8)
         self.metadata = {"render_modes": RENDER_MODES, "render_fps": world.defaults.fps}
-        self.frames: Frames | None = None
+        self.frames: Frames | None = None  # (B, H_px, W_px, 3), seen last
         self._engine: DecodingEngine | None = None
 
     def reset(
         self, randoms: Sequence[np.random.Generator], options: dict[str, Any]
     ) -> tuple[Frames, list[str]]:
-        """Draw a seed and a scene for each episode, unless `options` name the scene; begin.
-
-        Returns:
-            The last frame of each scene, and the names of the scenes.
-        """
+        """Begin; return the last frames of scenes, drawn unless `options` name one, and names."""
         seeds, scenes = [], []
         for random in randoms:
             seeds.append(int(random.integers(2**31)))
@@ -95,11 +84,7 @@ class Episodes:
         )
 
     def step(self, actions: Any, given: Any, space: gymnasium.Space[Any]) -> Frames:
-        """Return the frames that actions lead to, one for each episode.
-
-        Args:
-            given: what the environment was given, which has to be in its space.
-        """
+        """Return the frames that actions lead to, which were `given` in an environment's space."""
         if self._engine is None:
             raise ResetNeeded("reset comes before step")
         if not space.contains(given):
@@ -122,18 +107,14 @@ def _read_scenes(
     if folder is not None:
         found = folder_scenes(Path(folder), world, wanted)
     else:
-        folder = None if world.source is None else world.source.folder
-        found = [] if folder is None else model_scenes(folder, world, wanted)
+        folder = world.source and world.source.folder
+        found = model_scenes(folder, world, wanted) if folder else []
     if not found:
         raise ValueError(f"nowhere to start: no clip or image in {folder}, name a folder as scenes")
     length = min(len(scene.frames) for scene in found)
     return [
-        replace(
-            scene,
-            frames=scene.frames[-length:],
-            actions=scene.actions[len(scene.actions) - length + 1 :],
-        )
-        for scene in found
+        replace(one, frames=one.frames[-length:], actions=one.actions[len(one.frames) - length :])
+        for one in found
     ]
 
 
@@ -143,6 +124,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     The reward is always 0.0, and no episode terminates. `reset` draws a start scene, or begins at
     that of `options={"scene": name_or_number}`; `info["scene"]` is its name. The same seed and the
     same actions give the same episode again. Old frames leave the context when it is full.
+    `episodes` has the world, its `scenes`, and the `names` of its actions by their numbers.
 
     Args:
         world: a `VideoGenerator`, the name of a bundled model, or a folder.
@@ -154,10 +136,6 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         strategy: how to decode, by name (see `diagd.decoding.strategies.strategy`) or as a value;
             `k=1` by default.
         sampling: how tokens are drawn; the model's own by default.
-
-    Attributes:
-        episodes: the world, the `names` of its actions, in the order of their numbers, and its
-            `scenes`.
 
     Raises:
         FileNotFoundError, ValueError: no such world or scenes, or ones that do not fit.
@@ -187,7 +165,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         return frames[0], {"scene": scene}
 
     def step(self, action: np.int64) -> tuple[Frames, float, bool, bool, dict[str, Any]]:
-        """Return the frame that an action leads to, 0.0, False, False and nothing more."""
+        """Return the frame that an action leads to, with 0.0, False, False, {}."""
         (frame,) = self.episodes.step([action], action, self.action_space)
         return frame, 0.0, False, False, {}
 
@@ -243,15 +221,9 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes.
+        """Begin all episodes, at the `scene` of the options if one is named (or numbered) there.
 
-        Args:
-            seed: of the first one, from which the others count on; or one for each.
-            options: `scene`, the name or number of a scene for all of them.
-
-        Raises:
-            ValueError: a `reset_mask` that leaves some out, another number of seeds, or no such
-                scene.
+        The seed is that of the first one, from which the others count on; or one for each.
         """
         options = options or {}
         if not np.all(options.get("reset_mask", True)):

@@ -1,4 +1,4 @@
-"""What `diagd bench` and `diagd doctor` are told."""
+"""Options of `diagd bench` and `diagd doctor`."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -72,7 +72,7 @@ class BenchOptions:
             strategy.check(Conditions(self.sampling().temperature, grid))
 
     def shortened(self) -> "BenchOptions":
-        """Return what --quick stands for; these options without it."""
+        """Replace --quick by what it stands for."""
         if not self.quick:
             return self
         return replace(
@@ -91,7 +91,6 @@ class BenchOptions:
         return list(dict.fromkeys([Raster(), *lags, *parse_strategies(self.strategy)]))
 
     def sampling(self) -> SamplingOptions:
-        """Return how tokens are drawn."""
         return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
 
 

@@ -35,26 +35,23 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 @dataclass(frozen=True)
 class Inputs:
-    """Prompt (1, P), actions (1, T, n) and text (1, M, size) or None, from which a row starts."""
+    """What a row starts from."""
 
-    prompt: Tensor
+    prompt: Tensor  # (1, P)
     context_frames: int
-    actions: Tensor
-    text: Tensor | None = None
+    actions: Tensor  # (1, T, n)
+    text: Tensor | None = None  # (1, M, size)
 
 
 class Run(NamedTuple):
-    """One run: seconds of decoding, tokens (1, T, H, W), steps, and tokens fed in them.
+    """One run of a row."""
 
-    Captures of CUDA graphs are apart, in seconds of their own. Hugging Face's steps are not timed.
-    """
-
-    seconds: float
-    tokens: Tensor
+    seconds: float  # of decoding, captures of CUDA graphs left out
+    tokens: Tensor  # (1, T, H, W)
     num_steps: int
-    num_fed: int | None = None
+    num_fed: int | None = None  # tokens fed in them
     capture_seconds: float = 0.0
-    times: StepTimes | None = None
+    times: StepTimes | None = None  # Hugging Face's steps are not timed
 
 
 @dataclass
@@ -72,7 +69,6 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """The median of the timed runs."""
         return statistics.median(run.seconds for run in self.timed)
 
 
@@ -90,7 +86,7 @@ def engine_rows(
 
     All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
-    on_cpu, num_action_tokens = model.device.type == "cpu", model.config.num_action_tokens
+    num_action_tokens, on_cpu = model.config.num_action_tokens, model.device.type == "cpu"
     prepared, backend = prepare(model, backend, dtype == "int8")
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid, replays=prepared.replays))
@@ -105,13 +101,12 @@ def engine_rows(
     )
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
-    rows = list[Row]()
-    for given in inputs:
-        for strategy in strategies:
-            run = partial(_run_engine, engine, stopwatch, strategy, grid, given)
-            what = dtype, backend, strategy.name, given.context_frames
-            rows.append(Row(*what, run, weight_bytes))
-    return rows
+    run = partial(_run_engine, engine, stopwatch, grid)
+    return [
+        Row(dtype, backend, one.name, given.context_frames, partial(run, one, given), weight_bytes)
+        for given in inputs
+        for one in strategies
+    ]
 
 
 def hugging_face_rows(
@@ -125,7 +120,7 @@ def hugging_face_rows(
 
 
 def _run_engine(
-    engine: DecodingEngine, stopwatch: Stopwatch, strategy: Strategy, grid: TokenGrid, given: Inputs
+    engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
 ) -> Run:
     stopwatch.skips = stopwatch.sample_size is not None
     engine.prefill(given.prompt, given.context_frames)
@@ -166,10 +161,7 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
 
 
 def time_rows(rows: list[Row], repeats: int) -> None:
-    """Run every row once to warm up, then all rows in turns, so that none has the better hour.
-
-    The first speed of each is printed at once; the tables come at the end.
-    """
+    """Run every row once to warm up and print its speed, then time all rows in turns."""
     console = make_console()
     with progress("benchmark", len(rows) * (repeats + 1)) as job:
         for turn in range(repeats + 1):
@@ -189,22 +181,17 @@ def time_rows(rows: list[Row], repeats: int) -> None:
 def report_rows(
     rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, Ceilings]
 ) -> list[dict[str, Any]]:
-    """Return the numbers of each row, in JSON types.
-
-    Speedups are against raster and generate of the same dtype after the same prompt.
-    """
+    """Return each row's numbers; speedups are over the same dtype after the same prompt."""
     report = []
     for row in rows:
         beside = [other for other in rows if other.context_frames == row.context_frames]
-        raster = min(
-            (
-                other
-                for other in beside
-                if (other.strategy, other.dtype) == ("raster", row.dtype)
-                and row.backend in ("", other.backend)
-            ),
-            key=lambda other: other.seconds,
-        )
+        rasters = [
+            other
+            for other in beside
+            if (other.strategy, other.dtype) == ("raster", row.dtype)
+            and row.backend in ("", other.backend)
+        ]
+        raster = min(rasters, key=lambda other: other.seconds)
         baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
         run, reference, seconds = row.first, raster.first, row.seconds
@@ -244,17 +231,16 @@ def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]
     times = [run.times for run in row.timed if run.times]
     seconds = sorted(second for one in times for second in one.seconds)
     count, total = len(seconds), sum(seconds)
-    sizes = row.weight_bytes, CACHE_BYTES[row.dtype]
-    read = sum(bytes_read(config, one, *sizes) for one in times)
+    cache_bytes = CACHE_BYTES[row.dtype]
+    read = sum(bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
     done = sum(flops(config, one) for one in times)
-    spread = {
-        "p50": statistics.median(seconds),
-        "p99": seconds[min(count - 1, int(count * 0.99))],
-        "min": seconds[0],
-        "max": seconds[-1],
-    }
     return {
-        "step_ms": {name: value * 1000 for name, value in spread.items()},
+        "step_ms": {
+            "p50": statistics.median(seconds) * 1000,
+            "p99": seconds[min(count - 1, int(count * 0.99))] * 1000,
+            "min": seconds[0] * 1000,
+            "max": seconds[-1] * 1000,
+        },
         "megabytes_per_step": read / count / 1e6,
         "megaflops_per_step": done / count / 1e6,
         "bandwidth_share": read / total / ceilings.bytes_per_second,
@@ -310,7 +296,7 @@ def is_disturbed(row: dict[str, Any]) -> bool:
 
 
 def disturbed_note(names: Sequence[str]) -> str:
-    """Return the line under a table for the rows marked in it."""
+    """Format the line under a table for the rows marked in it."""
     return f"{MARK} disturbed: {', '.join(names)} (times contradict each other): measure again"
 
 
@@ -379,13 +365,13 @@ def shown_columns(texts: dict[str, str], rows: list[dict[str, Any]]) -> dict[str
 
 
 def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Return how many frames a row goes on from, where rows differ in that."""
+    """Format how many frames a row goes on from, where rows differ in that."""
     counts = {other["context_frames"] for other in rows}
     return f" after {row['context_frames']}" if len(counts) > 1 else ""
 
 
 def cell(text: str, row: dict[str, Any]) -> str:
-    """Fill in a number, or a dash where this row has none."""
+    """Format a number, or a dash where this row has none."""
     try:
         return text.format(**row)
     except (KeyError, TypeError):

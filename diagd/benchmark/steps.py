@@ -2,8 +2,10 @@
 
 import ctypes
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,23 +25,21 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured limits."""
+    """Measured limits of a machine."""
 
     bytes_per_second: float  # of reading 1 GiB with all threads; of copying it on a GPU, both ways
     flops_per_second: float  # of a square matrix product, of the fastest number type
 
 
 def measure_ceilings(device: torch.device, *dtypes: torch.dtype) -> Ceilings:
-    """Measure both, the best of five runs each."""
+    """Measure the machine's limits, the best of five runs each."""
     # PyTorch's own loop for bfloat16, where oneDNN does not multiply it, takes minutes
     if device.type == "cpu" and not multiplies_packed(torch.bfloat16):
         dtypes = (torch.float32,)
     stream, moved = _stream(torch.ones(_STREAM_NUMBERS, device=device))
     size = _MATRIX_SIZE[device.type]
-    seconds = list[float]()
-    for dtype in dtypes:
-        matrix = torch.ones(size, size, device=device, dtype=dtype)
-        seconds.append(_fastest(lambda matrix=matrix: matrix @ matrix, device))
+    matrices = (torch.ones(size, size, device=device, dtype=dtype) for dtype in dtypes)
+    seconds = [_fastest(partial(torch.matmul, one, one), device) for one in matrices]
     return Ceilings(
         bytes_per_second=moved / _fastest(stream, device),
         flops_per_second=2 * size**3 / min(seconds),
@@ -82,32 +82,24 @@ class StepTimes:
     seconds: list[float] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=dict)
-
-    def add(self, part: str, seconds: float) -> None:
-        """Add to the time of a part."""
-        self.parts[part] = self.parts.get(part, 0.0) + seconds
+    parts: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Stopwatch(ModelWrapper[CausalModel]):
     """A model that times another one, and the steps in which an engine runs it.
 
-    Nothing in a step waits for the device.
-
-    Args:
-        model: the one that computes.
-        parts: time the model and the sampler, too; on the CPU with eager steps only, for a compiled
-            or captured step has no seams.
-        sample: run and time about so many steps of each run, evenly spread, and skip the others and
-            the prompt. What is written then means nothing; how long a step takes does not depend on
-            it.
+    Nothing in a step waits for the device. With `parts`, the model and the sampler are timed, too:
+    on the CPU with eager steps only, for a compiled or captured step has no seams. With
+    `sample_size`, about so many steps of each run, evenly spread, are run and timed, and the others
+    and the prompt skipped: what is written then means nothing, but a step takes as long as ever.
     """
 
-    def __init__(self, model: CausalModel, parts: bool, sample: int | None = None) -> None:
+    def __init__(self, model: CausalModel, parts: bool, sample_size: int | None = None) -> None:
         super().__init__(model)
-        self.parts, self.sample_size = parts, sample
+        self.parts, self.sample_size = parts, sample_size
         self._times = StepTimes()
-        self._moments: list[tuple[Any, Any]] = []  # at which steps began and ended
+        # of each step the moments at which it began and ended, its lanes' positions, its slots
+        self._steps: list[tuple[Any, Any, Tensor, int]] = []
         self._stride, self._num_seen = 1, 0
         self._in_step = False
         self.skips = False  # while a prompt is read and steps are a sample
@@ -118,13 +110,11 @@ class Stopwatch(ModelWrapper[CausalModel]):
             self._counters = model.seconds
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the model, and count the seconds."""
         if self.skips:
             return torch.empty(0)
         return self._timed("forward", super().forward, args, kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Draw, and count the seconds."""
         return self._timed("sampling", super().sample, args, kwargs)
 
     def begin(self, num_steps: int) -> None:
@@ -135,8 +125,12 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def take(self) -> StepTimes:
         """Return what was measured since the last call, once the device is done."""
         times, self._times = self._times, StepTimes()
-        times.seconds = [self._seconds(*both) for both in self._moments]
-        self._moments = []
+        for started, ended, positions, num_slots in self._steps:
+            times.seconds.append(self._seconds(started, ended))
+            times.lanes.append(len(positions))
+            # an engine reads whole blocks of slots, of which only these hold what is seen
+            times.slots.append(min(int(positions.max()) + 1, num_slots))
+        self._steps = []
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -144,10 +138,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
     def make_step(self, step: Any) -> StepFunction:
         """Time the model's own step; or its parts, where it does not tell how long they take."""
-        if self.parts and self._counters is None:
-            run = step.run
-        else:
-            run = self.model.make_step(replace(step, model=self.model))
+        own = not self.parts or self._counters is not None
+        run = self.model.make_step(replace(step, model=self.model)) if own else step.run
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1
@@ -158,15 +150,14 @@ class Stopwatch(ModelWrapper[CausalModel]):
             before = None if counters is None else counters.clone()
             started = self._now()
             run(lanes, num_slots)
-            self._moments.append((started, self._now()))
-            self._times.lanes.append(lanes.shape[1])
-            self._times.slots.append(num_slots)
+            self._steps.append((started, self._now(), lanes[0], num_slots))
             if counters is not None and before is not None:
                 linears, attention, rest, drawing = (counters - before).tolist()
-                self._times.add("linears", linears)
-                self._times.add("attention", attention)
-                self._times.add("forward", linears + attention + rest)
-                self._times.add("sampling", drawing)
+                parts = self._times.parts
+                parts["linears"] += linears
+                parts["attention"] += attention
+                parts["forward"] += linears + attention + rest
+                parts["sampling"] += drawing
             self._in_step = False
 
         return timed
@@ -187,7 +178,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
             return call(*args, **kwargs)
         started = time.perf_counter()
         result = call(*args, **kwargs)
-        self._times.add(part, time.perf_counter() - started)
+        self._times.parts[part] += time.perf_counter() - started
         return result
 
 
@@ -200,21 +191,20 @@ def linear_parameters(config: ModelConfig) -> int:
 
 
 def slot_bytes(config: ModelConfig, cache_bytes: float) -> float:
-    """Bytes of keys and values of a cache slot, at so many bytes a number."""
+    """Count the bytes of keys and values of a cache slot, at so many bytes a number."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * cache_bytes
 
 
 def bytes_read(
     config: ModelConfig, times: StepTimes, weight_bytes: float, cache_bytes: float
 ) -> float:
-    """Bytes of weights and cache that the steps had to read, at so many bytes a number."""
+    """Count the bytes of weights and cache that steps had to read, at so many bytes a number."""
     weights = linear_parameters(config) * weight_bytes
     return weights * len(times.slots) + slot_bytes(config, cache_bytes) * sum(times.slots)
 
 
 def flops(config: ModelConfig, times: StepTimes) -> float:
-    """Multiplications and additions that the steps had to do (padded lanes included)."""
-    lanes = zip(times.lanes, times.slots, strict=True)
-    pairs = sum(count * slots for count, slots in lanes)
+    """Count the multiplications and additions of steps, padded lanes included."""
+    pairs = sum(lanes * slots for lanes, slots in zip(times.lanes, times.slots, strict=True))
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs
     return 2 * linear_parameters(config) * sum(times.lanes) + attention

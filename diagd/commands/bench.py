@@ -104,7 +104,6 @@ def _inputs(
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Count weights."""
     with torch.device("meta"):
         return sum(weight.numel() for weight in Transformer(config).parameters())
 

@@ -47,16 +47,8 @@ def _print_report(report: ClipsReport) -> None:
         )
         if report.timing is not None:
             _print_rows(console, first)
-            rows = [
-                [
-                    name,
-                    str(use.frames),
-                    f"{use.share:.1%}",
-                    f"{use.held_frames:.1f}",
-                    f"{use.change:.1f}",
-                ]
-                for name, use in report.uses.items()
-            ]
+            cells = "{0.frames} {0.share:.1%} {0.held_frames:.1f} {0.change:.1f}"
+            rows = [[name, *cells.format(use).split()] for name, use in report.uses.items()]
             print_table(console, "", ["action", "frames", "share", "held for", "change"], rows)
             console.print(
                 "held for: frames, on average; change: of a pixel from frame to frame, of 255"
@@ -85,11 +77,11 @@ def _print_timing(console: Console, timing: RowTiming) -> None:
     if timing.gains:
         rows = [
             [
-                ROWS[shift] + (" <-" if shift == timing.found else ""),
-                f"{max(gain, 0.0):.1%}",
-                f"{timing.scores[shift]:.1f}",
+                ROWS[n] + " <-" * (n == timing.found),
+                f"{max(gain, 0):.1%}",
+                f"{timing.scores[n]:.1f}",
             ]
-            for shift, gain in timing.gains.items()
+            for n, gain in timing.gains.items()
         ]
         print_table(console, "", ["frame t tells of", "gain", "standard errors"], rows)
         console.print("gain: how much the movement into frame t tells beyond the rows before")

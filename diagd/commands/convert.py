@@ -24,7 +24,7 @@ from diagd.system import only_writer
 
 
 def main(options: ConvertOptions) -> dict[str, Any]:
-    """Recognise, rename, write; say what it was."""
+    """Recognise a checkpoint, write it under our names, and report what it was."""
     if (options.target / WEIGHTS_FILE).exists() and not options.force:
         raise ValueError(f"{options.target} holds a checkpoint already: give --force to replace it")
     found = find_model(options.source, options.config)

@@ -68,7 +68,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _instructions() -> list[str]:
-    """Name the vector and matrix instructions of the processor."""
+    """List the vector and matrix instructions of the processor."""
     features = cpu_features()
     names = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
     level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more
@@ -78,7 +78,6 @@ def _instructions() -> list[str]:
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:
-    """Return name, memory and versions of a GPU."""
     free, whole = torch.cuda.mem_get_info(device)
     driver = triton = None
     with suppress(FileNotFoundError):
@@ -99,20 +98,16 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
 
 
 def gpu_line(gpu: dict[str, Any]) -> str:
-    """Describe a GPU (see `gpu_facts`) in a line."""
+    """Format what `gpu_facts` returned in a line."""
     whole, free = (gpu[name] / 2**30 for name in ("memory_bytes", "memory_free_bytes"))
     return (
         f"{gpu['name']}, {whole:.1f} GiB, {free:.1f} GiB free; capability {gpu['capability']}, "
-        f"driver {gpu['driver'] or 'unknown'}, CUDA {gpu['cuda']}, "
-        f"Triton {gpu['triton'] or 'none'}"
+        f"driver {gpu['driver'] or 'unknown'}, CUDA {gpu['cuda']}, Triton {gpu['triton'] or 'none'}"
     )
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Return which kernels run here, or why none do, how each was `tried`, and what is cached.
-
-    They are built, tested and timed now if that was not done before.
-    """
+    """Return which kernels run here, or why none do; build, test and time them if need be."""
     origin = problem = None
     try:
         load_library()
@@ -132,14 +127,11 @@ def kernel_facts() -> dict[str, Any]:
 
 
 def choices(device: torch.device) -> dict[str, Any]:
-    """Return what `auto` is for the bundled world: backend and number type, each with the reason.
-
-    On the CPU `candidates` says how long a step takes for all that could run it.
-    """
+    """Return what `auto` is for the bundled world, and why; on the CPU with what was timed."""
+    timed = []
     if device.type == "cuda":
-        timed, problem = [], why_not_on(device)
         backend = "triton", "our Triton kernels, in captured steps"
-        if problem is not None:
+        if (problem := why_not_on(device)) is not None:
             backend = "cuda-graph", f"captured steps of PyTorch's kernels; triton: {problem}"
         dtype = "float32", "nothing here multiplies bfloat16 faster"
         if multiplies_bfloat16(device):
@@ -271,15 +263,15 @@ def _print_candidates(chosen: dict[str, Any], console: Console) -> None:
 
 
 def _verdict(raster: float, speed: float) -> str:
-    """Judge frames a second in raster order, and along diagonals, for who wants to play."""
+    """Judge frames a second in raster order, and along diagonals, for those who want to play."""
     real_time = GenerationDefaults().fps
-    if speed >= real_time:
+    slowdown, slower = real_time / speed, f"times slower than real time ({real_time:g}/s)"
+    if slowdown <= 1:
         verdict = f"fast enough to play in real time ({real_time:g} frames/s)"
-    elif speed >= real_time / 4:
-        verdict = f"playable, {real_time / speed:.1f} times slower than real time ({real_time:g}/s)"
+    elif slowdown <= 4:
+        verdict = f"playable, {slowdown:.1f} {slower}"
     else:
-        slower = f"{real_time / speed:.0f} times slower than real time ({real_time:g}/s)"
-        verdict = f"{slower}: good for videos; int8 and --model maze are faster"
+        verdict = f"{slowdown:.0f} {slower}: good for videos; int8 and --model maze are faster"
     if speed > raster:
         return verdict
     return (

@@ -43,10 +43,9 @@ from diagd.workers import do_tasks
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
-    """Measure what is not there yet, then print the tables.
+    """Measure what is not there yet, print the tables, and name the clips that `failed`.
 
-    A clip that cannot be measured stops no other; the result names it under `failed`, with what is
-    wrong, and the next run tries it again.
+    A clip that cannot be measured stops no other, and the next run tries it again.
     """
     device, pool, models = device_of(options.device), options.pool(), options.labelled_models()
     dtype = choose_dtype(options.dtype, device)

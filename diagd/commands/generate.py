@@ -54,8 +54,7 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
     _print_runs(console, report, title)
-    wrote = " and ".join(map(str, dict.fromkeys([options.output, sheet])))
-    console.print(f"wrote {wrote}")
+    console.print(f"wrote {' and '.join(map(str, dict.fromkeys([options.output, sheet])))}")
     return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}
 
 
@@ -101,13 +100,13 @@ def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVide
 def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]:
     """Return one record a run; speeds are over the first one, where that has as many frames."""
     (_, first), report = runs[0], []
-    for number, (strategy, video) in enumerate(runs):
-        stats, num_frames = asdict(video.stats), len(video.frames)
-        row = {"strategy": strategy.name, **stats, "num_frames": num_frames}
-        row["frames_per_second"] = num_frames / video.stats.seconds  # a grid may be several
+    for strategy, video in runs:
+        seconds, num_frames = video.stats.seconds, len(video.frames)
+        row = {"strategy": strategy.name, **asdict(video.stats), "num_frames": num_frames}
+        row["frames_per_second"] = num_frames / seconds  # a grid may be several
         equal_work = num_frames == len(first.frames)
-        row["speedup"] = first.stats.seconds / video.stats.seconds if equal_work else None
-        if number:
+        row["speedup"] = first.stats.seconds / seconds if equal_work else None
+        if report:
             both = min(len(first.tokens), len(video.tokens))
             equal = first.tokens[:both] == video.tokens[:both]
             row["tokens_equal_to_raster"] = equal.float().mean().item()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diagd.console import make_console
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import TokenGrid
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.options import DecodingFlags
 
@@ -20,15 +20,11 @@ class PlanOptions(DecodingFlags):
 
     grid: str  # frames x rows x columns of tokens, such as 3x40x64
 
-    def schedule(self) -> DiagonalSchedule:
-        grid = TokenGrid.parse(self.grid)
-        return self.decoding(GenerationDefaults(), grid.height).schedule(grid)
-
 
 def main(options: PlanOptions) -> dict[str, Any]:
     """Print the numbers, and for a small frame the step of every token."""
-    schedule = options.schedule()
-    grid = schedule.grid
+    grid = TokenGrid.parse(options.grid)
+    schedule = options.decoding(GenerationDefaults(), grid.height).schedule(grid)
     report = {
         "grid": options.grid,
         "row_lag": schedule.row_lag,

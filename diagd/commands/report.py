@@ -30,14 +30,15 @@ def main(options: ReportOptions) -> dict[str, Any]:
     figures.mkdir(parents=True, exist_ok=True)
     groups, comparison = grouped(results), compare(results)
     settings = results.runs[-1]["settings"]
+    notes, table = comparison.notes, comparison.table()
     if settings["drift"]:
-        plot_drift(comparison.table(), figures / "drift.png")
+        plot_drift(table, figures / "drift.png")
         caption = "Means over clips, by eights of frames after the given ones."
-        measured = [_section("Drift", comparison, {"figures/drift.png": caption})]
+        measured = [Section("Drift", notes, table, {"figures/drift.png": caption})]
     elif settings["revisit"]:
         plot_horizons(groups, figures / "revisit.png")
         caption = "Likeness to the last given frame, mean over clips."
-        measured = [_section("Away and back", comparison, {"figures/revisit.png": caption})]
+        measured = [Section("Away and back", notes, table, {"figures/revisit.png": caption})]
     else:
         measured = _quality_sections(comparison, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
@@ -50,16 +51,11 @@ def main(options: ReportOptions) -> dict[str, Any]:
             code="\n".join(json.dumps(run, indent=1) for run in runs),
         ),
     ]
-    page, markdown = out / "report.html", out / "report.md"
-    lead = _lead(results)
+    page, markdown, lead = out / "report.html", out / "report.md", _lead(results)
     write_text(page, as_page(options.title, lead, sections))
     write_text(markdown, as_markdown(options.title, lead, sections))
     make_console().print(f"wrote {page} and {markdown}")
     return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
-
-
-def _section(title: str, comparison: Comparison, figures: dict[str, str]) -> Section:
-    return Section(title, comparison.notes, comparison.table(), figures)
 
 
 def _quality_sections(comparison: Comparison, groups: Groups, figures: Path) -> list[Section]:
@@ -69,9 +65,8 @@ def _quality_sections(comparison: Comparison, groups: Groups, figures: Path) -> 
     others = [row for row in comparison.rows if row["strategy"] != RASTER]
     frontier = {"figures/frontier.png": "Speed against quality."}
     horizons = {"figures/horizons.png": "Mean over clips, frame by frame after the given ones."}
-    text = [*_READING, *comparison.notes]
     return [
-        Section("Quality and speed", text, comparison.table()),
+        Section("Quality and speed", [*_READING, *comparison.notes], comparison.table()),
         Section("Against raster", [_PAIRED], Table((MODEL, STRATEGY, *DIFFERENCES), others)),
         Section("Speed against quality", [_FRONTIER], figures=frontier),
         Section("Quality by horizon", figures=horizons),

@@ -25,14 +25,12 @@ def main(options: StudyOptions) -> dict[str, Any]:
         make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
         return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
     path = options.answers or options.pairs / "study.db"
-    return _results(path, options.chart) if options.results else _ask(path, options)
-
-
-def _results(path: Path, chart: Path | None) -> dict[str, Any]:
+    if not options.results:
+        return _ask(path, options)
     with contextlib.closing(StudyStore(path)) as store:
         results = store.results()
-    if chart is not None:
-        write_chart(results, chart)
+    if options.chart is not None:
+        write_chart(results, options.chart)
     print_results(results, make_console())
     return results
 

@@ -22,7 +22,7 @@ from diagd.data.actions import (
     parse_actions,
     read_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, read_video, resize, save_frames
+from diagd.data.video import IMAGE_SUFFIXES, encode_video, read_video, resize, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -64,11 +64,7 @@ class GeneratedVideo:
     fps: float
 
     def save(self, path: str | Path) -> None:
-        """Write the frames to a `path` that ends in .mp4, .gif or .webp, or side by side in .png.
-
-        Raises:
-            ValueError: another suffix.
-        """
+        """Write the frames to a path in .mp4, .gif or .webp, or side by side in .png."""
         save_frames(path, self.frames, self.fps)
 
     def __repr__(self) -> str:
@@ -79,11 +75,7 @@ class GeneratedVideo:
         )
 
     def _repr_html_(self) -> str:
-        """Format as HTML with the video itself in it, which needs no file beside the page."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "video.mp4")
-            self.save(path)
-            data = base64.b64encode(path.read_bytes()).decode()
+        data = base64.b64encode(encode_video(self.frames, self.fps)).decode()
         return (
             f'<video width="{2 * self.frames.shape[2]}" controls autoplay loop muted '
             f'src="data:video/mp4;base64,{data}"></video>'
@@ -149,17 +141,12 @@ class VideoGenerator:
         """
         int8 = int8 or dtype == "int8"
         parts = load_parts(name_or_path, device_of(str(device)), dtype, config, tokenizer)
-        shape, used = parts.model.config, str(parts.model.dtype).removeprefix("torch.")
+        shape = parts.model.config
+        used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
         model, chosen = prepare(parts.model, backend, int8)
+        source = WorldSource(name_or_path, config, tokenizer)
         return cls(
-            model,
-            shape,
-            parts.tokenizer,
-            parts.vocabulary,
-            parts.defaults,
-            WorldSource(name_or_path, config, tokenizer),
-            dtype="int8" if int8 else used,
-            backend=chosen,
+            model, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source, used, chosen
         )
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -258,10 +245,8 @@ class VideoGenerator:
         strategy = as_strategy(strategy)
         rows = rows_of(frames, actions, context_actions)
         if num_frames is None:
-            coming = rows[0][1]
-            if coming is None or self.vocabulary is None:
-                num_frames = self.defaults.num_frames
-            else:
+            num_frames, coming = self.defaults.num_frames, rows[0][1]
+            if coming is not None and self.vocabulary is not None:
                 num_frames = len(as_actions(coming, self.vocabulary))
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
@@ -311,12 +296,12 @@ class VideoGenerator:
     ) -> Iterator[Tensor]:
         """Return a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
 
-        Old frames leave the context when it is full (see `Stream`).
+        Old frames leave the context when it is full (see `DecodingEngine`).
 
         Args:
             frames, strategy: as in `generate`.
             actions: names, or a string such as `forward*8,left*4`; the stream ends with them.
-            settings: keywords of `start` (context_actions, sampling, seed).
+            settings: context_actions, sampling and seed, as in `generate`.
 
         Raises:
             ValueError: frames, a string of actions or a strategy that do not fit; of a name, when
@@ -354,11 +339,10 @@ class VideoGenerator:
         seeds: Sequence[int],
         sampling: SamplingOptions | None = None,
     ) -> DecodingEngine:
-        """Return an engine that goes on from several starts side by side, a batch row for each.
+        """Return an engine that goes on from several `starts` side by side, a batch row for each.
 
-        Args:
-            starts: context frames, equally many each, and the actions between them.
-            seeds, sampling: as in `generate`, but a seed for each.
+        A start is context frames, as many as in any other, and the actions between them. There is
+        one of the `seeds` for each; `sampling` is as in `generate`.
         """
         prompts = [self.prompt(frames, actions) for frames, actions in starts]
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
@@ -384,26 +368,20 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode by this strategy and sampling.
+        """Raise ValueError where this world cannot decode `batch_size` videos side by side.
 
-        Args:
-            strategy, sampling: as in `generate`, the strategy as a value.
-            batch_size: videos decoded side by side.
+        `strategy` and `sampling` are as in `generate`, the strategy as a value.
         """
         temperature = self.sampling(sampling).temperature
         grid = TokenGrid(1, self.height, self.width)
         strategy.check(Conditions(temperature, grid, batch_size, self.model.replays))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
-        """Return how tokens are drawn: by `options`, or else by default; visual ids only."""
+        """Return `options`, or else the defaults, restricted to visual ids."""
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:
-        """Return the grids of so many generated frames, or raise ValueError if they fill none.
-
-        Args:
-            num_frames: a multiple of the frames that the tokenizer joins in a grid.
-        """
+        """Return the grids of `num_frames` generated frames; ValueError if one is not full."""
         step = self.tokenizer.temporal_compression
         if num_frames % step:
             raise ValueError(
@@ -450,11 +428,8 @@ class VideoGenerator:
             given, size = ("x".join(map(str, s)) for s in (frames.shape[1:3], self.frame_size_px))
             notes.append(f"prompt is {given} pixels: cropped to the centre and scaled to {size}")
             frames = self.tokenizer.fit_frames(frames, *self.frame_size_px)
-        if self.vocabulary is None:
-            if actions is not None and len(actions):
-                raise ValueError("this model takes no actions")
-        elif actions is not None:
-            between = as_actions(actions, self.vocabulary, len(frames) - 1)
+        if actions is not None or self.vocabulary is None:
+            between = self._named(actions, len(frames) - 1)
         elif between is None:
             idle = idle_action(self.vocabulary)
             between = [idle] * (len(frames) - 1)
@@ -475,15 +450,9 @@ class VideoGenerator:
     ) -> tuple[Tensor, Tensor]:
         """Return (1, P) tokens of prefix, context frames and actions between; and the grids.
 
-        Args:
-            frames: (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`.
-            context_actions: the m - 1 actions between them.
+        `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, `context_actions` the m - 1
+        between them.
         """
-        if frames.shape[1:] != (*self.frame_size_px, 3):
-            height_px, width_px = self.frame_size_px
-            raise ValueError(
-                f"frames must be (T, {height_px}, {width_px}, 3) uint8, got {tuple(frames.shape)}"
-            )
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)
@@ -491,46 +460,39 @@ class VideoGenerator:
         return prompt_tokens(prefix, grids, ids), grids
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
-        """Return (1, count, num_tokens) ids, or None for a model without actions.
-
-        Args:
-            actions: in any form of `generate`.
-            count: actions wanted.
-            what: each action stands before, for the error.
+        """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.
 
         Raises:
-            ValueError: not `count` actions, or one that the model does not know.
+            ValueError: not `count` actions, one for each `what`, or one that the model has not.
         """
-        codec = self.vocabulary
-        if codec is None:
-            if actions is not None and len(actions):
-                raise ValueError("this model takes no actions")
+        codec, names = self.vocabulary, self._named(actions, count)
+        if codec is None or names is None:
             return None
-        names = [] if actions is None else as_actions(actions, codec, count)
         if len(names) != count:
             raise ValueError(f"expected {count} actions, one for each {what}, got {len(names)}")
         local = torch.tensor([codec.tokens_of(name) for name in names], dtype=torch.int64)
         ids = local.view(1, count, codec.num_tokens) + self.tokenizer.codebook_size
         return ids.to(self.model.device)
 
+    def _named(self, actions: Actions | None, count: int) -> list[str] | None:
+        if self.vocabulary is not None:
+            return as_actions([] if actions is None else actions, self.vocabulary, count)
+        if actions is not None and len(actions):
+            raise ValueError("this model takes no actions")
+        return None
 
-CLIP_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov")
+
+SCENE_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov", *IMAGE_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
 class StartScene:
-    """Frames to go on from.
-
-    Attributes:
-        frames: (m, H_px, W_px, 3) uint8 RGB, of the model's size.
-        actions: the m - 1 between them.
-        fps: frames a second of the clip; of a picture those of the world.
-    """
+    """Frames to go on from."""
 
     name: str
-    frames: Tensor
-    actions: tuple[str, ...]
-    fps: Fraction
+    frames: Tensor  # (m, H_px, W_px, 3) uint8 RGB, of the model's size
+    actions: tuple[str, ...]  # the m - 1 between them
+    fps: Fraction  # of the clip; of a picture that of the world
 
 
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
@@ -544,16 +506,12 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
     """Read every clip and image of a folder, by name; an absent folder holds none.
 
     A clip of several frames needs its actions beside it (.jsonl).
-
-    Raises:
-        FileNotFoundError, ValueError: a file that cannot be used (named).
     """
     files = sorted(folder.iterdir()) if folder.is_dir() else []
-    wanted = (*CLIP_SUFFIXES, *IMAGE_SUFFIXES)
     return [
         _read_scene(path, world, context_frames)
         for path in files
-        if path.suffix.lower() in wanted and not path.name.startswith(".")
+        if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
     ]
 
 
@@ -564,7 +522,7 @@ def _read_scene(path: Path, world: VideoGenerator, context_frames: int) -> Start
     if len(frames) > 1:
         assert world.vocabulary is not None
         actions = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-        actions = actions[len(actions) - len(frames) + 1 :]
+        actions = actions[1 - len(frames) :]
     name = path.stem.replace("-", " ").replace("_", " ")
     is_still = path.suffix.lower() in IMAGE_SUFFIXES
     fps = Fraction(world.defaults.fps).limit_denominator(1001) if is_still else video.fps

@@ -41,11 +41,10 @@ def custom_generate(
 ) -> Callable[..., Tensor]:
     """Make a callable for `generate(custom_generate=...)` of transformers.
 
-    It writes what `diagd.generate_tokens` writes, with the same defaults; `do_sample`,
-    `temperature`, `top_k`, `top_p`, `guidance_scale` and `negative_prompt_ids` are those of the
-    call. Any other logits processor is an error, and so is more than one sequence a prompt. The
-    schedule says how much is generated: `max_new_tokens` has to allow it, and keeps transformers
-    from warning of its own limit.
+    It writes what `diagd.generate_tokens` writes; `do_sample`, `temperature`, `top_k`, `top_p`,
+    `guidance_scale` and `negative_prompt_ids` are those of the call. Any other logits processor is
+    an error, and so is more than one sequence a prompt. The schedule says how much is generated:
+    `max_new_tokens` has to allow it, and keeps transformers from warning of its own limit.
 
     Args:
         schedule: which token is written when, and how many frames; its `row_start` says what

@@ -38,7 +38,7 @@ _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
 
 
 class Continued(NamedTuple):
-    """A prompt and what it went on with."""
+    """A prompt continued."""
 
     record: dict[str, Any]  # how that was made; JSON types
     frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
@@ -46,11 +46,7 @@ class Continued(NamedTuple):
 
 
 class PromptWorker:
-    """A world that goes on from prompts, one after the other, as options say.
-
-    Attributes:
-        strategy, sampling, num_frames: of the options, or else the world's defaults.
-    """
+    """A world that goes on from prompts, one after the other, as options say."""
 
     def __init__(self, options: GenerateOptions) -> None:
         self.options, self.device = options, device_of(options.device)
@@ -92,10 +88,9 @@ class PromptWorker:
         return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
 
     def _one_a_frame(self, actions: list[str]) -> list[str]:
-        if len(actions) != self.num_frames:
-            raise ValueError(
-                f"expected {self.num_frames} actions (one a frame), got {len(actions)}"
-            )
+        wanted, given = self.num_frames, len(actions)
+        if given != wanted:
+            raise ValueError(f"expected {wanted} actions (one a frame), got {given}")
         return actions
 
     def read(self, path: Path | None = None) -> Prompt:
@@ -108,12 +103,9 @@ class PromptWorker:
         )
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
-            walk = folder / "walk.jsonl"
+            walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
             if not walk.is_file():
-                raise FileNotFoundError(
-                    f"no {walk} to follow: give --actions, such as "
-                    f"{codec.names[-1]}*{self.num_frames}"
-                )
+                raise FileNotFoundError(f"no {walk} to follow: give --actions, such as {hint}")
             actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
             self._one_a_frame(actions)
@@ -122,7 +114,6 @@ class PromptWorker:
     def generate(
         self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
     ) -> GeneratedVideo:
-        """Go on from a prompt that was read here, for so many frames."""
         return self.world.generate(
             prompt,
             prompt.coming_actions[:num_frames] if self.world.vocabulary else None,
@@ -161,11 +152,7 @@ class PromptWorker:
 
 
 def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
-    """Make the videos that are not there yet.
-
-    Returns:
-        How many are `generated` and were `done_before`, and of each prompt that `failed` why.
-    """
+    """Make the videos that are not there yet, and report how many, and of what `failed` why."""
     paths = find_prompts(prompts)
     if out.resolve() == prompts.resolve():
         raise ValueError(f"out must be another folder than the prompts', got {out}")
@@ -192,7 +179,6 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
 
 
 def print_report(report: dict[str, Any], console: Console) -> None:
-    """Print how many videos were made, and which were not and why."""
     before = f", {report['done_before']} were there before" if report["done_before"] else ""
     console.print(f"{report['generated']} videos written to {report['out']}{before}")
     if failed := report["failed"]:
@@ -227,7 +213,7 @@ def _settings(options: GenerateOptions) -> dict[str, Any]:
 
 
 def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
-    """Tell whether a prompt has its video; ValueError if it is one of other settings."""
+    """Return whether a prompt has its video, or raise ValueError for one of other settings."""
     path = out / f"{name}.json"
     if not path.is_file():
         return False

@@ -25,21 +25,13 @@ class Image(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Frames and actions that a video goes on from.
+    """Frames and actions that a video goes on from."""
 
-    Attributes:
-        frames: (m, H_px, W_px, 3) uint8, the context, of the model's size.
-        context_actions: the m - 1 actions between them; None for a model without actions.
-        coming_actions: those after them, as far as they are known.
-        fps: frames a second to write.
-        notes: what was done that nobody asked for, a line each.
-    """
-
-    frames: Tensor
-    context_actions: list[str] | None
-    coming_actions: list[str]
-    fps: float
-    notes: list[str]
+    frames: Tensor  # (m, H_px, W_px, 3) uint8, the context, of the model's size
+    context_actions: list[str] | None  # the m - 1 between them; None for a model without
+    coming_actions: list[str]  # those after them, as far as they are known
+    fps: float  # frames a second to write
+    notes: list[str]  # what was done that nobody asked for, a line each
 
 
 Picture = Image | NDArray[np.uint8] | Tensor  # (H_px, W_px, 3) uint8 RGB
@@ -55,17 +47,11 @@ def read_clip(
     model_fps: float,
     frames_per_grid: int = 1,
 ) -> Prompt:
-    """Read a prompt from a file; its frames are of any size.
+    """Read a prompt of `wanted` frames, of any size, from a file.
 
-    The last frames of a video are the context. Of a recording it is the first frames, and its own
-    actions are what comes next. Where a file has no actions, `context_actions` is None, and a
-    video is read at the model's frame rate if its own is higher.
-
-    Args:
-        codec: of the model's actions; None for a model without.
-        wanted: frames that the model should see; of a video there may be fewer.
-        num_coming: actions to read from a recording.
-        frames_per_grid: frames that the tokenizer joins, all but the first.
+    The context is the last frames of a video, which may have fewer; or the first ones of a
+    recording, whose next `num_coming` actions are read as well. Where a file has no actions,
+    `context_actions` is None, and a video is read at the model's frame rate if its own is higher.
     """
     if (wanted - 1) % frames_per_grid:
         raise ValueError(
@@ -81,9 +67,9 @@ def read_clip(
         return Prompt(clip.frames[:wanted], between, coming or [], float(clip.fps), [])
     notes: list[str] = []
     actions = None
-    if codec is not None and path.with_suffix(".jsonl").is_file():
+    if codec is not None and (file := path.with_suffix(".jsonl")).is_file():
         video = read_video(path)
-        actions = read_actions(path.with_suffix(".jsonl"), codec, len(video.frames))
+        actions = read_actions(file, codec, len(video.frames))
     else:
         _, stored_fps = video_length(path)
         is_faster = float(stored_fps) > model_fps * 1.01
@@ -129,10 +115,7 @@ def seed_of(name: str, seed: int) -> int:
 
 
 def is_batch(given: Any) -> bool:
-    """Tell a batch of clips from a clip: a list of pictures is a clip, any other list is a batch.
-
-    (B, T, H_px, W_px, 3) is a batch, too.
-    """
+    """Return whether this is (B, T, H_px, W_px, 3), or a list of anything but pictures."""
     if isinstance(given, list | tuple):
         return not given or not (hasattr(given[0], "convert") or getattr(given[0], "ndim", 0) == 3)
     return getattr(given, "ndim", 0) == 5
@@ -157,12 +140,7 @@ def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, A
 
 
 def as_frames(given: Picture | Sequence[Picture]) -> Tensor:
-    """Return pictures as (T, H_px, W_px, 3) uint8 RGB on the CPU, or where the tensor is.
-
-    Args:
-        given: an array or a tensor of that shape, or a picture, which is (H_px, W_px, 3) or of PIL,
-            or a list of pictures of one size.
-    """
+    """Return pictures as (T, H_px, W_px, 3) uint8 RGB on the CPU, or where the tensor is."""
     if isinstance(given, list | tuple):
         frames = [as_frames(picture) for picture in given]
         sizes = dict.fromkeys("x".join(map(str, frame.shape[1:3])) for frame in frames)
@@ -182,12 +160,7 @@ def as_frames(given: Picture | Sequence[Picture]) -> Tensor:
 
 
 def prompt_tokens(prefix: Sequence[int], grids: Tensor, actions: Tensor | None) -> Tensor:
-    """Return (1, P): prefix, and the grids with the actions between them.
-
-    Args:
-        grids: (T, height, width) int64.
-        actions: (1, T - 1, n) int64, or None.
-    """
+    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T - 1, n) between."""
     tokens = grids.flatten(1)
     if actions is not None:
         first = actions.new_zeros(1, actions.shape[2])  # nothing stands before the first frame

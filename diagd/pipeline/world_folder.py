@@ -53,11 +53,8 @@ def load_parts(
 ) -> Parts:
     """Load a checkpoint with its tokenizer and actions, or a bundled model.
 
-    Args:
-        dtype: of the weights; by name, `auto` is the fastest on this machine.
-        config: a config file to read instead of the one beside the weights.
-        tokenizer: a tokenizer folder to use instead of the checkpoint's own. TorchScript is loaded,
-            and so run, only from a folder named here.
+    A `config` file or a `tokenizer` folder stands in for the checkpoint's own. TorchScript is
+    loaded, and so run, only from a folder named here.
     """
     found, device = find_model(name_or_path, config), torch.device(device)
     shape, folder = found.config, found.path.parent
@@ -94,8 +91,7 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))
         names.append(f"{TOKENIZER_FOLDER}/")
-    codec = codec_of(found)
-    if codec is not None:
+    if codec := codec_of(found):
         write_actions_file(target / ACTIONS_FILE, codec)
         names.insert(0, ACTIONS_FILE)
     write_defaults(target, found.family.defaults(found))
@@ -127,7 +123,7 @@ EXTRAS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes", LOG_FILE, CURVE_
 
 @dataclass(frozen=True)
 class WorldSource:
-    """Where a world was read from; arguments as in `load_parts`."""
+    """The arguments of `load_parts` that a world was read from."""
 
     name_or_path: str | Path
     config: str | Path | None = None
@@ -135,7 +131,7 @@ class WorldSource:
 
     @property
     def folder(self) -> Path:
-        """Where its prompt and its scenes are."""
+        """The folder of its prompt and its scenes."""
         path = model_path(self.name_or_path)
         return path if path.is_dir() else path.parent
 
@@ -164,13 +160,14 @@ def save_world(
 
 
 def _card(found: Checkpoint, folder: Path, size_px: tuple[int, int], name: str) -> str:
-    """Format a model card: what a world is, how it was trained if its log tells, how to use it."""
+    """Format a model card: a world, how it was trained if its log tells, how to use it."""
     config, codec, defaults = found.config, codec_of(found), found.family.defaults(found)
     weights = sum(weight.numel() for weight in found.weights.values())
     dtype = str(next(iter(found.weights.values())).dtype).removeprefix("torch.")
-    size = "x".join(map(str, size_px))
-    actions = "no actions" if codec is None else f"the actions {', '.join(codec.names)}"
-    given = "" if codec is None else f', "{codec.names[-1]}*{defaults.num_frames}"'
+    size, actions, given = "x".join(map(str, size_px)), "no actions", ""
+    if codec is not None:
+        actions = f"the actions {', '.join(codec.names)}"
+        given = f', "{codec.names[-1]}*{defaults.num_frames}"'
     rows = {
         "transformer": f"{config.num_layers} layers, hidden size {config.hidden_size}, "
         f"{weights / 1e6:.2f}M weights in {dtype}",

@@ -32,18 +32,8 @@ def evaluate(command, world, clips, tmp_path):
     """Run the command on the little world."""
 
     def run(*flags):
-        flags = (*SHORT, *SCHEDULES, *flags)
-        return command(
-            "evaluate",
-            "--model",
-            world,
-            "--clips",
-            clips,
-            "--out",
-            tmp_path / "out",
-            *flags,
-            "--json",
-        )
+        base = ("--model", world, "--clips", clips, "--out", tmp_path / "out")
+        return command("evaluate", *base, *SHORT, *SCHEDULES, *flags, "--json")
 
     return run
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.doom import ACTIONS, WALKING
-from diagd.data.video import contact_sheet, read_video, save_frames, write_image, write_video
+from diagd.data.video import contact_sheet, read_video, save_frames, write_image
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import model_path, save_model
@@ -22,7 +22,6 @@ from tests.data.encoding import encode_video
 from tests.worlds import (
     HEIGHT,
     HEIGHT_PX,
-    NAMES,
     NUM_CODES,
     WIDTH,
     WIDTH_PX,
@@ -150,14 +149,6 @@ def test_frames_can_overlap(generate):
     assert document["runs"][-1]["num_steps"] == steps(FRAMES, 1, 2) < steps(FRAMES)
 
 
-def test_row_starts_differ(generate):
-    names = ("temporal", "predecessor", "spatial")
-    for name in names:
-        flags = ("--strategy", f"k=1/{name}", "--temperature", 0, "--output", f"{name}.mp4")
-        assert generate(*flags).code == 0
-    assert len({tuple(dreamt(f"{name}.mp4").flatten().tolist()) for name in names}) > 1
-
-
 def test_greedy_decoding_needs_no_other_flag_and_no_seed(generate):
     for seed in (1, 2):
         name = f"{seed}.mp4"
@@ -242,27 +233,6 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 
 
-def test_a_prompt_of_another_size_is_resized_with_a_note(generate, tmp_path):
-    prompt = tmp_path / "prompt.mp4"
-    write_video(prompt, smooth_frames(4, 48, 96), fps=8)
-    write_actions(tmp_path / "prompt.jsonl", NAMES)
-    outcome = generate("--prompt", prompt)
-    assert outcome.code == 0, outcome.err
-    note = "prompt is 48x96 pixels: cropped to the centre and scaled to 24x40"
-    assert note in " ".join(outcome.said.split())
-    assert read_video("dream.mp4").frames.shape[1:3] == (HEIGHT_PX, WIDTH_PX)
-
-
-def test_a_prompt_of_the_right_size_needs_no_note(generate):
-    assert "cropped" not in generate().said
-
-
-def test_a_picture_is_a_prompt_of_one_frame(generate, tmp_path):
-    write_image(tmp_path / "view.png", smooth_frames(1, HEIGHT_PX, WIDTH_PX)[0])
-    assert generate("--prompt", tmp_path / "view.png").code == 0
-    assert len(read_video("dream.mp4").frames) == 1 + FRAMES
-
-
 def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
     model = write_world(tmp_path / "still", num_action_tokens=0)
     assert generate(model=model).code == 0
@@ -272,8 +242,6 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--row-lag", 0), r"row_lag must be at least 1, got 0"),
-        (("--row-lag", 6), r"row_lag must be in \[1, width=5\], got 6"),
         (("--frame-lag", 0), r"frame_lag must be at least 1, got 0"),
         (("--frame-lag", 8), r"frame_lag must be in \[1, .*=7\], got 8"),
         (("--frames", 0), r"frames must be at least 1, got 0"),
@@ -282,8 +250,6 @@ def test_a_model_without_actions_dreams_without_them(generate, tmp_path):
         (("--top-p", 2), r"top_p must be in \(0, 1\], got 2"),
         (("--top-k", 0), r"top_k must be at least 1 .*got 0"),
         (("--seed", 2**64), r"seed must fit 64 bits, got 18446744073709551616"),
-        (("--strategy", "raster", "--compare"), r"compare already runs raster; leave it out"),
-        (("--strategy", "raster", "-d", 2), r"one strategy at a time, got strategy and frame_lag"),
         (("--strategy", "tolerance=0.5"), r"tolerance must be at least 1 and finite, got 0.5"),
         (("--strategy", "k=1/first"), r"row_start must be one of .*'first'"),
         (
@@ -310,20 +276,6 @@ def test_lags_are_refused_before_any_frame_is_dreamt(refused, monkeypatch):
     refused(r"row_lag must be in \[1, width=5\], got 6", "--row-lag", 6)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"action": "left"', r"walk\.jsonl:2: expected a JSON object, got"),
-        ('{"action": "jump"}', r"walk\.jsonl:2: unknown action 'jump', expected one of: none, for"),
-        ("left", r"walk\.jsonl:2: expected a JSON object, got 'left'"),
-    ],
-)
-def test_a_bad_line_of_actions_is_refused(line, message, refused, tmp_path):
-    good = '{"action": "left"}\n'
-    (tmp_path / "walk.jsonl").write_text(good + line + "\n" + 2 * good)
-    refused(message, "--actions", tmp_path / "walk.jsonl")
-
-
 @pytest.mark.parametrize("given", [3, 5])
 def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_path):
     write_actions(tmp_path / "walk.jsonl", ["left"] * given)
@@ -331,36 +283,11 @@ def test_a_file_of_too_few_or_too_many_actions_is_refused(given, refused, tmp_pa
     refused(message, "--actions", tmp_path / "walk.jsonl")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_prompt_is_refused(share, refused, world, tmp_path):
-    data = (world / "prompt.mp4").read_bytes()
-    (tmp_path / "prompt.mp4").write_bytes(data[: int(share * len(data))])
-    refused(r"prompt\.mp4 .*truncated", "--prompt", tmp_path / "prompt.mp4")
-
-
-def test_a_prompt_that_is_no_video_is_refused(refused, tmp_path):
-    (tmp_path / "prompt.mp4").write_text("no video\n" * 99)
-    refused(r"prompt\.mp4 cannot be decoded \(corrupt", "--prompt", tmp_path / "prompt.mp4")
-
-
 def test_a_prompt_with_another_number_of_actions_is_refused(refused, world, tmp_path):
     shutil.copy(world / "prompt.mp4", tmp_path)
     write_actions(tmp_path / "prompt.jsonl", ["left"] * 4)
     message = r"prompt\.jsonl: expected 5 actions \(one a frame\), got 4"
     refused(message, "--prompt", tmp_path / "prompt.mp4")
-
-
-def test_without_its_actions_the_idle_action_stands_in_a_prompt(generate, world, tmp_path):
-    shutil.copy(world / "prompt.mp4", tmp_path)
-    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "idle.mp4")
-    note = "prompt.mp4 comes without actions: 'none' stands between its frames"
-    assert note in " ".join(outcome.said.split())
-    write_actions(tmp_path / "prompt.jsonl", ["none"] * 5)
-    outcome = generate("--prompt", tmp_path / "prompt.mp4", "--output", "told.mp4")
-    assert "stands between" not in outcome.said
-    assert torch.equal(dreamt("idle.mp4"), dreamt("told.mp4"))
-    assert generate("--output", "own.mp4").code == 0
-    assert not torch.equal(dreamt("idle.mp4"), dreamt("own.mp4"))
 
 
 @pytest.mark.parametrize("name", ["ein Spaß.webm", "50%d: a.gif", "view 1.png", "Foto.JPG"])
@@ -439,31 +366,10 @@ WEIGHTS = ["model.safetensors", "tokenizer/diffusion_pytorch_model.safetensors"]
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_weights_are_refused(share, name, refused, broken_world):
+def test_truncated_weights_are_refused(name, refused, broken_world):
     data = (broken_world / name).read_bytes()
-    (broken_world / name).write_bytes(data[: int(share * len(data))])
+    (broken_world / name).write_bytes(data[: len(data) // 2])
     refused(name + r".* safetensors file", model=broken_world)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_with_a_tampered_header_are_refused(name, refused, broken_world):
-    data = bytearray((broken_world / name).read_bytes())
-    data[8:24] = b"\x80\x04\x95pickle me" + data[20:24]
-    (broken_world / name).write_bytes(data)
-    refused(name + r".* safetensors file", model=broken_world)
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_with_a_missing_or_an_extra_tensor_are_refused(name, refused, broken_world):
-    weights = load_file(broken_world / name)
-    removed = sorted(weights)[-1]
-    spare = {**weights, "spare": torch.ones(2)}
-    save_file(spare, broken_world / name)
-    refused(name + r".*unknown .*spare", model=broken_world)
-    del weights[removed]
-    save_file(weights, broken_world / name)
-    refused(name + rf".*miss.*{removed}", model=broken_world)
 
 
 def edit_config(path, **changes):
@@ -477,23 +383,13 @@ def edit_config(path, **changes):
         ("config.json", {"num_layers": 3}, r"model\.safetensors: does not fit .* missing tensors"),
         ("config.json", {"image_vocab_size": 21}, r"the model has 21 visual ids, its tokenizer 20"),
         ("config.json", {"num_action_tokens": 2}, r"actions\.json names 4 action ids and 1 "),
-        ("config.json", {"flavour": "sweet"}, r"config\.json: model config has unknown fields: fl"),
-        ("config.json", {"num_heads": "four"}, r"config\.json: num_heads must be an integer"),
         ("tokenizer/config.json", {"latent_channels": 6}, r"as config\.json says, got \("),
-        ("tokenizer/config.json", {"_class_name": "UNet"}, r"or _class_name VQModel, got 'U"),
         ("actions.json", {"names": ["none"]}, r"actions\.json names 1 action ids and 1 tok"),
-        ("actions.json", {"names": "none"}, r"actions\.json: names must be a list of strings"),
     ],
 )
 def test_a_config_of_another_shape_is_refused(name, changes, message, refused, broken_world):
     edit_config(broken_world / name, **changes)
     refused(message, model=broken_world)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer/config.json", "actions.json"])
-def test_what_is_no_json_is_refused(name, refused, broken_world):
-    (broken_world / name).write_text('{"half": ')
-    refused(name.replace(".", r"\."), model=broken_world)
 
 
 def test_a_tokenizer_of_another_codebook_is_refused(refused, broken_world):
@@ -530,14 +426,6 @@ def test_an_output_that_is_a_folder_is_refused_before_the_work(name, refused, tm
     refused(rf"{name} is a folder, expected a file name")
 
 
-def test_an_output_folder_that_refuses_files_is_refused(refused, monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write anywhere
-    refused(r"dream\.mp4 cannot be written \(Permission denied\)")
-
-
 @pytest.mark.parametrize("output", ["a/photo.mp4", "a/photo.png", "b/photo.gif"])
 def test_a_prompt_is_never_overwritten_by_its_dream_or_the_sheet(output, refused, tmp_path):
     (tmp_path / "out" / "a").mkdir()
@@ -552,12 +440,6 @@ def test_a_prompt_is_never_overwritten_by_its_dream_or_the_sheet(output, refused
         output,
     )
     assert (tmp_path / "out" / "a" / "photo.png").read_bytes() == before
-
-
-def test_the_clip_that_goes_on_may_not_be_the_output(refused, world):
-    shutil.copy(world / "prompt.mp4", "clip.mp4")
-    message = r"output would overwrite the prompt clip\.mp4: choose another name"
-    refused(message, "--prompt", "clip.mp4", "--output", "clip.mp4")
 
 
 def test_a_name_with_brackets_is_printed_as_it_is(generate):

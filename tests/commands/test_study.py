@@ -1,6 +1,5 @@
 import json
 import socket
-import sys
 
 import pytest
 import torch
@@ -90,9 +89,7 @@ def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--systems", "raster", "k=0"), r"row_lag must be at least 1, got 0"),
         (("--systems", "raster", "naive"), r"a strategy looks like raster, k=2, .*, got 'naive'"),
-        (("--systems", "k=1", "k=1"), r"expected two or more different systems, got k=1, k=1"),
         (("--systems", "k=1"), r"expected two or more different systems, got k=1"),
         (("--systems", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
         (("--context-frames", "6"), r"prompt\.mp4 has 5 frames, fewer than 6"),
@@ -170,16 +167,6 @@ def test_flags_that_make_no_sense_are_refused(flags, message, command, tmp_path,
     monkeypatch.chdir(tmp_path)
     command("study", "--pairs", "nowhere", "--port", 0, *flags).assert_refused(message)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_missing_extra_is_named(command, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not installed
-    for name in [
-        name for name in sys.modules if name.startswith(("diagd.web.", "diagd.commands."))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    message = r"study needs uvicorn: pip install -e '\.\[web\]'"
-    command("study", "--pairs", "nowhere").assert_refused(message)
 
 
 def test_a_chart_that_cannot_be_written_is_refused(command, answered, tmp_path):

@@ -38,7 +38,6 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
         (("--heldout-share", 0.7), r"heldout_share must be in \(0, 0\.5\], got 0\.7"),
         (("--tokenizer", "t", "--init", "t"), "--tokenizer is applied as it is"),
         (("--heldout", "absent"), r"no \.mp4 clips in absent"),
-        (("--size", "64"), "size must be height x width"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_written(flags, message, command, tmp_path):
