@@ -43,16 +43,10 @@ ROW_LAGS = (1, 2, 4)
 def capture_attention(
     model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
-    """Feed tokens causally and pass on the attention of those from `first` on.
+    """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
-    Args:
-        model: our own decoder, or a model of transformers with eager attention.
-        tokens: (B, N) int64.
-        first: the first query, in [0, N).
-        sink: called for every layer of every chunk of at most `chunk` queries.
-
-    Raises:
-        ValueError: a model without eager attention, or a sequence that does not fit it.
+    The sink is called for every layer of every chunk. A model of transformers must run eager
+    attention.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -82,7 +76,6 @@ def capture_attention(
 
 
 def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
-    """Return one module a layer, in order."""
     if isinstance(model, Transformer):
         return [block.self_attn for block in model.model.blocks]
     name, config = type(model.model).__name__, model.config
@@ -125,28 +118,21 @@ def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class FrameAttention:
-    """Attention of the tokens of one frame: Q = height * width queries over N tokens.
-
-    Attributes:
-        frame: counted from 0.
-        slots_per_frame: its tokens and the actions after them.
-        mean_map: (Q, N) float32, mean over clips and the layers and heads asked for. A row is a
-            token written, a column a token attended to.
-        shares: (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1 over kinds.
-        hidden: (layers, heads, row lags) float32, mass on tokens of the frame that diagonals with
-            the lags `ROW_LAGS` have not written yet.
-        even_shares, even_hidden: the same if every visible token got the same attention.
-    """
+    """Attention of the tokens of one frame: Q = height * width queries over N tokens."""
 
     height: int
     width: int
-    frame: int
-    slots_per_frame: int
+    frame: int  # counted from 0
+    slots_per_frame: int  # its tokens and the actions after them
+    # (Q, N) float32: a row is a token written, a column a token attended to; the mean over clips
+    # and the layers and heads asked for
     mean_map: Tensor
-    shares: Tensor
+    shares: Tensor  # (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1
+    # (layers, heads, row lags) float32, mass on tokens that diagonals with the lags `ROW_LAGS` have
+    # not written yet
     hidden: Tensor
-    even_shares: Tensor
-    even_hidden: Tensor
+    even_shares: Tensor  # (kinds,), if every visible token got the same attention
+    even_hidden: Tensor  # (row lags,), likewise
 
     def report(self) -> dict[str, Any]:
         """Return the numbers as plain data: over all, by layer, by layer and head."""
@@ -168,11 +154,9 @@ class FrameAttention:
         }
 
     def around(self, frames_back: int, reach: int) -> Tensor:
-        """Return the mean mass at every offset from the token written.
+        """Return the mean mass at row and column offsets -reach .. reach from the token written.
 
-        Returns:
-            (2 * reach + 1, 2 * reach + 1) float32 over row and column offsets -reach .. reach;
-            NaN at offsets that no attended token has.
+        (2 * reach + 1, 2 * reach + 1) float32; NaN at offsets that no attended token has.
         """
         count, size = self.height * self.width, 2 * reach + 1
         end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
@@ -215,12 +199,8 @@ def measure_attention(
     Args:
         tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
             the first frame; tokens after `frame` are ignored.
-        frame: counted from 0; 1 is the paper's.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
-
-    Raises:
-        ValueError: tokens without that frame, or a layer or head that the model does not have.
     """
     size = height * width
     start = prefix_length + frame * (size + num_action_tokens)

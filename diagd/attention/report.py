@@ -41,11 +41,7 @@ _STYLES = {  # label and colour of each kind of token, in the order of the bars
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
-    """Measure, draw, print and write the numbers; return them and where they went.
-
-    Raises:
-        FileNotFoundError, ValueError: a model or clips that are missing or do not fit.
-    """
+    """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
     world = VideoGenerator(parts.model, config, parts.tokenizer, parts.vocabulary, parts.defaults)
@@ -113,7 +109,6 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
-    """Write the figure as PNG."""
     figure, axes = plt.subplot_mosaic(
         [["map", "map", "map"], ["before", "itself", "shares"]],
         figsize=(14, 11.5),

@@ -55,15 +55,15 @@ def clip_after(folder: Path, name: str) -> str:
 
 
 class Task(NamedTuple):
-    """One line to measure: a model by its label, a strategy or baseline, a clip."""
+    """One line to measure."""
 
-    model: str
-    strategy: str
+    model: str  # its label
+    strategy: str  # or baseline
     clip: str
 
 
 class Outcome(NamedTuple):
-    """A clip line, and the frames (T, H_px, W_px, 3) uint8 it is about if they are to be kept."""
+    """A clip line, and its frames (T, H_px, W_px, 3) uint8 if they are to be kept."""
 
     record: Record
     frames: Tensor | None
@@ -113,7 +113,7 @@ class ClipMeter:
         return self._clip[1]
 
     def check(self, model: str, names: Collection[str]) -> dict[str, str]:
-        """Return what is wrong with each clip that cannot be read, from heads and action files."""
+        """Check heads and action files of clips; return the error of each that cannot be read."""
         world, options = self.world(model), self.options
         for strategy in options.strategies():
             world.check(strategy, options.sampling())

@@ -15,22 +15,14 @@ Row = dict[str, Any]  # as in the JSON of a command
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        key: of the value in a row; `psnr.mean` is row["psnr"]["mean"].
-        form: formats a value, as in "{:.2f}".
-        interval: key of the value's 95% interval, a pair.
-        better: which of two values is better; None where neither is.
-        is_label: it names the row.
-    """
-
-    key: str
+    key: str  # of the value in a row; `psnr.mean` is row["psnr"]["mean"]
     heading: str
-    form: str = "{}"
-    interval: str | None = None
-    better: Literal["higher", "lower"] | None = None
-    is_label: bool = False
+    form: str = "{}"  # formats a value
+    interval: str | None = None  # key of the value's 95% interval, a pair
+    better: Literal["higher", "lower"] | None = None  # of two values; None where neither is
+    is_label: bool = False  # it names the row
 
     def value(self, row: Row) -> Any:
         """Return the value of a row, or None."""

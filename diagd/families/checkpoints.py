@@ -125,7 +125,6 @@ def _file_patterns() -> list[str]:
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
-    """Whether a folder is of our own format, be it complete or not."""
     path = config or folder / CONFIG_FILE
     if not path.is_file():
         return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
@@ -317,7 +316,7 @@ def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Te
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
-    """Write a tokenizer into a folder of ours, to the last bit; TorchScript is refused."""
+    """Write a tokenizer without loss into a folder of ours; TorchScript is refused."""
     save = getattr(tokenizer, "save_pretrained", None)
     if save is None:
         raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")

@@ -93,10 +93,6 @@ class ClipFile:
             start: frames left out at the head, counted at the rate of `fps`.
             fps: read a video without actions at a lower frame rate (see `video.frame_numbers`).
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
-
-        Raises:
-            FileNotFoundError, ValueError: the clip or its action file is missing, too short or
-                damaged, an action is none of the codec's, or `fps` is given for a clip with them.
         """
         available = self.check(num_frames, start, fps)
         count = available if num_frames is None else num_frames
@@ -138,7 +134,7 @@ class ClipFile:
 
 
 def recording_formats() -> dict[str, RecordingFormat]:
-    """Return the formats of recordings that families bring, by suffix in lower case."""
+    """Return the families' formats of recordings by suffix, in lower case."""
     formats = (family.recordings for family in table.FAMILIES)
     return {form.suffix: form for form in formats if form is not None}
 

@@ -51,7 +51,7 @@ class GenerationDefaults:
         frame_lag: int | None = None,
         row_start: RowStart | None = None,
     ) -> Strategy:
-        """Return the strategy for frames of so many rows of tokens, if none is asked for.
+        """Return the strategy for frames of `height` rows of tokens, if none is asked for.
 
         Where a lag or a row start is given, it is diagonals with the others filled in.
         """
@@ -65,7 +65,7 @@ class GenerationDefaults:
     def sampling(
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
     ) -> SamplingOptions:
-        """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
+        """Complete the options asked for, if any, with these defaults and the valid range."""
         if options is None:
             top_p = self.top_p if self.temperature else None
             options = SamplingOptions(self.temperature, top_p=top_p)

@@ -124,5 +124,4 @@ class PositionTable(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather the rows of positions (L,) as (L, hidden_size)."""
         return self.table[positions].to(dtype)

@@ -81,7 +81,6 @@ class DecoderStack(nn.Module):
         cache: StaticKVCache | None,
         text: Text | None = None,
     ) -> Tensor:
-        """Return the blocks' output (B, L, hidden_size), before the final norm."""
         x = self.embed_tokens(tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
@@ -90,12 +89,6 @@ class DecoderStack(nn.Module):
         for layer in self.layers:
             x = layer(x if table is None else x + table, rotary, slots, visible, cache, text)
         return x
-
-    def read_text(self, context: Tensor) -> Text:
-        """Project a text (B, M, context_size) for every block, once."""
-        context = context.to(self.embed_tokens.weight.dtype)
-        layers = [block.cross_attn for block in self.blocks]
-        return [layer.project(context) for layer in layers if layer is not None]
 
 
 _INIT_STD = 0.02
@@ -158,25 +151,10 @@ class Transformer(
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:
-        """Allocate a cache; see `CausalModel.make_cache`.
-
-        Args:
-            context: (1 or B, M, context_size) text that a model with cross-attention needs; its
-                keys and values are computed here, once.
-        """
+        """Allocate a cache, with the keys and values of the context (1 or B, M, context_size)."""
         check_sizes(batch_size, num_slots)
         text = self._read_text(context, batch_size)
-        config = self.config
-        return StaticKVCache(
-            config.num_layers,
-            batch_size,
-            config.num_kv_heads,
-            num_slots,
-            config.head_dim,
-            self.device,
-            self.dtype,
-            text,
-        )
+        return StaticKVCache(self.config, batch_size, num_slots, self.device, self.dtype, text)
 
     def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
         return cache.renew(self._read_text(context, len(cache.keys[0])))
@@ -196,12 +174,10 @@ class Transformer(
         Args:
             tokens: (B, L) int64.
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
-            slots: (L,) int64, cache slot of every lane, written before attention.
-            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read.
-                Without a cache M = L, None means causal, and a BlockMask will do.
-            cache: from `make_cache`, changed in place; it needs slots and visible.
-            text: input of cross-attention without a cache; a cache holds its own.
+            slots, visible, cache: see `CausalModel.forward`; a cache needs the other two. Without
+                one visible is (L, L), None means causal, and a BlockMask will do.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
+            text: input of cross-attention without a cache; a cache holds its own.
 
         Returns:
             Logits (B, lanes kept, vocab_size) in the model's dtype.
@@ -252,6 +228,7 @@ class Transformer(
         return self(tokens, positions, None, visible, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
+        """Project a context for every block, once; None for a model without cross-attention."""
         size = self.config.context_size
         if not size:
             refuse_context(context)
@@ -262,7 +239,9 @@ class Transformer(
             raise ValueError(
                 f"context must be this model's text, ({batch_size} or 1, M, {size}), got {given}"
             )
-        return self.model.read_text(context.to(self.device))
+        context = context.to(self.device, self.dtype)
+        layers = [block.cross_attn for block in self.model.blocks]
+        return [layer.project(context) for layer in layers if layer is not None]
 
 
 def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:

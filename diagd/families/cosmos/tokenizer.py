@@ -78,19 +78,14 @@ class CosmosTokenizer:
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
-        """Wrap the two networks, which are called as the released TorchScript modules are.
-
-        Args:
-            encoder: (1, 3, 33, H_px, W_px) in [-1, 1] -> a tuple whose second member is the codes,
-                (1, 6, 5, height, width).
-            decoder: (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px) about [-1, 1].
-        """
-        self.encoder, self.decoder = encoder, decoder
+        # (1, 3, 33, H_px, W_px) in [-1, 1] -> (ids, codes), codes being (1, 6, 5, height, width)
+        self.encoder = encoder
+        self.decoder = decoder  # (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px)
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
     def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
-        """Load the released files. This EXECUTES code that they contain: load what you trust."""
+        """Load the released files, which EXECUTES code in them: load what you trust."""
         for path in (encoder_path, decoder_path):
             require_file(path)
         return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")

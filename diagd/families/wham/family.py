@@ -120,12 +120,12 @@ def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
 
 
 def _keywords(module: Any) -> Mapping[str, Any]:
-    """Return what a module of the checkpoint was made with, as its hyper-parameters say."""
+    """Return the arguments of a module among the hyper-parameters."""
     return module.get("pl_kwargs", {}) if isinstance(module, Record) else {}
 
 
 def _tokenizer_spec(source: Source) -> dict[str, Any]:
-    """Return what the hyper-parameters say of the image tokenizer (`head_size`, its frame size)."""
+    """Return the hyper-parameters of the image tokenizer (`head_size`, its frame size)."""
     keywords = _keywords(source.hyper_parameters.get("context_encoder_args", {}).get("images"))
     variant = keywords.get("variant") or {}
     return {**variant, **(variant.get("model_spec") or {}), **(keywords.get("model_spec") or {})}

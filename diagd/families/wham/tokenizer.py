@@ -164,9 +164,8 @@ class WHAMTokenizer:
     fit_frames = staticmethod(resize)
 
     def __init__(self, model: ViTVQGAN, batch_size: int = BATCH_SIZE) -> None:
-        """Wrap a model; `batch_size` frames are handled at once, which bounds the memory."""
         self.model = model.eval()
-        self.batch_size = batch_size
+        self.batch_size = batch_size  # frames at once; bounds the memory
 
     @property
     def codebook_size(self) -> int:
@@ -195,18 +194,15 @@ class WHAMTokenizer:
         A patch becomes the id of the code of the closest direction, the lowest on ties.
         """
         check_frames(frames, 1)
-        size = frames.shape[1], frames.shape[2]
-        expected = self.model.config.height_px, self.model.config.width_px
-        if size != expected:
-            raise ValueError(
-                f"frames must be {expected[0]}x{expected[1]} px, got {size[0]}x{size[1]}"
-            )
-        device, chunks = self.model.codebook.weight.device, []
+        expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
+        if given != expected:
+            raise ValueError("frames must be {}x{} px, got {}x{}".format(*expected, *given))
+        device, ids = self.model.codebook.weight.device, []
         for chunk in frames.split(self.batch_size):
             values = chunk.to(device).movedim(-1, 1).float() / 255
             pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
-            chunks.append(self.model.nearest(self.model.latents(pictures)))
-        return torch.cat(chunks).to(frames.device)
+            ids.append(self.model.nearest(self.model.latents(pictures)))
+        return torch.cat(ids).to(frames.device)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
@@ -252,12 +248,9 @@ class WHAMTokenizer:
 def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
 ) -> WHAMTokenizer:
-    """Extract the tokenizer of a WHAM checkpoint; sizes are read from the shapes.
+    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`.
 
-    Args:
-        weights: the state dict: all under `context_encoders.images.` if there is anything, else all
-            there is.
-        height_px, width_px, head_size: of the frames and of an attention head; hyper-parameters.
+    The shapes tell all sizes but those of a frame and of an attention head.
     """
     where = "the WHAM tokenizer"
     found = {
