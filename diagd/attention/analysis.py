@@ -250,7 +250,6 @@ def measure_attention(
 
 
 def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return row and column of every token of a frame, each (height * width,)."""
     cells = torch.arange(height * width)
     return cells // width, cells % width
 

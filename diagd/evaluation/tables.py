@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from diagd.console import print_tables
+from diagd.console import print_table
 from diagd.evaluation.results import BASELINES
 
 Row = dict[str, Any]  # as in the JSON of a command
@@ -94,10 +94,13 @@ class Table:
 
     def print(self, console: Console) -> None:
         """Print a table for each model."""
-        models = [row["model"] for row in self.rows]
         num_labels = sum(column.is_label for column in self.columns)
-        header = [column.heading for column in self.columns]
-        print_tables(console, models, header, self.cells(brackets=False), num_labels)
+        header, cells = [column.heading for column in self.columns], self.cells(brackets=False)
+        for model in dict.fromkeys(row["model"] for row in self.rows):
+            own = [
+                line for row, line in zip(self.rows, cells, strict=True) if row["model"] == model
+            ]
+            print_table(console, model, header, own, num_labels)
 
     def markdown(self) -> str:
         """Write the table as Markdown; the best values are bold."""

@@ -102,7 +102,7 @@ def model_path(name_or_path: str | Path) -> Path:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name has the form `user/name` of a repository on the Hugging Face Hub."""
+    """Recognise the form `user/name` of a repository on the Hugging Face Hub."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
@@ -311,7 +311,7 @@ def save_model(
 
 def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
     """Write config and weights, in their own types; the weights last: with them all is there."""
-    write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
+    write_json(folder / CONFIG_FILE, asdict(config), indent=2)
     write_weights(folder / WEIGHTS_FILE, weights)
 
 

@@ -47,7 +47,7 @@ class ClipFile:
 
     @property
     def recording_format(self) -> RecordingFormat | None:
-        """How the file holds frames and actions; None for a video."""
+        """The format of frames and actions in the file; None for a video."""
         return recording_formats().get(self.path.suffix.lower())
 
     def length(self) -> tuple[int, Fraction]:

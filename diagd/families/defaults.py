@@ -1,4 +1,4 @@
-"""Generation defaults: how the makers of a model use it, where nothing else is asked for."""
+"""Generation defaults: the settings of a model's makers, where nothing else is asked for."""
 
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
@@ -14,7 +14,7 @@ _MAX, _MAX_FPS = 2**28, 1000
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """How the makers of a model use it; every flag of `diagd generate` can say otherwise."""
+    """Settings with which the makers of a model use it; flags of `diagd generate` override them."""
 
     fps: float = 8.75
     context_frames: int = 4  # of the prompt

@@ -196,11 +196,7 @@ class Attention(GroupedQueries):
         visible: Visible,
         cache: StaticKVCache | None,
     ) -> Tensor:
-        """Attend from every lane of x (B, L, hidden_size) to the cache, or else to x itself.
-
-        Keys and values are rotated by cosines and sines (L, head_dim / 2), and written at the slots
-        (L,) before the cache is read.
-        """
+        """Attend from every lane of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
             projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         else:

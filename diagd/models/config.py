@@ -90,10 +90,6 @@ class ModelConfig:
             raise ValueError(f"model config has {'; '.join(problems)}")
         return cls(**values)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict that `json` can write and `from_dict` can read."""
-        return dataclasses.asdict(self)
-
     @property
     def frames_held(self) -> int:
         """Frames that fit into the context, with the actions between them."""

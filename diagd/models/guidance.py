@@ -90,10 +90,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         cache: SlotCache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
-        """Run one decoding step of all pairs; return guided logits in float32.
-
-        The unconditional rows run the prompt's lanes as well, but never see them again.
-        """
+        # the unconditional rows run the prompt's lanes as well, but never see them again
         ahead, last = self.num_ahead, self.prompt_length - 1
         theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)
         shifted = (positions + self.shift).clamp(min=0)

@@ -62,10 +62,7 @@ class SlotCacheLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Cache of a transformers model, written by slot in any order; the last slot is scratch.
-
-    Each layer allocates its buffers at the first step, once, at full size.
-    """
+    """Cache of a transformers model; each layer allocates all its slots at the first step, once."""
 
     def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
         self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]

@@ -207,17 +207,13 @@ class Transformer(
         """Run the model without a cache; differentiable.
 
         Args:
-            tokens: (B, N) int64.
+            tokens: (B, N) int64; N is at most max_positions unless positions are given.
             context: (1 or B, M, context_size), the text that a model with cross-attention needs.
             positions: (N,) int64; None means 0 .. N-1.
             visible: (N, N) bool, True = may attend; None means causal.
 
         Returns:
             Logits (B, N, vocab_size).
-
-        Raises:
-            ValueError: a context that does not fit the model, or N exceeds max_positions while
-                positions is None.
         """
         text = self._read_text(context, len(tokens))
         if positions is None and tokens.shape[1] > self.max_positions:

@@ -183,8 +183,7 @@ def _environment_action(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(values: Iterable[Any]) -> bool:
-    """Whether all are finite (JSON in Python has NaN, and endless integers)."""
-    largest = sys.float_info.max
+    largest = sys.float_info.max  # JSON in Python has NaN, and endless integers
     return all(isinstance(v, int | float) and -largest <= v <= largest for v in values)
 
 

@@ -120,7 +120,6 @@ def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
 
 
 def _keywords(module: Any) -> Mapping[str, Any]:
-    """Return the arguments of a module among the hyper-parameters."""
     return module.get("pl_kwargs", {}) if isinstance(module, Record) else {}
 
 
