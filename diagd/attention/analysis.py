@@ -37,6 +37,7 @@ KINDS = (
     "elsewhere",
 )
 ROW_LAGS = (1, 2, 4)
+_LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 
 
 @torch.no_grad()
@@ -104,7 +105,7 @@ def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -
 def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
     assert isinstance(module, Attention)
-    x, rotary, _, visible, cache = inputs
+    x, rotary, (_, visible, cache, _) = inputs
     queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)
@@ -139,15 +140,15 @@ class FrameAttention:
         return {
             "frame": self.frame,
             "grid": f"{self.height}x{self.width}",
-            "shares": _by_kind(self.shares.mean((0, 1))),
-            "shares_if_even": _by_kind(self.even_shares),
-            "not_written_yet": _by_lag(self.hidden.mean((0, 1))),
-            "not_written_yet_if_even": _by_lag(self.even_hidden),
+            "shares": _named(KINDS, self.shares.mean((0, 1))),
+            "shares_if_even": _named(KINDS, self.even_shares),
+            "not_written_yet": _named(_LAG_NAMES, self.hidden.mean((0, 1))),
+            "not_written_yet_if_even": _named(_LAG_NAMES, self.even_hidden),
             "layers": [
                 {
-                    "shares": _by_kind(shares.mean(0)),
-                    "not_written_yet": _by_lag(hidden.mean(0)),
-                    "heads": [_by_kind(head) for head in shares],
+                    "shares": _named(KINDS, shares.mean(0)),
+                    "not_written_yet": _named(_LAG_NAMES, hidden.mean(0)),
+                    "heads": [_named(KINDS, head) for head in shares],
                 }
                 for shares, hidden in zip(self.shares, self.hidden, strict=True)
             ],
@@ -173,12 +174,8 @@ class FrameAttention:
         return (total / offsets.bincount(minlength=size * size)).view(size, size)
 
 
-def _by_kind(shares: Tensor) -> dict[str, float]:
-    return {kind: round(share, 5) for kind, share in zip(KINDS, shares.tolist(), strict=True)}
-
-
-def _by_lag(masses: Tensor) -> dict[str, float]:
-    return {f"row_lag_{k}": round(m, 5) for k, m in zip(ROW_LAGS, masses.tolist(), strict=True)}
+def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
+    return {name: round(mass, 5) for name, mass in zip(names, masses.tolist(), strict=True)}
 
 
 def measure_attention(
@@ -236,17 +233,9 @@ def measure_attention(
     even_shares, even_hidden = (
         (part * even).sum((1, 2)) / size for part in classes.split((len(KINDS), len(ROW_LAGS)))
     )
-    return FrameAttention(
-        height,
-        width,
-        frame,
-        size + num_action_tokens,
-        mean_map / (layers if layer is None else 1),
-        shares,
-        hidden,
-        even_shares,
-        even_hidden,
-    )
+    mean_map /= layers if layer is None else 1
+    place = height, width, frame, size + num_action_tokens
+    return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
 
 
 def _places(height: int, width: int) -> tuple[Tensor, Tensor]:

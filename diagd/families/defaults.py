@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
 
@@ -45,22 +44,18 @@ class GenerationDefaults:
         self.strategy(1)
 
     def strategy(
-        self,
-        height: int,
-        row_lag: int | None = None,
-        frame_lag: int | None = None,
-        row_start: RowStart | None = None,
+        self, height: int, row_lag: int | None = None, frame_lag: int | None = None
     ) -> Strategy:
         """Return the strategy for frames of `height` rows of tokens, if none is asked for.
 
-        Where a lag or a row start is given, it is diagonals with the others filled in.
+        Where a lag is given, it is diagonals with the other one filled in.
         """
-        if self.decoding is not None and row_lag is frame_lag is row_start is None:
+        if self.decoding is not None and row_lag is frame_lag is None:
             return parse_strategy(self.decoding)
         row_lag = self.row_lag if row_lag is None else row_lag
         if frame_lag is None and self.overlap:
             frame_lag = row_lag * height
-        return Diagonal(row_lag, frame_lag, row_start or "temporal")
+        return Diagonal(row_lag, frame_lag)
 
     def sampling(
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
