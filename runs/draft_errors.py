@@ -30,10 +30,10 @@ from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import Draw, sample
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.measure import choose_clips, clips_by_name
+from diagd.evaluation.measure import choose_clips
 from diagd.evaluation.results import Record, appending, pack, unpack
 from diagd.families.checkpoints import model_path
-from diagd.families.clip_files import Clip
+from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
@@ -127,7 +127,7 @@ def read_rows(
 def measure(world: VideoGenerator, name: str, options: Options) -> dict[str, Any]:
     """Return all numbers of a clip."""
     given = options.context_frames
-    file = clips_by_name(options.clips, world.vocabulary)[name]
+    file = find_clips(options.clips, world.vocabulary)[name]
     clip = file.read(options.frames, size_px=world.frame_size_px)
     ids = world.action_ids(clip.actions, options.frames, "frame")
     dreams = {

@@ -24,7 +24,6 @@ from diagd.evaluation.measure import (
     Task,
     choose_clips,
     clip_after,
-    clips_by_name,
     compare_likelihood,
 )
 from diagd.evaluation.options import EvaluateOptions
@@ -39,6 +38,7 @@ from diagd.evaluation.results import (
     video_path,
 )
 from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import find_clips
 from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.workers import do_tasks
 
@@ -62,7 +62,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             failed |= meter.check(label, clips)
     if len(failed) == len(clips):
         raise ValueError(failed[clips[0]])
-    files = clips_by_name(options.clips)
+    files = find_clips(options.clips)
     run = {
         "kind": "run",
         "settings": options.settings(dtype),

@@ -1,6 +1,7 @@
 """Measure a model with a strategy, or a baseline, on a clip."""
 
 import os
+import random
 import time
 from collections.abc import Collection
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from diagd.backends.devices import dtype_of
 from diagd.backends.names import DTypeName
-from diagd.data.actions import ActionCodec, idle_action, split_actions
+from diagd.data.actions import idle_action, split_actions
 from diagd.decoding.strategies.strategy import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import Comparison
@@ -21,7 +22,7 @@ from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import RASTER, Record, Results, pack
 from diagd.evaluation.revisit import CHANCE, walk
 from diagd.evaluation.tables import CLIPS, STRATEGY, Column
-from diagd.families.clip_files import Clip, ClipFile, find_clips, sample_clips
+from diagd.families.clip_files import Clip, find_clips
 from diagd.metrics.perceptual import Lpips, VideoFeatures
 from diagd.metrics.quality import (
     distinct_tokens,
@@ -38,17 +39,17 @@ from diagd.tokenizers.vq import VQTokenizer
 
 def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
     """Draw clips of a folder at random; more clips of one seed contain the fewer ones."""
-    return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
-
-
-def clips_by_name(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
-    """Return the clips of a folder, with the actions of a model that takes any."""
-    return {clip.name: replace(clip, codec=codec) for clip in find_clips(folder)}
+    names = list(find_clips(folder))
+    if not 1 <= num_clips <= len(names):
+        raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
+    places = list(range(len(names)))
+    random.Random(seed).shuffle(places)
+    return [names[place] for place in sorted(places[:num_clips])]
 
 
 def clip_after(folder: Path, name: str) -> str:
     """Return the clip of a folder that comes after this one by name, the first after the last."""
-    names = [clip.name for clip in find_clips(folder)]
+    names = list(find_clips(folder))
     if len(names) < 2:
         raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
     return names[(names.index(name) + 1) % len(names)]
@@ -117,7 +118,7 @@ class ClipMeter:
         world, options = self.world(model), self.options
         for strategy in options.strategies():
             world.check(strategy, options.sampling())
-        files, bad = clips_by_name(options.clips, world.vocabulary), dict[str, str]()
+        files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
         for name in names:
             try:
                 files[name].check(options.frames_read[0], options.start, options.lengths.fps)
@@ -128,7 +129,7 @@ class ClipMeter:
 
     def _read(self, model: str, name: str) -> Clip:
         world, options = self.world(model), self.options
-        file = clips_by_name(options.clips, world.vocabulary)[name]
+        file = find_clips(options.clips, world.vocabulary)[name]
         part = options.start, options.lengths.fps
         least, most = options.frames_read
         clip = file.read(min(most, file.check(least, *part)), *part)

@@ -1,14 +1,12 @@
 """Clips to evaluate on: folders of videos, videos with action files, recordings of a family.
 
-for clip_file in find_clips("heldout", codec=world.vocabulary):
+for clip_file in find_clips(Path("heldout"), codec=world.vocabulary).values():
     clip = clip_file.read(num_frames=16, size_px=world.frame_size_px)
 
 A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
 """
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -139,13 +137,12 @@ def recording_formats() -> dict[str, RecordingFormat]:
     return {form.suffix: form for form in formats if form is not None}
 
 
-def find_clips(folder: str | Path, codec: ActionCodec | None = None) -> list[ClipFile]:
-    """List the clips below a folder, sorted by name; opens none of them.
+def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
+    """List the clips below a folder by name; opens none of them.
 
     They are recordings if there is any, else videos, each with a NAME.jsonl beside it if the model
     that is to see them has actions (`codec`).
     """
-    folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of clips not found: {folder}")
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
@@ -159,27 +156,8 @@ def find_clips(folder: str | Path, codec: ActionCodec | None = None) -> list[Cli
         name = path.relative_to(folder).with_suffix("").as_posix()
         if name in clips:
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
-        if codec is not None and not recordings:
-            _action_file(path)
         clips[name] = ClipFile(name, path, codec)
-    return list(clips.values())
-
-
-def sample_clips(
-    clips: Sequence[ClipFile], count: int | None = None, seed: int | None = None
-) -> list[ClipFile]:
-    """Return the first `count` clips, or with a seed a random choice, in the order of `clips`.
-
-    A larger choice with the same seed contains the smaller one.
-    """
-    if count is None:
-        return list(clips)
-    if not 1 <= count <= len(clips):
-        raise ValueError(f"expected a number of clips from 1 to {len(clips)}, got {count}")
-    places = list(range(len(clips)))
-    if seed is not None:
-        random.Random(seed).shuffle(places)
-    return [clips[place] for place in sorted(places[:count])]
+    return clips
 
 
 def _action_file(video: Path) -> Path:
