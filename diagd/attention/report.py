@@ -141,15 +141,9 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
     norm = LogNorm(high / 1000, high, clip=True)
     axis.imshow(shown, norm=norm, cmap="magma", aspect="auto", interpolation="nearest")
     axis.axvline(slots_per_frame - 0.5, color="white", linewidth=1.5)
-    look = {
-        "textcoords": "axes fraction",
-        "horizontalalignment": "center",
-        "color": "white",
-        "fontsize": 11,
-        "in_layout": False,
-        "bbox": {"facecolor": "black", "alpha": 0.75, "edgecolor": "none"},
-        "arrowprops": {"arrowstyle": "->", "color": "white"},
-    }
+    look = {"textcoords": "axes fraction", "color": "white", "fontsize": 11, "in_layout": False}
+    look |= {"ha": "center", "arrowprops": {"arrowstyle": "->", "color": "white"}}
+    look |= {"bbox": {"facecolor": "black", "alpha": 0.75, "edgecolor": "none"}}
     # kind, columns from the diagonal of the frame before, row (0 to 1), place of the label (0 to 1)
     for kind, offset, row, label_at in (
         ("previous_frame", 0, 0.25, (0.2, 0.88)),

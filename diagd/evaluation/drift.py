@@ -53,9 +53,9 @@ def summarize_drift(results: Results) -> list[dict[str, Any]]:
         truth = groups.get((model, "truth"), {})
         length = max(len(record["drift"]["sharpness"]) for record in clips.values())
         for start in range(0, length, EIGHT):
-            frames = [start + 1, min(start + EIGHT, length)]
-            row = {"model": model, "strategy": strategy, "frames": frames}
-            rows.append(row | _eight(clips, truth, slice(start, start + EIGHT)))
+            end = min(start + EIGHT, length)
+            row = {"model": model, "strategy": strategy, "frames": [start + 1, end]}
+            rows.append(row | _eight(clips, truth, slice(start, end)))
     return rows
 
 

@@ -23,15 +23,8 @@ from diagd.evaluation.results import RASTER, Record, Results, pack
 from diagd.evaluation.revisit import CHANCE, walk
 from diagd.evaluation.tables import CLIPS, STRATEGY, Column
 from diagd.families.clip_files import Clip, find_clips
+from diagd.metrics import quality
 from diagd.metrics.perceptual import Lpips, VideoFeatures
-from diagd.metrics.quality import (
-    distinct_tokens,
-    frame_features,
-    psnr,
-    repeated_tokens,
-    sharpness,
-    ssim,
-)
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.vq import VQTokenizer
@@ -214,10 +207,8 @@ class ClipMeter:
 
     def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
         """Return each metric, frame by frame."""
-        quality = {"psnr": psnr(frames, truth).tolist(), "ssim": ssim(frames, truth).tolist()}
-        if self._lpips is not None:
-            quality["lpips"] = self._lpips(frames, truth).tolist()
-        return quality
+        metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
+        return {name: one(frames, truth).tolist() for name, one in metrics.items() if one}
 
     def _drift(
         self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
@@ -225,10 +216,11 @@ class ClipMeter:
         """Describe each frame without the truth; `before` is the last given one."""
         tokenizer = self.world(model).tokenizer
         grids = tokenizer.encode(frames) if tokens is None else tokens
+        whole = torch.cat([tokenizer.encode(before), grids])
         return {
-            "sharpness": sharpness(frames).tolist(),
-            "repeated": repeated_tokens(torch.cat([tokenizer.encode(before), grids])).tolist(),
-            "distinct": distinct_tokens(grids).tolist(),
+            "sharpness": quality.sharpness(frames).tolist(),
+            "repeated": quality.repeated_tokens(whole).tolist(),
+            "distinct": quality.distinct_tokens(grids).tolist(),
         }
 
     def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
@@ -241,7 +233,7 @@ class ClipMeter:
             with torch.inference_mode():
                 pixels = torch.cat([before, frames]).to(tokenizer.codebook.device)
                 parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
-                features["tfd"] = pack(frame_features(torch.cat(parts)).cpu().numpy())
+                features["tfd"] = pack(quality.frame_features(torch.cat(parts)).cpu().numpy())
         return features
 
     def _likelihood(self, task: Task) -> dict[str, Any]:
