@@ -111,10 +111,7 @@ def _duration(seconds: float) -> str:
 def progress(what: str, total: float, done: float = 0, shown: bool = True) -> Iterator[Job]:
     """Show the progress of a long job: a bar on a terminal, a line now and then elsewhere.
 
-    Args:
-        total: number of items, or 1.0 where shares of the whole are counted.
-        done: how much an earlier run that was killed has done.
-        shown: False in all but one of several processes.
+    An earlier run that was killed may have `done` a part; show it in one of several processes.
     """
     console = make_console()
     if shown and console.is_terminal:

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Collection
 from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class ClipMeter:
         self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
         self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
         self._world: tuple[str, VideoGenerator] | None = None
-        self._clip: tuple[tuple[str, str], Clip] | None = None
+        self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
 
     @property
@@ -100,12 +101,6 @@ class ClipMeter:
             self._world = model, world
         return self._world[1]
 
-    def clip(self, model: str, name: str) -> Clip:
-        """Return a clip at the size of the model's frames."""
-        if self._clip is None or self._clip[0] != (model, name):
-            self._clip = (model, name), self._read(model, name)
-        return self._clip[1]
-
     def check(self, model: str, names: Collection[str]) -> dict[str, str]:
         """Check heads and action files of clips; return the error of each that cannot be read."""
         world, options = self.world(model), self.options
@@ -121,11 +116,12 @@ class ClipMeter:
         return bad
 
     def _read(self, model: str, name: str) -> Clip:
+        """Read a clip at the size of the model's frames."""
         world, options = self.world(model), self.options
         file = find_clips(options.clips, world.vocabulary)[name]
         part = options.start, options.lengths.fps
-        least, most = options.frames_read
-        clip = file.read(min(most, file.check(least, *part)), *part)
+        min_frames, max_frames = options.frames_read
+        clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
     def __call__(self, task: Task) -> Outcome:

@@ -226,8 +226,8 @@ def empty_model(found: Checkpoint) -> Transformer:
         ],
         "non-float": [name for name in weights if not weights[name].is_floating_point()],
     }
-    if said := name_tensors(problems):
-        raise ValueError(f"{found.path}: does not fit the config: {said}")
+    if misfits := name_tensors(problems):
+        raise ValueError(f"{found.path}: does not fit the config: {misfits}")
     return model
 
 

@@ -126,7 +126,7 @@ class CosmosTokenizer:
         expected = 1, len(LEVELS), WINDOW_GRIDS, height, width
         codes = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else answer
         if not isinstance(codes, Tensor) or codes.shape != expected:
-            got = _said(answer)
+            got = _describe(answer)
             raise ValueError(f"the encoder must return (ids, codes {expected}), got {got}")
         return codes_to_indices(codes)[0, : 1 + (len(frames) - 1) // self.temporal_compression]
 
@@ -135,7 +135,7 @@ class CosmosTokenizer:
         values = self.decoder(ids[None])
         expected = 1, 3, WINDOW, *self.frame_size_px(*tokens.shape[1:])
         if not isinstance(values, Tensor) or values.shape != expected:
-            raise ValueError(f"the decoder must return {expected}, got {_said(values)}")
+            raise ValueError(f"the decoder must return {expected}, got {_describe(values)}")
         num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
         levels = (values[0, :, :num_frames].float() * 0.5 + 0.5) * 255
         return vq.paint(levels.movedim(1, 0), "down")
@@ -147,7 +147,7 @@ def _filled(sequence: Tensor, length: int) -> Tensor:
     return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
 
 
-def _said(answer: object) -> str:
+def _describe(answer: object) -> str:
     if isinstance(answer, tuple):
-        return f"({', '.join(_said(member) for member in answer)})"
+        return f"({', '.join(_describe(member) for member in answer)})"
     return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__
