@@ -64,7 +64,6 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
 
 
 def process_peak_bytes() -> int:
-    """Return the peak memory of this process."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     import resource  # Unix only
@@ -162,7 +161,6 @@ def git_commit(root: Path = _ROOT) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name and the number of its cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

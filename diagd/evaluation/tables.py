@@ -49,10 +49,9 @@ class Column:
 
 
 def _look_up(row: Row, key: str) -> Any:
-    value: Any = row
-    for part in key.split("."):
-        value = None if value is None else value.get(part)
-    return value
+    name, _, rest = key.partition(".")
+    value = row.get(name)
+    return _look_up(value, rest) if rest and value is not None else value
 
 
 MODEL = Column("model", "model", is_label=True)
@@ -73,7 +72,6 @@ class Table:
         self.rows = [row for row in rows if any(one.value(row) is not None for one in numbers)]
 
     def cells(self, brackets: bool) -> list[list[str]]:
-        """Format all values, row by row."""
         return [[column.cell(row, brackets) for column in self.columns] for row in self.rows]
 
     def best(self) -> set[tuple[int, int]]:
@@ -93,7 +91,6 @@ class Table:
         return found
 
     def print(self, console: Console) -> None:
-        """Print a table for each model."""
         num_labels = sum(column.is_label for column in self.columns)
         header, cells = [column.heading for column in self.columns], self.cells(brackets=False)
         for model in dict.fromkeys(row["model"] for row in self.rows):

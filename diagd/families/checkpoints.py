@@ -182,7 +182,6 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config of a model from a JSON file."""
     values = _read_fields(path)
     try:
         return ModelConfig.from_dict(values)
@@ -191,7 +190,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
-    """Build the model of a checkpoint around its weights, which have to be finite."""
+    """Build the model of a checkpoint around its weights, which must be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         expected = "a floating-point type of torch, such as torch.bfloat16"
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
@@ -324,7 +323,6 @@ def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
 
 
 def write_actions_file(path: Path, codec: ActionCodec) -> None:
-    """Write what `read_actions_file` reads."""
     kinds = [family.name for family in table.FAMILIES if family.actions == codec]
     write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
 

@@ -56,7 +56,7 @@ class ClipFile:
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
     ) -> int:
-        """Return how many frames `read` would give without a limit; raises what it would raise."""
+        """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
         stored, rate = self.length()
         try:
             numbers = frame_numbers(rate, fps, start)
@@ -73,8 +73,6 @@ class ClipFile:
                 f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
                 f"on{at_rate}, got {available} (the clip has {stored})"
             )
-        if self.codec is not None and self.recording_format is None:
-            _action_file(self.path)
         return available
 
     def read(
@@ -93,6 +91,7 @@ class ClipFile:
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
         """
         available = self.check(num_frames, start, fps)
+        actions = self.actions()
         count = available if num_frames is None else num_frames
         if self.codec is not None:
             fps = None  # the stored rate, as `check` has seen
@@ -109,7 +108,6 @@ class ClipFile:
             raise ValueError(
                 f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
             )
-        actions = self.actions()
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
     def actions(self) -> list[str] | None:
@@ -119,7 +117,10 @@ class ClipFile:
         stored, _ = self.length()
         form = self.recording_format
         if form is None:
-            return read_actions(_action_file(self.path), self.codec, stored)
+            path = self.path.with_suffix(".jsonl")
+            if not path.is_file():
+                raise FileNotFoundError(f"action file not found: {path}")
+            return read_actions(path, self.codec, stored)
         actions = form.actions(self.path)
         try:
             if len(actions) != stored:
@@ -158,10 +159,3 @@ def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, Clip
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
         clips[name] = ClipFile(name, path, codec)
     return clips
-
-
-def _action_file(video: Path) -> Path:
-    path = video.with_suffix(".jsonl")
-    if not path.is_file():
-        raise FileNotFoundError(f"action file not found: {path}")
-    return path

@@ -14,7 +14,7 @@ from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
 
 
 def short_sha256(path: str | Path) -> str:
-    """Return the first 12 hex digits of a file's SHA-256, as printed beside numbers it made."""
+    """Return the first 12 hex digits of a file's SHA-256."""
     with _existing(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 

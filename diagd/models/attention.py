@@ -71,7 +71,6 @@ class GELU(nn.Module):
 
 
 def check_sizes(batch_size: int, num_slots: int) -> None:
-    """Raise ValueError unless a cache of these sizes can be made."""
     if batch_size < 1 or num_slots < 1:
         raise ValueError(
             f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
@@ -83,7 +82,6 @@ def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
 
 
 def refuse_context(context: Tensor | None) -> None:
-    """Raise ValueError for a context given to a model without cross-attention."""
     if context is not None:
         raise ValueError("context must be None: this model has no cross-attention")
 

@@ -45,7 +45,6 @@ class Section:
 
 
 def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
-    """Write the report as Markdown."""
     parts = [f"# {title}", lead]
     for section in sections:
         parts += [f"## {section.title}", *section.text]

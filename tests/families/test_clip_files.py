@@ -209,7 +209,7 @@ def test_wrong_actions_are_named(lines, message, tmp_path):
 def test_a_missing_action_file_is_named(tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(T, HEIGHT_PX, WIDTH_PX))
     with pytest.raises(FileNotFoundError, match=r"action file not found: .*/clip\.jsonl$"):
-        find_clips(tmp_path, codec=WALK)["clip"].check()
+        find_clips(tmp_path, codec=WALK)["clip"].read()
 
 
 def test_npz_clips_with_wrong_actions_are_named(npz):

@@ -213,7 +213,6 @@ class WHAMTokenizer:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load what `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         values = vq.read_vq_config(config_path)
         kind = values.pop("kind", None)
