@@ -112,9 +112,9 @@ def rewind_log(path: Path, step: int) -> None:
 
 
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file or folder, each file whole or not at all; other files at the goal stay.
+    """Copy a file or folder, if there is one, each file whole or not at all; others stay.
 
-    Half-written files (`.partial`), names in `without`, and a source that is missing are skipped.
+    Half-written files (`.partial`) and names in `without` are skipped.
     """
     if source.is_file():
         with replacing(goal) as temporary:

@@ -139,11 +139,7 @@ def recording_formats() -> dict[str, RecordingFormat]:
 
 
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
-    """List the clips below a folder by name; opens none of them.
-
-    They are recordings if there is any, else videos, each with a NAME.jsonl beside it if the model
-    that is to see them has actions (`codec`).
-    """
+    """List the clips below a folder by name: recordings if there is any, else videos."""
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of clips not found: {folder}")
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")

@@ -6,19 +6,13 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 
 def psnr(video: Tensor, reference: Tensor) -> Tensor:
-    """Compute the peak signal-to-noise ratio of each frame in dB, 100 for equal frames.
-
-    Two (..., H_px, W_px, 3) uint8 -> (...) float64.
-    """
+    """PSNR of each frame in dB, at most 100: two (..., H_px, W_px, 3) uint8 -> (...) float64."""
     error = (video.double() - reference.double()).square().mean(dim=(-3, -2, -1))
     return (10 * torch.log10(255**2 / error)).clamp(max=100)
 
 
 def ssim(video: Tensor, reference: Tensor) -> Tensor:
-    """Compute the structural similarity of each frame (Gaussian window of 11 px, sigma 1.5).
-
-    Two (..., H_px, W_px, 3) uint8 -> (...) float32, 1 for equal frames.
-    """
+    """SSIM of each frame (Gaussian window of 11 px, sigma 1.5): as `psnr`, but float32."""
     ours, theirs = (
         v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)
     )
@@ -44,18 +38,12 @@ def sharpness(frames: Tensor) -> Tensor:
 
 
 def repeated_tokens(grids: Tensor) -> Tensor:
-    """Return the share of tokens equal to the frame before's at the same place.
-
-    (T, height, width) integers, the frame before the first one first -> (T - 1,) float64.
-    """
+    """Return the share of tokens equal to the frame before's: (T, height, width) -> (T - 1,)."""
     return (grids[1:] == grids[:-1]).double().mean(dim=(1, 2))
 
 
 def distinct_tokens(grids: Tensor) -> Tensor:
-    """Return how many different ids a frame has, as a share of its tokens.
-
-    (T, height, width) integers -> (T,) float64.
-    """
+    """Return the share of different ids among a frame's tokens: (T, height, width) -> (T,)."""
     counts = [len(grid.unique()) for grid in grids]
     return torch.tensor(counts, dtype=torch.float64) / grids[0].numel()
 

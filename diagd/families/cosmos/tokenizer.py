@@ -97,10 +97,7 @@ class CosmosTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64.
-
-        T is 1, 9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
-        """
+        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64."""
         vq.check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
         if rest and (rest - 1) % self.temporal_compression:

@@ -179,10 +179,7 @@ class WHAMTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64.
-
-        A patch becomes the id of the code of the closest direction, the lowest on ties.
-        """
+        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
         vq.check_frames(frames, 1)
         expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
         if given != expected:
