@@ -40,8 +40,7 @@ def print_table(
 ) -> None:
     """Print a table; columns that do not fit beside the others follow in a further block.
 
-    Args:
-        num_labels: number of first columns that name the row, repeated in every block.
+    The first `num_labels` columns name the row, and are repeated in every block.
     """
     columns = []
     for place, column in enumerate(zip(header, *rows, strict=True)):
@@ -65,42 +64,21 @@ def _width(columns: list[list[str]]) -> int:
     return sum(cell_len(column[0]) + 2 for column in columns) - 2
 
 
-def print_tables(
-    console: Console,
-    titles: Sequence[str],
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    num_labels: int = 1,
-) -> None:
-    """Print rows in a table for each distinct title; `titles` has that of each row."""
-    for title in dict.fromkeys(titles):
-        own = [row for name, row in zip(titles, rows, strict=True) if name == title]
-        print_table(console, title, header, own, num_labels)
-
-
 class Job:
-    """Work under way.
-
-    Attributes:
-        what: its name, which may change.
-        done, total: counted in items, or a share and 1.0.
-    """
+    """Work under way: `done` and `total` count items, or are a share and 1.0."""
 
     def __init__(self, what: str, total: float, done: float, show: Callable[["Job"], None]) -> None:
         self.what, self.total, self.done = what, total, done
         self._first, self._started, self._show = done, time.monotonic(), show
 
     def advance(self, count: int = 1) -> None:
-        """Add items that are done."""
         self.reach(self.done + count)
 
     def reach(self, done: float) -> None:
-        """Set how much is done."""
         self.done = done
         self._show(self)
 
     def describe(self, what: str) -> None:
-        """Change the name."""
         self.what = what
         self._show(self)
 
@@ -116,9 +94,8 @@ class Job:
         if counts:
             text += f", {rate:.3g}/s" if rate >= 1 else f", {1 / rate:.3g} s each"
         left = (self.total - self.done) / rate
-        return (
-            f"{text}, {_duration(left)} left" if left > 0 else f"{text}, took {_duration(seconds)}"
-        )
+        time_left = f"{_duration(left)} left" if left > 0 else f"took {_duration(seconds)}"
+        return f"{text}, {time_left}"
 
 
 def _duration(seconds: float) -> str:
@@ -134,10 +111,7 @@ def _duration(seconds: float) -> str:
 def progress(what: str, total: float, done: float = 0, shown: bool = True) -> Iterator[Job]:
     """Show the progress of a long job: a bar on a terminal, a line now and then elsewhere.
 
-    Args:
-        total: number of items, or 1.0 where shares of the whole are counted.
-        done: how much an earlier run that was killed has done.
-        shown: False in all but one of several processes.
+    An earlier run that was killed may have `done` a part; show it in one of several processes.
     """
     console = make_console()
     if shown and console.is_terminal:

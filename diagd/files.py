@@ -26,9 +26,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which becomes `path` when the block ends without error.
 
     Its folder is made. After an exception `path` is as it was, and no other file is left.
-
-    Raises:
-        OSError: it cannot be written; names `path`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -71,11 +68,7 @@ def write_json(path: str | Path, value: object, indent: int | None = None) -> No
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a log and wait until it is on disk; after an error it is not there.
-
-    Raises:
-        OSError: it cannot be written; names `path`.
-    """
+    """Append a line to a log and wait until it is on disk; after an error it is not there."""
     with _errors_naming(path), path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         left = memoryview(f"{line}\n".encode())
@@ -89,12 +82,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line, but for a last line that a killed run left torn.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a whole line that is no JSON object; names the file and the line.
-    """
+    """Read a file of one JSON object a line, but for a last line that a killed run left torn."""
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
@@ -117,23 +105,16 @@ def parse_object(line: str | bytes) -> dict[str, Any]:
 
 
 def rewind_log(path: Path, step: int) -> None:
-    """Cut a log of JSON lines, if there is one, back to a step, so that it can be appended to.
-
-    Args:
-        step: the step of the checkpoint from which a killed run resumes; lines have a `step`.
-
-    Raises:
-        ValueError: a whole line that is no JSON object.
-    """
+    """Cut a log, if there is one, back to the step from which a killed run resumes."""
     if path.is_file():
         kept = [line for line in read_json_lines(path) if line["step"] <= step]
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file or folder, each file whole or not at all; other files at the goal stay.
+    """Copy a file or folder, if there is one, each file whole or not at all; others stay.
 
-    Half-written files (`.partial`), names in `without`, and a source that is missing are skipped.
+    Half-written files (`.partial`) and names in `without` are skipped.
     """
     if source.is_file():
         with replacing(goal) as temporary:

@@ -26,19 +26,12 @@ _MODEL_SUFFIXES = (".safetensors", ".json", ".yaml", ".pt", ".pth", ".ckpt", ".j
 
 @contextmanager
 def only_writer(folder: Path, file: str = "") -> Iterator[None]:
-    """Make a folder, and lock it against other writers while the block runs.
+    """Make a folder, and lock it, or a file in it, against other writers while the block runs.
 
     The system releases the lock when the process ends, however it ends. A new folder that is empty
     afterwards is removed again, and so are half-written files of a killed writer (see
     `diagd.files`). Processes that torchrun or accelerate started together are one writer: the first
     holds the lock, the others need none.
-
-    Args:
-        file: lock only this file of the folder; others may write to other files of it.
-
-    Raises:
-        ValueError: another process writes there.
-        OSError: the folder cannot be made or written to.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -71,7 +64,6 @@ def only_writer(folder: Path, file: str = "") -> Iterator[None]:
 
 
 def process_peak_bytes() -> int:
-    """Return the peak memory of this process."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     import resource  # Unix only
@@ -81,10 +73,9 @@ def process_peak_bytes() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory, for a loop whose rounds allocate the same sizes again.
+    """Keep freed memory in the process (glibc only), for a loop that allocates the same again.
 
-    It would return large blocks at once, so that every training step has its pages mapped and
-    cleared anew. Elsewhere nothing is done.
+    Large blocks would be returned at once, and their pages mapped and cleared at every step.
     """
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library
@@ -103,11 +94,7 @@ def check_memory(num_bytes: int, what: str) -> None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return the number of threads of this process that can run at once, at least 1.
-
-    Args:
-        root: of the file system in which Linux describes control groups (version 1 or 2).
-    """
+    """Return how many threads of this process can run at once, under the control groups in root."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, math.ceil(min([cores, *_quotas(root)])))
@@ -174,7 +161,6 @@ def git_commit(root: Path = _ROOT) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's name and the number of its cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

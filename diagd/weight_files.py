@@ -87,7 +87,7 @@ class Record:
     state: Any = None
 
     def __init__(self, *arguments: Any) -> None:
-        """Accept what the object was constructed with."""
+        """Ignore the arguments of the pickled object."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -180,10 +180,9 @@ def as_finite(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return a weight in a type, on a device; the check is one pass and allocates nothing.
+    """Convert and move a weight, which must be finite; errors name `where` it is from.
 
-    Args:
-        where: what holds it, for the error where it is not finite or cannot be converted.
+    The check is one pass and allocates nothing.
     """
     try:
         numbers = weight.to(device, dtype)

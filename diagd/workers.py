@@ -26,18 +26,13 @@ RETRIES = 3  # of a task whose process died
 
 @dataclass(frozen=True)
 class Pool:
-    """Processes that work, and the share of a machine that each may use.
+    """Processes that work, and the share of a machine that each may use."""
 
-    Attributes:
-        size: number of processes; one without an address is this process itself, without Ray.
-        cpus, gpus: share of each that Ray starts; it runs ceil(cpus) threads.
-        address: of a cluster, such as `auto` or `ray://head:10001`; None starts one here. Its
-            machines have diagd installed, and find the files of tasks under the same paths.
-    """
-
-    size: int = 1
-    cpus: float = 1
+    size: int = 1  # one without an address is this process itself, without Ray
+    cpus: float = 1  # of each that Ray starts; it runs ceil(cpus) threads
     gpus: float = 0
+    # of a cluster, such as `auto` or `ray://head:10001`; None starts one here. Its machines have
+    # diagd installed, and find the files of tasks under the same paths
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +46,6 @@ class Pool:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether the work is done here, which needs no Ray."""
         return self.size == 1 and self.address is None
 
 
@@ -60,12 +54,8 @@ def do_tasks(
 ) -> Iterator[tuple[Task, Result | ValueError]]:
     """Yield each task with its result, in the order they are done, or with its error.
 
-    Args:
-        tasks: picklable, and so are their results.
-        make: returns the worker of a process; picklable.
-
-    Raises:
-        ValueError, OSError: a worker cannot be made, more CPUs or GPUs than there are, or no Ray.
+    Tasks, results and `make`, which returns the worker of a process, are picklable. A worker that
+    cannot be made raises its ValueError or OSError.
     """
     if not tasks:
         return
@@ -123,7 +113,7 @@ def _do_with_ray(
         logging_level=logging.ERROR,
     )
     try:
-        _check_resources(pool, ray.cluster_resources())
+        _check_resources(pool, ray.cluster_resources())  # Ray would wait for ever
         start: Any = ray.remote(_Actor).options(
             num_cpus=pool.cpus, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=RETRIES
         )
@@ -151,7 +141,6 @@ def _do_with_ray(
 
 
 def _check_resources(pool: Pool, available: Mapping[str, float]) -> None:
-    """Raise ValueError now: Ray would wait for ever."""
     for kind, share in (("CPU", pool.cpus), ("GPU", pool.gpus)):
         if pool.size * share > available.get(kind, 0):
             raise ValueError(

@@ -37,7 +37,7 @@ from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Raster
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.results import ResultsWriter
+from diagd.evaluation.results import appending
 from diagd.evaluation.revisit import walk
 from diagd.families.checkpoints import model_path
 from diagd.files import read_json_lines, replacing, write_text
@@ -140,7 +140,7 @@ def main(options: Options) -> None:
     for name in ("models", "scenarios"):
         del asked[name]
     here = sorted(folder.name[8:] for folder in options.data.glob("heldout_*"))
-    with ResultsWriter(path) as writer:
+    with appending(path) as append:
         known = read_json_lines(path)
         for model, scenario in product(options.models, options.scenarios or here):
             label, _, folder = model.partition("=")
@@ -151,7 +151,7 @@ def main(options: Options) -> None:
                 world = VideoGenerator.from_pretrained(folder, dtype=dtype_of(dtype))
                 picture = options.out / f"{scenario}-{label}.png"
                 measured = measure(read(world, options, scenario), picture)
-                writer.append(key | measured | provenance(cpu))
+                append(key | measured | provenance(cpu))
     rows = [row for row in read_json_lines(path) if row["options"] == asked]
     newest = {(row["scenario"], row["model"]): row for row in rows}
     text = table([newest[key] for key in sorted(newest)])

@@ -16,7 +16,7 @@ the table, draft_errors.md.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import Draw, sample
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.measure import choose_clips, clips_by_name
-from diagd.evaluation.results import ResultsWriter, pack, unpack
+from diagd.evaluation.measure import choose_clips
+from diagd.evaluation.results import Record, appending, pack, unpack
 from diagd.families.checkpoints import model_path
-from diagd.families.clip_files import Clip
+from diagd.families.clip_files import Clip, find_clips
 from diagd.files import read_json_lines, write_text
 from diagd.metrics.frechet import frechet_distance
 from diagd.metrics.quality import frame_features, psnr
@@ -85,15 +85,15 @@ def main(options: Options) -> None:
     path = options.out / "draft_errors.jsonl"
     worlds = {label: VideoGenerator.from_pretrained(folder) for label, _, folder in options.parts}
     weights = {label: fingerprint(model_path(folder)) for label, _, folder in options.parts}
-    with ResultsWriter(path) as writer:
-        rows = read_rows(path, writer, options, weights)
+    with appending(path) as append:
+        rows = read_rows(path, append, options, weights)
         done = {(row["model"], row["clip"]) for row in rows}
         for name in names:
             for label, world in worlds.items():
                 if (label, name) not in done and time.monotonic() < end:
                     row = {"model": label, "weights": weights[label], "clip": name}
                     row |= measure(world, name, options)
-                    writer.append(row)
+                    append(row)
                     rows.append(row)
         text = table(rows, options)
         write_text(options.out / "draft_errors.md", text)
@@ -101,7 +101,7 @@ def main(options: Options) -> None:
 
 
 def read_rows(
-    path: Path, writer: ResultsWriter, options: Options, weights: dict[str, str]
+    path: Path, append: Callable[[Record], None], options: Options, weights: dict[str, str]
 ) -> list[dict[str, Any]]:
     """Return what was measured of models with these weights; refuse rows of other settings.
 
@@ -111,7 +111,7 @@ def read_rows(
     for name in ("models", "num_clips", "minutes", "threads"):
         del settings[name]
     if not read_json_lines(path):
-        writer.append({"options": settings, **provenance(torch.device("cpu"))})
+        append({"options": settings, **provenance(torch.device("cpu"))})
     first, *rows = read_json_lines(path)
     if first["options"] != settings:
         raise ValueError(f"{path} was measured with other options: remove it, or choose --out")
@@ -127,7 +127,7 @@ def read_rows(
 def measure(world: VideoGenerator, name: str, options: Options) -> dict[str, Any]:
     """Return all numbers of a clip."""
     given = options.context_frames
-    file = clips_by_name(options.clips, world.vocabulary)[name]
+    file = find_clips(options.clips, world.vocabulary)[name]
     clip = file.read(options.frames, size_px=world.frame_size_px)
     ids = world.action_ids(clip.actions, options.frames, "frame")
     dreams = {

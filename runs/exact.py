@@ -29,8 +29,9 @@ from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import step_costs
 from diagd.decoding.strategies.strategy import Exact, Strategy, parse_strategies
-from diagd.evaluation.measure import choose_clips, clips_by_name
+from diagd.evaluation.measure import choose_clips
 from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
@@ -142,7 +143,7 @@ def measure(
 ) -> dict[str, Measured]:
     """Continue a clip by every strategy."""
     given, length = options.context_frames, options.context_frames + options.frames
-    file = clips_by_name(options.clips, world.vocabulary)[name]
+    file = find_clips(options.clips, world.vocabulary)[name]
     clip = file.read(length, options.start, size_px=world.frame_size_px)
     ids = world.action_ids(clip.actions, length, "frame")
     measured = {}

@@ -37,22 +37,17 @@ KINDS = (
     "elsewhere",
 )
 ROW_LAGS = (1, 2, 4)
+_LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 
 
 @torch.no_grad()
 def capture_attention(
     model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
-    """Feed tokens causally and pass on the attention of those from `first` on.
+    """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
-    Args:
-        model: our own decoder, or a model of transformers with eager attention.
-        tokens: (B, N) int64.
-        first: the first query, in [0, N).
-        sink: called for every layer of every chunk of at most `chunk` queries.
-
-    Raises:
-        ValueError: a model without eager attention, or a sequence that does not fit it.
+    The sink is called for every layer of every chunk. A model of transformers must run eager
+    attention.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -82,7 +77,6 @@ def capture_attention(
 
 
 def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
-    """Return one module a layer, in order."""
     if isinstance(model, Transformer):
         return [block.self_attn for block in model.model.blocks]
     name, config = type(model.model).__name__, model.config
@@ -111,7 +105,7 @@ def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -
 def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
     assert isinstance(module, Attention)
-    x, rotary, _, visible, cache = inputs
+    x, rotary, (_, visible, cache, _) = inputs
     queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)
@@ -125,54 +119,45 @@ def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class FrameAttention:
-    """Attention of the tokens of one frame: Q = height * width queries over N tokens.
-
-    Attributes:
-        frame: counted from 0.
-        slots_per_frame: its tokens and the actions after them.
-        mean_map: (Q, N) float32, mean over clips and the layers and heads asked for. A row is a
-            token written, a column a token attended to.
-        shares: (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1 over kinds.
-        hidden: (layers, heads, row lags) float32, mass on tokens of the frame that diagonals with
-            the lags `ROW_LAGS` have not written yet.
-        even_shares, even_hidden: the same if every visible token got the same attention.
-    """
+    """Attention of the tokens of one frame: Q = height * width queries over N tokens."""
 
     height: int
     width: int
-    frame: int
-    slots_per_frame: int
+    frame: int  # counted from 0
+    slots_per_frame: int  # its tokens and the actions after them
+    # (Q, N) float32: a row is a token written, a column a token attended to; the mean over clips
+    # and the layers and heads asked for
     mean_map: Tensor
-    shares: Tensor
+    shares: Tensor  # (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1
+    # (layers, heads, row lags) float32, mass on tokens that diagonals with the lags `ROW_LAGS` have
+    # not written yet
     hidden: Tensor
-    even_shares: Tensor
-    even_hidden: Tensor
+    even_shares: Tensor  # (kinds,), if every visible token got the same attention
+    even_hidden: Tensor  # (row lags,), likewise
 
     def report(self) -> dict[str, Any]:
         """Return the numbers as plain data: over all, by layer, by layer and head."""
         return {
             "frame": self.frame,
             "grid": f"{self.height}x{self.width}",
-            "shares": _by_kind(self.shares.mean((0, 1))),
-            "shares_if_even": _by_kind(self.even_shares),
-            "not_written_yet": _by_lag(self.hidden.mean((0, 1))),
-            "not_written_yet_if_even": _by_lag(self.even_hidden),
+            "shares": _named(KINDS, self.shares.mean((0, 1))),
+            "shares_if_even": _named(KINDS, self.even_shares),
+            "not_written_yet": _named(_LAG_NAMES, self.hidden.mean((0, 1))),
+            "not_written_yet_if_even": _named(_LAG_NAMES, self.even_hidden),
             "layers": [
                 {
-                    "shares": _by_kind(shares.mean(0)),
-                    "not_written_yet": _by_lag(hidden.mean(0)),
-                    "heads": [_by_kind(head) for head in shares],
+                    "shares": _named(KINDS, shares.mean(0)),
+                    "not_written_yet": _named(_LAG_NAMES, hidden.mean(0)),
+                    "heads": [_named(KINDS, head) for head in shares],
                 }
                 for shares, hidden in zip(self.shares, self.hidden, strict=True)
             ],
         }
 
     def around(self, frames_back: int, reach: int) -> Tensor:
-        """Return the mean mass at every offset from the token written.
+        """Return the mean mass at row and column offsets -reach .. reach from the token written.
 
-        Returns:
-            (2 * reach + 1, 2 * reach + 1) float32 over row and column offsets -reach .. reach;
-            NaN at offsets that no attended token has.
+        (2 * reach + 1, 2 * reach + 1) float32; NaN at offsets that no attended token has.
         """
         count, size = self.height * self.width, 2 * reach + 1
         end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
@@ -189,12 +174,8 @@ class FrameAttention:
         return (total / offsets.bincount(minlength=size * size)).view(size, size)
 
 
-def _by_kind(shares: Tensor) -> dict[str, float]:
-    return {kind: round(share, 5) for kind, share in zip(KINDS, shares.tolist(), strict=True)}
-
-
-def _by_lag(masses: Tensor) -> dict[str, float]:
-    return {f"row_lag_{k}": round(m, 5) for k, m in zip(ROW_LAGS, masses.tolist(), strict=True)}
+def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
+    return {name: round(mass, 5) for name, mass in zip(names, masses.tolist(), strict=True)}
 
 
 def measure_attention(
@@ -215,12 +196,8 @@ def measure_attention(
     Args:
         tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
             the first frame; tokens after `frame` are ignored.
-        frame: counted from 0; 1 is the paper's.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
-
-    Raises:
-        ValueError: tokens without that frame, or a layer or head that the model does not have.
     """
     size = height * width
     start = prefix_length + frame * (size + num_action_tokens)
@@ -256,21 +233,12 @@ def measure_attention(
     even_shares, even_hidden = (
         (part * even).sum((1, 2)) / size for part in classes.split((len(KINDS), len(ROW_LAGS)))
     )
-    return FrameAttention(
-        height,
-        width,
-        frame,
-        size + num_action_tokens,
-        mean_map / (layers if layer is None else 1),
-        shares,
-        hidden,
-        even_shares,
-        even_hidden,
-    )
+    mean_map /= layers if layer is None else 1
+    place = height, width, frame, size + num_action_tokens
+    return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
 
 
 def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return row and column of every token of a frame, each (height * width,)."""
     cells = torch.arange(height * width)
     return cells // width, cells % width
 

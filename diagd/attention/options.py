@@ -1,4 +1,4 @@
-"""What `diagd attention` is told."""
+"""Options of `diagd attention`."""
 
 from dataclasses import dataclass
 from pathlib import Path

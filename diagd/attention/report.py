@@ -41,11 +41,7 @@ _STYLES = {  # label and colour of each kind of token, in the order of the bars
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
-    """Measure, draw, print and write the numbers; return them and where they went.
-
-    Raises:
-        FileNotFoundError, ValueError: a model or clips that are missing or do not fit.
-    """
+    """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
     world = VideoGenerator(parts.model, config, parts.tokenizer, parts.vocabulary, parts.defaults)
@@ -113,7 +109,6 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
-    """Write the figure as PNG."""
     figure, axes = plt.subplot_mosaic(
         [["map", "map", "map"], ["before", "itself", "shares"]],
         figsize=(14, 11.5),
@@ -146,15 +141,9 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
     norm = LogNorm(high / 1000, high, clip=True)
     axis.imshow(shown, norm=norm, cmap="magma", aspect="auto", interpolation="nearest")
     axis.axvline(slots_per_frame - 0.5, color="white", linewidth=1.5)
-    look = {
-        "textcoords": "axes fraction",
-        "horizontalalignment": "center",
-        "color": "white",
-        "fontsize": 11,
-        "in_layout": False,
-        "bbox": {"facecolor": "black", "alpha": 0.75, "edgecolor": "none"},
-        "arrowprops": {"arrowstyle": "->", "color": "white"},
-    }
+    look = {"textcoords": "axes fraction", "color": "white", "fontsize": 11, "in_layout": False}
+    look |= {"ha": "center", "arrowprops": {"arrowstyle": "->", "color": "white"}}
+    look |= {"bbox": {"facecolor": "black", "alpha": 0.75, "edgecolor": "none"}}
     # kind, columns from the diagonal of the frame before, row (0 to 1), place of the label (0 to 1)
     for kind, offset, row, label_at in (
         ("previous_frame", 0, 0.25, (0.2, 0.88)),

@@ -98,8 +98,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
         super().__init__(model)
         self.parts, self.sample_size = parts, sample_size
         self._times = StepTimes()
-        # of each step the moments at which it began and ended, its lanes' positions, its slots
-        self._steps: list[tuple[Any, Any, Tensor, int]] = []
+        self._moments: list[tuple[Any, Any]] = []  # at which each step began and ended
         self._stride, self._num_seen = 1, 0
         self._in_step = False
         self.skips = False  # while a prompt is read and steps are a sample
@@ -125,12 +124,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def take(self) -> StepTimes:
         """Return what was measured since the last call, once the device is done."""
         times, self._times = self._times, StepTimes()
-        for started, ended, positions, num_slots in self._steps:
-            times.seconds.append(self._seconds(started, ended))
-            times.lanes.append(len(positions))
-            # an engine reads whole blocks of slots, of which only these hold what is seen
-            times.slots.append(min(int(positions.max()) + 1, num_slots))
-        self._steps = []
+        times.seconds = [self._seconds(*both) for both in self._moments]
+        self._moments = []
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -150,7 +145,9 @@ class Stopwatch(ModelWrapper[CausalModel]):
             before = None if counters is None else counters.clone()
             started = self._now()
             run(lanes, num_slots)
-            self._steps.append((started, self._now(), lanes[0], num_slots))
+            self._moments.append((started, self._now()))
+            self._times.lanes.append(lanes.shape[1])
+            self._times.slots.append(num_slots)
             if counters is not None and before is not None:
                 linears, attention, rest, drawing = (counters - before).tolist()
                 parts = self._times.parts

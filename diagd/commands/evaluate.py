@@ -24,20 +24,21 @@ from diagd.evaluation.measure import (
     Task,
     choose_clips,
     clip_after,
-    clips_by_name,
     compare_likelihood,
 )
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     LIKELIHOOD_FILE,
     RESULTS_FILE,
-    ResultsWriter,
+    Record,
+    appending,
     check_same,
     key_of,
     read_results,
     video_path,
 )
 from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import find_clips
 from diagd.system import clip_fingerprint, fingerprint, provenance
 from diagd.workers import do_tasks
 
@@ -60,7 +61,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             failed |= meter.check(label, clips)
     if len(failed) == len(clips):
         raise ValueError(failed[clips[0]])
-    files = clips_by_name(options.clips)
+    files = find_clips(options.clips)
     run = {
         "kind": "run",
         "settings": options.settings(dtype),
@@ -80,14 +81,14 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     ]
     path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else RESULTS_FILE)
     num_measured = 0
-    with ResultsWriter(path) as writer:
+    with appending(path) as append:
         before = read_results(path)
         check_same(path, before, run)
         done = before.done()
         missing = [task for task in tasks if tuple(task) not in done]
         if missing:
             run["run"] = len(before.runs)
-            writer.append(run)
+            append(run)
             make = (lambda: meter) if pool.is_this_process else partial(ClipMeter, options, dtype)
             outcomes = do_tasks(missing, make, pool)
             with progress("clips x strategies", len(tasks), len(tasks) - len(missing)) as job:
@@ -95,7 +96,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                     if isinstance(outcome, ValueError):
                         failed.setdefault(task.clip, str(outcome))
                     else:
-                        _keep(options, outcome, writer, run["run"])
+                        append({**_keep_frames(options, outcome), "run": run["run"]})
                         num_measured += 1
                     job.advance()
     results = read_results(path)
@@ -115,10 +116,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     }
 
 
-def _keep(options: EvaluateOptions, outcome: Outcome, writer: ResultsWriter, run: int) -> None:
-    """Write the video, then the line that names it."""
+def _keep_frames(options: EvaluateOptions, outcome: Outcome) -> Record:
+    """Write the video, if there is one, and return the line that names it."""
     record, video = outcome.record, None
     if outcome.frames is not None:
         video = video_path(*key_of(record))
         write_video(options.out / video, outcome.frames, record["fps"])
-    writer.append({**record, "run": run, "video": video})
+    return {**record, "video": video}

@@ -1,4 +1,4 @@
-"""An evaluation summed up: rows, the columns that show them, and notes on how to read them."""
+"""Summary of an evaluation: rows, the columns that show them, and notes on how to read them."""
 
 from typing import NamedTuple
 

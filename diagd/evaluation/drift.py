@@ -1,4 +1,4 @@
-"""How a dream changes while it goes on and on: quality by eights of frames, past the clip's end.
+"""Changes of a dream that goes on and on: quality by eights of frames, past the clip's end.
 
 A clip ends after some tens of frames, a dream does not: once its actions are over they begin again.
 PSNR and SSIM need the true frame of the same moment, so they end with the clip. All else is read
@@ -53,15 +53,13 @@ def summarize_drift(results: Results) -> list[dict[str, Any]]:
         truth = groups.get((model, "truth"), {})
         length = max(len(record["drift"]["sharpness"]) for record in clips.values())
         for start in range(0, length, EIGHT):
-            frames = [start + 1, min(start + EIGHT, length)]
-            row = {"model": model, "strategy": strategy, "frames": frames}
-            rows.append(row | _eight(clips, truth, slice(start, start + EIGHT)))
+            end = min(start + EIGHT, length)
+            row = {"model": model, "strategy": strategy, "frames": [start + 1, end]}
+            rows.append(row | _eight(clips, truth, slice(start, end)))
     return rows
 
 
 def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
-    """Return the numbers of some frames."""
-
     def mean(records: dict[str, Record], part: str, name: str, frames: slice) -> float | None:
         lists = (record[part].get(name, ())[frames] for record in records.values())
         values = list(chain(*lists))
@@ -69,10 +67,8 @@ def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) ->
 
     row: dict[str, Any] = {name: mean(clips, "quality", name, frames) for name in QUALITY}
     row |= {name: mean(clips, "drift", name, frames) for name in ("repeated", "distinct")}
-    sharpness, usual = (
-        mean(records, "drift", "sharpness", part)
-        for records, part in ((clips, frames), (truth, slice(None)))
-    )
+    sharpness = mean(clips, "drift", "sharpness", frames)
+    usual = mean(truth, "drift", "sharpness", slice(None))
     row["sharpness"] = sharpness / usual if sharpness is not None and usual else None
     row["samples"] = sum(len(one["drift"]["sharpness"][frames]) for one in clips.values())
     features, reference = _features(clips, frames), _features(truth, slice(None))
@@ -89,7 +85,7 @@ def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
 
 
 def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
-    """Return how to read the rows."""
+    """Explain the rows."""
     notes = [
         f"Every clip's first {results.runs[-1]['settings']['context_frames']} frames are given; "
         "where its actions are over, they begin again. PSNR and SSIM are against the true frame of "

@@ -1,9 +1,11 @@
 """Measure a model with a strategy, or a baseline, on a clip."""
 
 import os
+import random
 import time
 from collections.abc import Collection
 from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from diagd.backends.devices import dtype_of
 from diagd.backends.names import DTypeName
-from diagd.data.actions import ActionCodec, idle_action, split_actions
+from diagd.data.actions import idle_action, split_actions
 from diagd.decoding.strategies.strategy import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import Comparison
@@ -21,16 +23,9 @@ from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import RASTER, Record, Results, pack
 from diagd.evaluation.revisit import CHANCE, walk
 from diagd.evaluation.tables import CLIPS, STRATEGY, Column
-from diagd.families.clip_files import Clip, ClipFile, find_clips, sample_clips
+from diagd.families.clip_files import Clip, find_clips
+from diagd.metrics import quality
 from diagd.metrics.perceptual import Lpips, VideoFeatures
-from diagd.metrics.quality import (
-    distinct_tokens,
-    frame_features,
-    psnr,
-    repeated_tokens,
-    sharpness,
-    ssim,
-)
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.tokenizers.vq import VQTokenizer
@@ -38,32 +33,32 @@ from diagd.tokenizers.vq import VQTokenizer
 
 def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
     """Draw clips of a folder at random; more clips of one seed contain the fewer ones."""
-    return [clip.name for clip in sample_clips(find_clips(folder), num_clips, seed)]
-
-
-def clips_by_name(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
-    """Return the clips of a folder, with the actions of a model that takes any."""
-    return {clip.name: replace(clip, codec=codec) for clip in find_clips(folder)}
+    names = list(find_clips(folder))
+    if not 1 <= num_clips <= len(names):
+        raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
+    places = list(range(len(names)))
+    random.Random(seed).shuffle(places)
+    return [names[place] for place in sorted(places[:num_clips])]
 
 
 def clip_after(folder: Path, name: str) -> str:
     """Return the clip of a folder that comes after this one by name, the first after the last."""
-    names = [clip.name for clip in find_clips(folder)]
+    names = list(find_clips(folder))
     if len(names) < 2:
         raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
     return names[(names.index(name) + 1) % len(names)]
 
 
 class Task(NamedTuple):
-    """One line to measure: a model by its label, a strategy or baseline, a clip."""
+    """One line to measure."""
 
-    model: str
-    strategy: str
+    model: str  # its label
+    strategy: str  # or baseline
     clip: str
 
 
 class Outcome(NamedTuple):
-    """A clip line, and the frames (T, H_px, W_px, 3) uint8 it is about if they are to be kept."""
+    """A clip line, and its frames (T, H_px, W_px, 3) uint8 if they are to be kept."""
 
     record: Record
     frames: Tensor | None
@@ -80,7 +75,7 @@ class ClipMeter:
         self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
         self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
         self._world: tuple[str, VideoGenerator] | None = None
-        self._clip: tuple[tuple[str, str], Clip] | None = None
+        self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
 
     @property
@@ -106,18 +101,12 @@ class ClipMeter:
             self._world = model, world
         return self._world[1]
 
-    def clip(self, model: str, name: str) -> Clip:
-        """Return a clip at the size of the model's frames."""
-        if self._clip is None or self._clip[0] != (model, name):
-            self._clip = (model, name), self._read(model, name)
-        return self._clip[1]
-
     def check(self, model: str, names: Collection[str]) -> dict[str, str]:
-        """Return what is wrong with each clip that cannot be read, from heads and action files."""
+        """Check heads and action files of clips; return the error of each that cannot be read."""
         world, options = self.world(model), self.options
         for strategy in options.strategies():
             world.check(strategy, options.sampling())
-        files, bad = clips_by_name(options.clips, world.vocabulary), dict[str, str]()
+        files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
         for name in names:
             try:
                 files[name].check(options.frames_read[0], options.start, options.lengths.fps)
@@ -127,11 +116,12 @@ class ClipMeter:
         return bad
 
     def _read(self, model: str, name: str) -> Clip:
+        """Read a clip at the size of the model's frames."""
         world, options = self.world(model), self.options
-        file = clips_by_name(options.clips, world.vocabulary)[name]
+        file = find_clips(options.clips, world.vocabulary)[name]
         part = options.start, options.lengths.fps
-        least, most = options.frames_read
-        clip = file.read(min(most, file.check(least, *part)), *part)
+        min_frames, max_frames = options.frames_read
+        clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
     def __call__(self, task: Task) -> Outcome:
@@ -213,10 +203,8 @@ class ClipMeter:
 
     def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
         """Return each metric, frame by frame."""
-        quality = {"psnr": psnr(frames, truth).tolist(), "ssim": ssim(frames, truth).tolist()}
-        if self._lpips is not None:
-            quality["lpips"] = self._lpips(frames, truth).tolist()
-        return quality
+        metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
+        return {name: one(frames, truth).tolist() for name, one in metrics.items() if one}
 
     def _drift(
         self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
@@ -224,10 +212,11 @@ class ClipMeter:
         """Describe each frame without the truth; `before` is the last given one."""
         tokenizer = self.world(model).tokenizer
         grids = tokenizer.encode(frames) if tokens is None else tokens
+        whole = torch.cat([tokenizer.encode(before), grids])
         return {
-            "sharpness": sharpness(frames).tolist(),
-            "repeated": repeated_tokens(torch.cat([tokenizer.encode(before), grids])).tolist(),
-            "distinct": distinct_tokens(grids).tolist(),
+            "sharpness": quality.sharpness(frames).tolist(),
+            "repeated": quality.repeated_tokens(whole).tolist(),
+            "distinct": quality.distinct_tokens(grids).tolist(),
         }
 
     def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
@@ -240,7 +229,7 @@ class ClipMeter:
             with torch.inference_mode():
                 pixels = torch.cat([before, frames]).to(tokenizer.codebook.device)
                 parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
-                features["tfd"] = pack(frame_features(torch.cat(parts)).cpu().numpy())
+                features["tfd"] = pack(quality.frame_features(torch.cat(parts)).cpu().numpy())
         return features
 
     def _likelihood(self, task: Task) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from diagd.pipeline.options import MachineFlags, PoolFlags
 
 @dataclass(frozen=True)
 class Protocol:
-    """How long clips are and how many (arXiv:2503.14070, section 4.1.2)."""
+    """Number and length of clips (arXiv:2503.14070, section 4.1.2)."""
 
     num_clips: int
     frames: int  # of a clip, the given ones included
@@ -109,7 +109,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
 
     @property
     def lengths(self) -> Protocol:
-        """How many clips, and how long: the protocol's numbers but for those that were given."""
+        """Number and length of clips: the protocol's but for those that were given."""
         names = [field.name for field in fields(Protocol)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         lengths = replace(PROTOCOLS[self.protocol], **given)

@@ -16,7 +16,8 @@ import base64
 import json
 import math
 import re
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Results:
-    """What results.jsonl holds: its run lines and its clip lines, in order."""
+    """The run lines and the clip lines of results.jsonl, in order."""
 
     runs: list[Record]
     clips: list[Record]
@@ -49,7 +50,7 @@ class Results:
 
 
 def key_of(record: Record) -> tuple[str, str, str]:
-    """Return what makes a clip line unique: (model, strategy, clip)."""
+    """Return the unique key of a clip line: (model, strategy, clip)."""
     return record["model"], record["strategy"], record["clip"]
 
 
@@ -111,31 +112,16 @@ def check_same(path: Path, before: Results, run: Record) -> None:
                 )
 
 
-class ResultsWriter:
-    """Append lines to a file of results, one process at a time, each whole or not at all.
+@contextmanager
+def appending(path: Path) -> Iterator[Callable[[Record], None]]:
+    """Yield a function that appends a line to a file of results, whole or not at all.
 
-    Opening cuts off a line that a killed run left unfinished.
-
-    Raises:
-        ValueError: another process is writing to it.
+    There is one writer at a time. Opening cuts off a line that a killed run left unfinished.
     """
-
-    def __init__(self, path: Path) -> None:
-        with ExitStack() as opened:
-            opened.enter_context(only_writer(path.parent, path.name))
-            with path.open("ab") as file:
-                file.truncate(path.read_bytes().rfind(b"\n") + 1)
-            self._path, self._opened = path, opened.pop_all()
-
-    def append(self, record: Record) -> None:
-        """Write one line, and wait until it is on the disk."""
-        append_line(self._path, json.dumps(record, allow_nan=False))
-
-    def __enter__(self) -> "ResultsWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    with only_writer(path.parent, path.name):
+        with path.open("ab") as file:
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        yield lambda record: append_line(path, json.dumps(record, allow_nan=False))
 
 
 def pack(values: NDArray[Any]) -> Record:

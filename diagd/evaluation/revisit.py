@@ -1,4 +1,4 @@
-"""Whether a world is still there when one turns back: away for n frames, and back for as many.
+"""Permanence of a world when one turns back: away for n frames, and back for as many.
 
 A dream turns away from the last given picture, stands still for a frame, and turns back; then it
 should show that picture again. Each frame is compared with it, so quality falls to the turning
@@ -89,7 +89,7 @@ def _metric(
 
 
 def revisit_notes(settings: Record) -> list[str]:
-    """Return how to read the rows of a run with these settings."""
+    """Explain the rows of a run with these settings."""
     away, back = settings["revisit_actions"]
     return [
         f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from diagd.console import print_tables
+from diagd.console import print_table
 from diagd.evaluation.results import BASELINES
 
 Row = dict[str, Any]  # as in the JSON of a command
@@ -15,22 +15,14 @@ Row = dict[str, Any]  # as in the JSON of a command
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        key: of the value in a row; `psnr.mean` is row["psnr"]["mean"].
-        form: formats a value, as in "{:.2f}".
-        interval: key of the value's 95% interval, a pair.
-        better: which of two values is better; None where neither is.
-        is_label: it names the row.
-    """
-
-    key: str
+    key: str  # of the value in a row; `psnr.mean` is row["psnr"]["mean"]
     heading: str
-    form: str = "{}"
-    interval: str | None = None
-    better: Literal["higher", "lower"] | None = None
-    is_label: bool = False
+    form: str = "{}"  # formats a value
+    interval: str | None = None  # key of the value's 95% interval, a pair
+    better: Literal["higher", "lower"] | None = None  # of two values; None where neither is
+    is_label: bool = False  # it names the row
 
     def value(self, row: Row) -> Any:
         """Return the value of a row, or None."""
@@ -57,10 +49,9 @@ class Column:
 
 
 def _look_up(row: Row, key: str) -> Any:
-    value: Any = row
-    for part in key.split("."):
-        value = None if value is None else value.get(part)
-    return value
+    name, _, rest = key.partition(".")
+    value = row.get(name)
+    return _look_up(value, rest) if rest and value is not None else value
 
 
 MODEL = Column("model", "model", is_label=True)
@@ -81,7 +72,6 @@ class Table:
         self.rows = [row for row in rows if any(one.value(row) is not None for one in numbers)]
 
     def cells(self, brackets: bool) -> list[list[str]]:
-        """Format all values, row by row."""
         return [[column.cell(row, brackets) for column in self.columns] for row in self.rows]
 
     def best(self) -> set[tuple[int, int]]:
@@ -101,11 +91,13 @@ class Table:
         return found
 
     def print(self, console: Console) -> None:
-        """Print a table for each model."""
-        models = [row["model"] for row in self.rows]
         num_labels = sum(column.is_label for column in self.columns)
-        header = [column.heading for column in self.columns]
-        print_tables(console, models, header, self.cells(brackets=False), num_labels)
+        header, cells = [column.heading for column in self.columns], self.cells(brackets=False)
+        for model in dict.fromkeys(row["model"] for row in self.rows):
+            own = [
+                line for row, line in zip(self.rows, cells, strict=True) if row["model"] == model
+            ]
+            print_table(console, model, header, own, num_labels)
 
     def markdown(self) -> str:
         """Write the table as Markdown; the best values are bold."""

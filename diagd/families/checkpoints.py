@@ -102,7 +102,7 @@ def model_path(name_or_path: str | Path) -> Path:
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name has the form `user/name` of a repository on the Hugging Face Hub."""
+    """Recognise the form `user/name` of a repository on the Hugging Face Hub."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
@@ -125,7 +125,6 @@ def _file_patterns() -> list[str]:
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
-    """Whether a folder is of our own format, be it complete or not."""
     path = config or folder / CONFIG_FILE
     if not path.is_file():
         return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
@@ -183,7 +182,6 @@ def _read_fields(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config of a model from a JSON file."""
     values = _read_fields(path)
     try:
         return ModelConfig.from_dict(values)
@@ -192,7 +190,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
-    """Build the model of a checkpoint around its weights, which have to be finite."""
+    """Build the model of a checkpoint around its weights, which must be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         expected = "a floating-point type of torch, such as torch.bfloat16"
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
@@ -227,8 +225,8 @@ def empty_model(found: Checkpoint) -> Transformer:
         ],
         "non-float": [name for name in weights if not weights[name].is_floating_point()],
     }
-    if said := name_tensors(problems):
-        raise ValueError(f"{found.path}: does not fit the config: {said}")
+    if misfits := name_tensors(problems):
+        raise ValueError(f"{found.path}: does not fit the config: {misfits}")
     return model
 
 
@@ -312,12 +310,12 @@ def save_model(
 
 def write_checkpoint(folder: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
     """Write config and weights, in their own types; the weights last: with them all is there."""
-    write_json(folder / CONFIG_FILE, config.to_dict(), indent=2)
+    write_json(folder / CONFIG_FILE, asdict(config), indent=2)
     write_weights(folder / WEIGHTS_FILE, weights)
 
 
 def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
-    """Write a tokenizer into a folder of ours, to the last bit; TorchScript is refused."""
+    """Write a tokenizer without loss into a folder of ours; TorchScript is refused."""
     save = getattr(tokenizer, "save_pretrained", None)
     if save is None:
         raise ValueError(f"a {type(tokenizer).__name__} cannot be stored in {folder}")
@@ -325,7 +323,6 @@ def save_tokenizer(folder: Path, tokenizer: VideoTokenizer) -> None:
 
 
 def write_actions_file(path: Path, codec: ActionCodec) -> None:
-    """Write what `read_actions_file` reads."""
     kinds = [family.name for family in table.FAMILIES if family.actions == codec]
     write_json(path, {"kind": kinds[0]} if kinds else {"names": list(codec.names)})
 

@@ -1,14 +1,12 @@
 """Clips to evaluate on: folders of videos, videos with action files, recordings of a family.
 
-for clip_file in find_clips("heldout", codec=world.vocabulary):
+for clip_file in find_clips(Path("heldout"), codec=world.vocabulary).values():
     clip = clip_file.read(num_frames=16, size_px=world.frame_size_px)
 
 A `ClipFile` is only a reference (small, picklable); `read` decodes what is asked for and no more.
 """
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -47,7 +45,7 @@ class ClipFile:
 
     @property
     def recording_format(self) -> RecordingFormat | None:
-        """How the file holds frames and actions; None for a video."""
+        """The format of frames and actions in the file; None for a video."""
         return recording_formats().get(self.path.suffix.lower())
 
     def length(self) -> tuple[int, Fraction]:
@@ -58,7 +56,7 @@ class ClipFile:
     def check(
         self, num_frames: int | None = None, start: int = 0, fps: Fraction | float | None = None
     ) -> int:
-        """Return how many frames `read` would give without a limit; raises what it would raise."""
+        """Return how many frames `read` gives without a limit, or raise ValueError if too few."""
         stored, rate = self.length()
         try:
             numbers = frame_numbers(rate, fps, start)
@@ -75,8 +73,6 @@ class ClipFile:
                 f"{self.path}: expected at least {num_frames or 1} frames from frame {start} "
                 f"on{at_rate}, got {available} (the clip has {stored})"
             )
-        if self.codec is not None and self.recording_format is None:
-            _action_file(self.path)
         return available
 
     def read(
@@ -93,12 +89,9 @@ class ClipFile:
             start: frames left out at the head, counted at the rate of `fps`.
             fps: read a video without actions at a lower frame rate (see `video.frame_numbers`).
             size_px: (height_px, width_px) to fit frames to (see `video.resize`).
-
-        Raises:
-            FileNotFoundError, ValueError: the clip or its action file is missing, too short or
-                damaged, an action is none of the codec's, or `fps` is given for a clip with them.
         """
         available = self.check(num_frames, start, fps)
+        actions = self.actions()
         count = available if num_frames is None else num_frames
         if self.codec is not None:
             fps = None  # the stored rate, as `check` has seen
@@ -115,7 +108,6 @@ class ClipFile:
             raise ValueError(
                 f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
             )
-        actions = self.actions()
         return Clip(self.name, frames, rate, actions and actions[start : start + count])
 
     def actions(self) -> list[str] | None:
@@ -125,7 +117,10 @@ class ClipFile:
         stored, _ = self.length()
         form = self.recording_format
         if form is None:
-            return read_actions(_action_file(self.path), self.codec, stored)
+            path = self.path.with_suffix(".jsonl")
+            if not path.is_file():
+                raise FileNotFoundError(f"action file not found: {path}")
+            return read_actions(path, self.codec, stored)
         actions = form.actions(self.path)
         try:
             if len(actions) != stored:
@@ -138,18 +133,13 @@ class ClipFile:
 
 
 def recording_formats() -> dict[str, RecordingFormat]:
-    """Return the formats of recordings that families bring, by suffix in lower case."""
+    """Return the families' formats of recordings by suffix, in lower case."""
     formats = (family.recordings for family in table.FAMILIES)
     return {form.suffix: form for form in formats if form is not None}
 
 
-def find_clips(folder: str | Path, codec: ActionCodec | None = None) -> list[ClipFile]:
-    """List the clips below a folder, sorted by name; opens none of them.
-
-    They are recordings if there is any, else videos, each with a NAME.jsonl beside it if the model
-    that is to see them has actions (`codec`).
-    """
-    folder = Path(folder)
+def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
+    """List the clips below a folder by name: recordings if there is any, else videos."""
     if not folder.is_dir():
         raise FileNotFoundError(f"folder of clips not found: {folder}")
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
@@ -163,31 +153,5 @@ def find_clips(folder: str | Path, codec: ActionCodec | None = None) -> list[Cli
         name = path.relative_to(folder).with_suffix("").as_posix()
         if name in clips:
             raise ValueError(f"two clips have one name: {clips[name].path} and {path}")
-        if codec is not None and not recordings:
-            _action_file(path)
         clips[name] = ClipFile(name, path, codec)
-    return list(clips.values())
-
-
-def sample_clips(
-    clips: Sequence[ClipFile], count: int | None = None, seed: int | None = None
-) -> list[ClipFile]:
-    """Return the first `count` clips, or with a seed a random choice, in the order of `clips`.
-
-    A larger choice with the same seed contains the smaller one.
-    """
-    if count is None:
-        return list(clips)
-    if not 1 <= count <= len(clips):
-        raise ValueError(f"expected a number of clips from 1 to {len(clips)}, got {count}")
-    places = list(range(len(clips)))
-    if seed is not None:
-        random.Random(seed).shuffle(places)
-    return [clips[place] for place in sorted(places[:count])]
-
-
-def _action_file(video: Path) -> Path:
-    path = video.with_suffix(".jsonl")
-    if not path.is_file():
-        raise FileNotFoundError(f"action file not found: {path}")
-    return path
+    return clips

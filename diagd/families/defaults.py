@@ -1,10 +1,9 @@
-"""Generation defaults: how the makers of a model use it, where nothing else is asked for."""
+"""Generation defaults: the settings of a model's makers, where nothing else is asked for."""
 
 from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import RowStart
 from diagd.decoding.strategies.strategy import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
 
@@ -14,7 +13,7 @@ _MAX, _MAX_FPS = 2**28, 1000
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """How the makers of a model use it; every flag of `diagd generate` can say otherwise."""
+    """Settings with which the makers of a model use it; flags of `diagd generate` override them."""
 
     fps: float = 8.75
     context_frames: int = 4  # of the prompt
@@ -45,27 +44,23 @@ class GenerationDefaults:
         self.strategy(1)
 
     def strategy(
-        self,
-        height: int,
-        row_lag: int | None = None,
-        frame_lag: int | None = None,
-        row_start: RowStart | None = None,
+        self, height: int, row_lag: int | None = None, frame_lag: int | None = None
     ) -> Strategy:
-        """Return the strategy for frames of so many rows of tokens, if none is asked for.
+        """Return the strategy for frames of `height` rows of tokens, if none is asked for.
 
-        Where a lag or a row start is given, it is diagonals with the others filled in.
+        Where a lag is given, it is diagonals with the other one filled in.
         """
-        if self.decoding is not None and row_lag is frame_lag is row_start is None:
+        if self.decoding is not None and row_lag is frame_lag is None:
             return parse_strategy(self.decoding)
         row_lag = self.row_lag if row_lag is None else row_lag
         if frame_lag is None and self.overlap:
             frame_lag = row_lag * height
-        return Diagonal(row_lag, frame_lag, row_start or "temporal")
+        return Diagonal(row_lag, frame_lag)
 
     def sampling(
         self, options: SamplingOptions | None, valid_range: tuple[int, int] | Any
     ) -> SamplingOptions:
-        """Return how tokens are drawn: as asked for, or as here; in the range, unless one is."""
+        """Complete the options asked for, if any, with these defaults and the valid range."""
         if options is None:
             top_p = self.top_p if self.temperature else None
             options = SamplingOptions(self.temperature, top_p=top_p)

@@ -98,10 +98,9 @@ def rename(
 ) -> dict[str, Tensor]:
     """Return views of the tensors under our names, or raise ValueError naming those that misfit.
 
-    Args:
-        tensors: by their names; every one has to be asked for.
-        modules: our module to theirs; `{i}` runs over the layers, and `qkv 1/3` is the second third
-            of the rows of `qkv`. Weights, which must be there, and biases follow their module.
+    `modules` maps ours to theirs, which must be all there are. `{i}` runs over the layers, and
+    `qkv 1/3` is the second third of the rows of `qkv`. Weights, which must be there, and biases
+    follow their module.
     """
     renamed, missing, unknown = {}, [], dict(tensors)
     for ours, theirs in modules.items():

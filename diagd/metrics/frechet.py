@@ -10,20 +10,13 @@ MIN_FRAMES = 10  # I3D halves time three times and pools the rest: shorter clips
 # crop: the short side to 224 px, then the centre; stretch: straight to 224 x 224 px;
 # detector: pixels in [0, 255] as they are, scaled and stretched by the TorchScript itself
 Preprocessing = Literal["crop", "stretch", "detector"]
-
-
 Features = NDArray[np.floating[Any]]
 
 
 def frechet_distance(features: Features, reference: Features) -> float:
-    """Compare two samples of vectors.
+    """Return the squared Frechet distance of (N, D) to (M, D), at least two vectors each.
 
-    Args:
-        features, reference: (N, D) and (M, D), at least two vectors each. With fewer than D + 1
-            vectors a covariance is singular, and the distance is larger than that of more vectors.
-
-    Returns:
-        The squared Frechet distance, 0 or more.
+    With fewer than D + 1 vectors a covariance is singular, and the distance is biased upwards.
     """
     (mean, covariance), (other_mean, other) = _moments(features), _moments(reference)
     values, vectors = np.linalg.eigh(covariance)

@@ -14,7 +14,7 @@ from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
 
 
 def short_sha256(path: str | Path) -> str:
-    """Return the first 12 hex digits of a file's SHA-256, as printed beside numbers it made."""
+    """Return the first 12 hex digits of a file's SHA-256."""
     with _existing(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
@@ -77,14 +77,7 @@ class Lpips:
 
     Args:
         backbone: torchvision's state dict of `alexnet` or `vgg16`.
-        heads: the authors' `alex.pth` or `vgg.pth`; None takes torchmetrics' copy.
-
-    Attributes:
-        provenance: the network and the short hash of each file.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a file that does not hold what it should.
+        heads: the authors' `alex.pth` or `vgg.pth`; None uses torchmetrics' copy.
     """
 
     def __init__(
@@ -125,11 +118,7 @@ class Lpips:
 
     @torch.inference_mode()
     def __call__(self, video: Tensor, reference: Tensor) -> Tensor:
-        """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32, 0 for equal ones.
-
-        Raises:
-            ValueError: frames too small for the network.
-        """
+        """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32."""
         smallest = _MIN_PX[self.provenance["network"]]
         if min(video.shape[1:3]) < smallest:
             size = "x".join(map(str, video.shape[1:3]))
@@ -175,17 +164,7 @@ INPUT_PX = 224
 
 
 class VideoFeatures:
-    """I3D features of clips.
-
-    Loading a detector EXECUTES code that the file contains: load what you trust.
-
-    Attributes:
-        provenance: the preprocessing and the short hash of the detector.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no TorchScript.
-    """
+    """I3D features of clips. Loading a detector EXECUTES code in it: load what you trust."""
 
     def __init__(
         self,

@@ -6,31 +6,17 @@ from torchmetrics.functional.image import structural_similarity_index_measure
 
 
 def psnr(video: Tensor, reference: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each frame, in dB (100 for equal frames).
-
-    Args:
-        video, reference: (..., H_px, W_px, 3) uint8.
-
-    Returns:
-        (...) float64.
-    """
+    """PSNR of each frame in dB, at most 100: two (..., H_px, W_px, 3) uint8 -> (...) float64."""
     error = (video.double() - reference.double()).square().mean(dim=(-3, -2, -1))
     return (10 * torch.log10(255**2 / error)).clamp(max=100)
 
 
 def ssim(video: Tensor, reference: Tensor) -> Tensor:
-    """Structural similarity of each frame (Gaussian window of 11 px, sigma 1.5).
-
-    Args:
-        video, reference: (..., H_px, W_px, 3) uint8.
-
-    Returns:
-        (...) float32, 1 for equal frames.
-    """
-    images = [v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)]
-    value = structural_similarity_index_measure(
-        images[0], images[1], data_range=1.0, reduction="none"
+    """SSIM of each frame (Gaussian window of 11 px, sigma 1.5): as `psnr`, but float32."""
+    ours, theirs = (
+        v.reshape(-1, *v.shape[-3:]).movedim(-1, 1).float() / 255 for v in (video, reference)
     )
+    value = structural_similarity_index_measure(ours, theirs, data_range=1.0, reduction="none")
     assert isinstance(value, Tensor)
     return value.view(video.shape[:-3])
 
@@ -42,12 +28,7 @@ def sharpness(frames: Tensor) -> Tensor:
     """Return the variance of the Laplacian of each frame's luma (Pech-Pacheco et al. 2000).
 
     The Laplacian is a pixel's four neighbours minus four times the pixel; border pixels have none.
-
-    Args:
-        frames: (T, H_px, W_px, 3) uint8.
-
-    Returns:
-        (T,) float64, 0 for a frame of one colour.
+    (T, H_px, W_px, 3) uint8 -> (T,) float64, 0 for a frame of one colour.
     """
     luma = frames.double() @ torch.tensor(LUMA, dtype=torch.float64, device=frames.device)
     beside = luma[:, 1:-1, :-2] + luma[:, 1:-1, 2:]
@@ -57,38 +38,20 @@ def sharpness(frames: Tensor) -> Tensor:
 
 
 def repeated_tokens(grids: Tensor) -> Tensor:
-    """Return the share of tokens equal to the frame before's at the same place.
-
-    Args:
-        grids: (T, height, width) integers, the frame before the first one first.
-
-    Returns:
-        (T - 1,) float64.
-    """
+    """Return the share of tokens equal to the frame before's: (T, height, width) -> (T - 1,)."""
     return (grids[1:] == grids[:-1]).double().mean(dim=(1, 2))
 
 
 def distinct_tokens(grids: Tensor) -> Tensor:
-    """Return how many different ids a frame has, as a share of its tokens.
-
-    Args:
-        grids: (T, height, width) integers.
-
-    Returns:
-        (T,) float64; a frame of one id has 1 / (height * width).
-    """
+    """Return the share of different ids among a frame's tokens: (T, height, width) -> (T,)."""
     counts = [len(grid.unique()) for grid in grids]
     return torch.tensor(counts, dtype=torch.float64) / grids[0].numel()
 
 
 def frame_features(latents: Tensor) -> Tensor:
-    """Describe each frame after the first.
+    """Describe each frame: latents (T, C, h, w), the frame before the clip first, -> (T - 1, 3 C).
 
-    Args:
-        latents: (T, C, h, w), the frame before the clip first.
-
-    Returns:
-        (T - 1, 3 * C) float32.
+    Features are mean, spread and change of each channel, float32.
     """
     latents = latents.float()
     now, before = latents[1:], latents[:-1]

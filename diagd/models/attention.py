@@ -71,7 +71,6 @@ class GELU(nn.Module):
 
 
 def check_sizes(batch_size: int, num_slots: int) -> None:
-    """Raise ValueError unless a cache of these sizes can be made."""
     if batch_size < 1 or num_slots < 1:
         raise ValueError(
             f"batch_size and num_slots must be at least 1, got {batch_size} and {num_slots}"
@@ -79,12 +78,10 @@ def check_sizes(batch_size: int, num_slots: int) -> None:
 
 
 def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
-    """Raise ValueError for a cache larger than this machine's memory."""
     check_memory(num_bytes, f"a cache of batch_size={batch_size} and num_slots={num_slots}")
 
 
 def refuse_context(context: Tensor | None) -> None:
-    """Raise ValueError for a context given to a model without cross-attention."""
     if context is not None:
         raise ValueError("context must be None: this model has no cross-attention")
 
@@ -101,21 +98,20 @@ class StaticKVCache:
 
     def __init__(
         self,
-        num_layers: int,
+        config: ModelConfig,
         batch_size: int,
-        num_kv_heads: int,
         num_slots: int,
-        head_dim: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        device: torch.device,
+        dtype: torch.dtype,
         text: Text | None = None,
     ) -> None:
-        shape = (batch_size, num_kv_heads, num_slots, head_dim)
-        if torch.device(device).type == "cpu":
-            size = 2 * num_layers * math.prod(shape) * dtype.itemsize
+        shape = (batch_size, config.num_kv_heads, num_slots, config.head_dim)
+        layers = range(config.num_layers)
+        if device.type == "cpu":
+            size = 2 * len(layers) * math.prod(shape) * dtype.itemsize
             check_cache_fits(size, batch_size, num_slots)
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
         self.text = text
 
     def renew(self, text: Text | None) -> bool:
@@ -140,37 +136,37 @@ class StaticKVCache:
 
 
 class RuleKernel(NamedTuple):
-    """The rule that a mask over cache slots follows from, and a kernel that applies it.
+    """The rule that a mask over cache slots follows from, and a kernel that applies it."""
 
-    Attributes:
-        kernel: (queries, keys, values, positions, *rule) -> (B, heads, L, D), as `attend` with the
-            mask `diagd.decoding.visibility.visible_slots(positions, *rule)`.
-        positions: (L,) int64 raster positions of the lanes.
-    """
-
+    # (queries, keys, values, positions, *rule) -> (B, heads, L, D), as `attend` with the mask
+    # `diagd.decoding.visibility.visible_slots(positions, *rule)`
     kernel: Callable[..., Tensor]
-    positions: Tensor
+    positions: Tensor  # (L,) int64 raster positions of the lanes
     rule: SlotRule
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Lanes and slots."""
         return self.rule.shape
 
 
 class MaskKernel(NamedTuple):
-    """A mask (L, L) in a backend's own form, and its kernel; used without a cache.
+    """A mask (L, L) in a backend's own form, and its kernel; used without a cache."""
 
-    Attributes:
-        kernel: (queries, keys, values, mask) -> (B, heads, L, D), as `attend` with the mask.
-    """
-
-    kernel: Callable[..., Tensor]
+    kernel: Callable[..., Tensor]  # (queries, keys, values, mask) -> (B, heads, L, D)
     mask: tuple[Tensor, ...]
 
 
 # (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal
 Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
+
+
+class Lanes(NamedTuple):
+    """What the lanes of a step write and read, the same in all layers."""
+
+    slots: Tensor | None  # (L,) int64, where keys and values are written
+    visible: Visible  # see `attend`; M counts cache slots, or is L without a cache
+    cache: StaticKVCache | None  # written, then read; None: lanes attend to each other
+    text: Text | None
 
 
 class GroupedQueries(nn.Module):
@@ -199,22 +195,8 @@ class Attention(GroupedQueries):
         self.layer = layer
         self.qkv_proj: nn.Module | None = None  # all three in one, after merge_linears
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
-        slots: Tensor | None,
-        visible: Visible,
-        cache: StaticKVCache | None,
-    ) -> Tensor:
-        """Attend from every lane of x (B, L, hidden_size).
-
-        Args:
-            rotary: cosines and sines, each (L, head_dim / 2); None rotates nothing.
-            slots: (L,) int64, where this call's keys and values are written.
-            visible: see `attend`; M counts cache slots, or is L without a cache.
-            cache: written and then read; None attends to this call's own tokens.
-        """
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lanes: Lanes) -> Tensor:
+        """Attend from every lane of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
             projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         else:
@@ -224,6 +206,7 @@ class Attention(GroupedQueries):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+        slots, visible, cache, _ = lanes
         if cache is not None and slots is not None and isinstance(visible, Tensor | RuleKernel):
             cache.write(self.layer, slots, keys, values)
             keys, values = cache.read(self.layer, visible.shape[1])
@@ -235,14 +218,11 @@ class CrossAttention(GroupedQueries):
 
     def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, kv_heads, M, head_dim) of a text (B, M, context_size)."""
-        keys, values = (
-            split_heads(projection(context), self.head_dim)
-            for projection in (self.k_proj, self.v_proj)
-        )
+        keys = split_heads(self.k_proj(context), self.head_dim)
+        values = split_heads(self.v_proj(context), self.head_dim)
         return (keys if self.k_norm is None else self.k_norm(keys)), values
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend from x (B, L, hidden_size) to all of the projected keys and values."""
         queries = split_heads(self.q_proj(x), self.head_dim)
         if self.q_norm is not None:
             queries = self.q_norm(queries)
@@ -262,12 +242,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
     With a mask, the query heads that share a key head become more lanes of that head: keys and
     values are then read once and never repeated, and every SDPA kernel takes it.
 
-    Args:
-        visible: (L, M) bool, True = may attend; None means causal, and then L = M. A BlockMask is
-            for FlexAttention, which has to be compiled to be fast.
-
-    Returns:
-        (B, heads, L, D).
+    A mask (L, M) is true where a lane may attend; None means causal, and then L = M. A BlockMask is
+    for FlexAttention, which has to be compiled to be fast. Returns (B, heads, L, D).
     """
     if isinstance(visible, RuleKernel):
         return visible.kernel(queries, keys, values, visible.positions, *visible.rule)

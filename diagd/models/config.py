@@ -20,13 +20,7 @@ _CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(P
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and kind of one decoder.
-
-    The grid is one frame in tokens; 3-D rotary positions are computed from it.
-
-    Raises:
-        ValueError: a field has the wrong type or range, or two fields contradict each other.
-    """
+    """Shape and kind of one decoder; 3-D rotary positions are computed from its grid."""
 
     hidden_size: int  # width of the residual stream
     intermediate_size: int  # width inside the MLP
@@ -61,62 +55,31 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_value(field, getattr(self, field.name))
-        _refuse(
-            self.num_heads % self.num_kv_heads,
-            f"num_heads must be a multiple of num_kv_heads={self.num_kv_heads}",
-            self.num_heads,
-        )
-        width, is_3d = self.num_heads * self.head_dim, self.position == "rope3d"
+        heads, groups, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
+        width, codes, prefix = heads * head_dim, self.image_vocab_size, self.prefix_length
+        is_3d, is_odd = self.position == "rope3d", head_dim % 2
+        _refuse(heads % groups, f"num_heads must be a multiple of num_kv_heads={groups}", heads)
         _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
-        _refuse(
-            self.image_vocab_size > self.vocab_size,
-            f"image_vocab_size must be at most vocab_size={self.vocab_size}",
-            self.image_vocab_size,
-        )
-        _refuse(
-            self.prefix_length >= self.max_positions,
-            f"prefix_length must be below max_positions={self.max_positions}",
-            self.prefix_length,
-        )
-        is_odd = self.head_dim % 2
-        _refuse(
-            is_odd and self.position == "rope",
-            "position='rope' needs an even head_dim",
-            self.head_dim,
-        )
-        _refuse(
-            is_3d and (is_odd or self.head_dim < 6),
-            "position='rope3d' needs an even head_dim of at least 6",
-            self.head_dim,
-        )
-        _refuse(
-            self.position_table and self.hidden_size % 2,
-            "position_table=True needs an even hidden_size",
-            self.hidden_size,
-        )
-        _refuse(
-            self.yarn_factor != 1.0 and not is_3d,
-            f"yarn_factor={self.yarn_factor} needs position='rope3d'",
-            repr(self.position),
-        )
-        _refuse(
-            self.norm == "rms" and not self.norm_affine,
-            "norm_affine=False needs norm='layer'",
-            "norm='rms'",
-        )
-        _refuse(
-            self.tie_embeddings and self.extra_embeddings,
-            "tie_embeddings needs extra_embeddings=0",
-            self.extra_embeddings,
-        )
+        rule = f"image_vocab_size must be at most vocab_size={self.vocab_size}"
+        _refuse(codes > self.vocab_size, rule, codes)
+        rule = f"prefix_length must be below max_positions={self.max_positions}"
+        _refuse(prefix >= self.max_positions, rule, prefix)
+        rule = "position='rope' needs an even head_dim"
+        _refuse(is_odd and self.position == "rope", rule, head_dim)
+        rule = "position='rope3d' needs an even head_dim of at least 6"
+        _refuse(is_3d and (is_odd or head_dim < 6), rule, head_dim)
+        rule = "position_table=True needs an even hidden_size"
+        _refuse(self.position_table and self.hidden_size % 2, rule, self.hidden_size)
+        rule = f"yarn_factor={self.yarn_factor} needs position='rope3d'"
+        _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(self.position))
+        rule = "norm_affine=False needs norm='layer'"
+        _refuse(self.norm == "rms" and not self.norm_affine, rule, "norm='rms'")
+        rule = "tie_embeddings needs extra_embeddings=0"
+        _refuse(self.tie_embeddings and self.extra_embeddings, rule, self.extra_embeddings)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """Build a config from parsed JSON; fields that have a default may be absent.
-
-        Raises:
-            ValueError: Unknown or missing fields (named), or values `ModelConfig` refuses.
-        """
+        """Build a config from parsed JSON; fields that have a default may be absent."""
         known = {field.name: field for field in dataclasses.fields(cls)}
         required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
         unknown = sorted(set(values) - set(known))
@@ -126,10 +89,6 @@ class ModelConfig:
             problems += [f"missing fields: {', '.join(missing)}"] if missing else []
             raise ValueError(f"model config has {'; '.join(problems)}")
         return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict that `json` can write and `from_dict` can read."""
-        return dataclasses.asdict(self)
 
     @property
     def frames_held(self) -> int:

@@ -67,11 +67,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> SlotCache:
-        """Make a cache of batch_size pairs that holds the unconditional prompt but its last token.
-
-        Raises:
-            ValueError: a context, or a batch size that the unconditional prompts do not fit.
-        """
+        """Allocate a cache of pairs that holds the unconditional prompt but its last token."""
         given, ahead = len(self.unconditional), self.num_ahead
         if given not in (1, batch_size):
             raise ValueError(f"expected 1 or {batch_size} unconditional prompts, got {given}")
@@ -94,20 +90,14 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         cache: SlotCache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
-        """Run one decoding step of all pairs; return guided logits in float32.
-
-        The unconditional rows run the prompt's lanes as well, but never see them again.
-        """
+        # the unconditional rows run the prompt's lanes as well, but never see them again
         ahead, last = self.num_ahead, self.prompt_length - 1
         theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)
         shifted = (positions + self.shift).clamp(min=0)
         shared = torch.arange(visible.shape[1], device=visible.device) >= last
-        pair_visible = torch.stack(
-            [
-                functional.pad(visible, (ahead, 0), value=False),
-                functional.pad(visible & shared, (ahead, 0), value=True),
-            ]
-        )
+        pair_visible = torch.stack([visible, visible & shared])
+        pair_visible = functional.pad(pair_visible, (ahead, 0), value=False)
+        pair_visible[1, :, :ahead] = True
         logits = self.model.forward(
             torch.cat([tokens, theirs]),
             torch.stack([positions, shifted]).repeat_interleave(len(tokens), 0),

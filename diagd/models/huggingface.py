@@ -62,10 +62,7 @@ class SlotCacheLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """Cache of a transformers model, written by slot in any order; the last slot is scratch.
-
-    Each layer allocates its buffers at the first step, once, at full size.
-    """
+    """Cache of a transformers model; each layer allocates all its slots at the first step, once."""
 
     def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
         self.slot_layers = [SlotCacheLayer(batch_size, num_slots) for _ in range(num_layers)]
@@ -75,13 +72,6 @@ class SlotCache(Cache):
         """Tell the layers where the coming step writes: transformers does not pass it on."""
         for layer in self.slot_layers:
             layer.slots, layer.num_visible = slots, num_visible
-
-    def renew(self) -> None:
-        """Zero the buffers in place."""
-        for layer in self.slot_layers:
-            if layer.keys is not None and layer.values is not None:
-                layer.keys.zero_()
-                layer.values.zero_()
 
 
 class HuggingFaceModel(CausalModel):
@@ -123,7 +113,7 @@ class HuggingFaceModel(CausalModel):
 
     def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
         refuse_context(context)
-        cache.renew()
+        cache.reset()  # in place
         return True
 
     def forward(
@@ -135,11 +125,7 @@ class HuggingFaceModel(CausalModel):
         cache: SlotCache,
         logits_to_keep: int | Tensor = 0,
     ) -> Tensor:
-        """Run one decoding step; see `CausalModel.forward`.
-
-        Positions may be (B, L), and visible (B, L, M), where batch rows differ; logits_to_keep may
-        be a tensor of lane indices. Logits are in the model's dtype.
-        """
+        """Run one decoding step; positions (B, L) and visible (B, L, M) may differ by batch row."""
         cache.begin_step(slots, visible.shape[-1])
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
@@ -156,11 +142,7 @@ class HuggingFaceModel(CausalModel):
     __call__ = forward
 
     def logits(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
-        """Run the plain causal model on (B, N) int64 tokens; returns (B, N, vocab_size).
-
-        Raises:
-            ValueError: a context is given, or N exceeds max_positions.
-        """
+        """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
         refuse_context(context)
         if tokens.shape[1] > self.max_positions:
             raise ValueError(
@@ -249,11 +231,7 @@ class _GivenRotary(nn.Module):
 
 
 def llama_of(model: Transformer) -> LlamaForCausalLM:
-    """Copy the weights into a LlamaForCausalLM with the same logits.
-
-    Raises:
-        ValueError: the model is not LLaMA-like.
-    """
+    """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
     config = model.config
     is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
     added = config.qk_norm, config.extra_embeddings, config.context_size, config.position_table

@@ -13,10 +13,9 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos con
 
 
 def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
-    """Return (..., 3) int64 (frame, row, column) of positions (...) of the 1-D sequence.
+    """Return (..., 3) int64 (frame, row, column) of positions (...); (0, 0, 0) of the prefix.
 
-    Action tokens are at row -1 of the frame they precede, their index being the column; positions
-    of the prefix are (0, 0, 0), zero angles.
+    Action tokens are at row -1 of the frame they precede, their index being the column.
     """
     actions, width = config.num_action_tokens, config.grid_width
     q = positions + actions - config.prefix_length  # as if the first frame had actions, too
@@ -124,5 +123,4 @@ class PositionTable(nn.Module):
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Gather the rows of positions (L,) as (L, hidden_size)."""
         return self.table[positions].to(dtype)

@@ -12,6 +12,7 @@ from diagd.models.attention import (
     GELU,
     Attention,
     CrossAttention,
+    Lanes,
     StaticKVCache,
     SwiGLU,
     Text,
@@ -37,20 +38,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
 
-    def forward(
-        self,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
-        slots: Tensor | None,
-        visible: Visible,
-        cache: StaticKVCache | None,
-        text: Text | None,
-    ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lanes: Lanes) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, lanes)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
-            assert text is not None
+            assert lanes.text is not None
             normed = self.cross_attention_layernorm(x)
-            x = x + self.cross_attn(normed, *text[self.self_attn.layer])
+            x = x + self.cross_attn(normed, *lanes.text[self.self_attn.layer])
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -72,30 +65,15 @@ class DecoderStack(nn.Module):
     def blocks(self) -> list[Block]:
         return [layer for layer in self.layers if isinstance(layer, Block)]
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor | None,
-        visible: Visible,
-        cache: StaticKVCache | None,
-        text: Text | None = None,
-    ) -> Tensor:
-        """Return the blocks' output (B, L, hidden_size), before the final norm."""
+    def forward(self, tokens: Tensor, positions: Tensor, lanes: Lanes) -> Tensor:
         x = self.embed_tokens(tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
         rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
         table = None if self.position_table is None else self.position_table(positions, x.dtype)
         for layer in self.layers:
-            x = layer(x if table is None else x + table, rotary, slots, visible, cache, text)
+            x = layer(x if table is None else x + table, rotary, lanes)
         return x
-
-    def read_text(self, context: Tensor) -> Text:
-        """Project a text (B, M, context_size) for every block, once."""
-        context = context.to(self.embed_tokens.weight.dtype)
-        layers = [block.cross_attn for block in self.blocks]
-        return [layer.project(context) for layer in layers if layer is not None]
 
 
 _INIT_STD = 0.02
@@ -158,25 +136,10 @@ class Transformer(
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:
-        """Allocate a cache; see `CausalModel.make_cache`.
-
-        Args:
-            context: (1 or B, M, context_size) text that a model with cross-attention needs; its
-                keys and values are computed here, once.
-        """
+        """Allocate a cache, with the keys and values of the context (1 or B, M, context_size)."""
         check_sizes(batch_size, num_slots)
         text = self._read_text(context, batch_size)
-        config = self.config
-        return StaticKVCache(
-            config.num_layers,
-            batch_size,
-            config.num_kv_heads,
-            num_slots,
-            config.head_dim,
-            self.device,
-            self.dtype,
-            text,
-        )
+        return StaticKVCache(self.config, batch_size, num_slots, self.device, self.dtype, text)
 
     def renew_cache(self, cache: StaticKVCache, context: Tensor | None = None) -> bool:
         return cache.renew(self._read_text(context, len(cache.keys[0])))
@@ -196,12 +159,10 @@ class Transformer(
         Args:
             tokens: (B, L) int64.
             positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
-            slots: (L,) int64, cache slot of every lane, written before attention.
-            visible: (L, M) bool, True = the lane may attend; the first M cache slots are read.
-                Without a cache M = L, None means causal, and a BlockMask will do.
-            cache: from `make_cache`, changed in place; it needs slots and visible.
-            text: input of cross-attention without a cache; a cache holds its own.
+            slots, visible, cache: see `CausalModel.forward`; a cache needs the other two. Without
+                one visible is (L, L), None means causal, and a BlockMask will do.
             logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
+            text: input of cross-attention without a cache; a cache holds its own.
 
         Returns:
             Logits (B, lanes kept, vocab_size) in the model's dtype.
@@ -210,8 +171,8 @@ class Transformer(
             raise ValueError("a cache needs slots and visible, got None")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        text = text if cache is None else cache.text
-        hidden = self.model(tokens, positions, slots, visible, cache, text)
+        lanes = Lanes(slots, visible, cache, text if cache is None else cache.text)
+        hidden = self.model(tokens, positions, lanes)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
@@ -231,17 +192,13 @@ class Transformer(
         """Run the model without a cache; differentiable.
 
         Args:
-            tokens: (B, N) int64.
+            tokens: (B, N) int64; N is at most max_positions unless positions are given.
             context: (1 or B, M, context_size), the text that a model with cross-attention needs.
             positions: (N,) int64; None means 0 .. N-1.
             visible: (N, N) bool, True = may attend; None means causal.
 
         Returns:
             Logits (B, N, vocab_size).
-
-        Raises:
-            ValueError: a context that does not fit the model, or N exceeds max_positions while
-                positions is None.
         """
         text = self._read_text(context, len(tokens))
         if positions is None and tokens.shape[1] > self.max_positions:
@@ -252,6 +209,7 @@ class Transformer(
         return self(tokens, positions, None, visible, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:
+        """Project a context for every block, once; None for a model without cross-attention."""
         size = self.config.context_size
         if not size:
             refuse_context(context)
@@ -262,7 +220,9 @@ class Transformer(
             raise ValueError(
                 f"context must be this model's text, ({batch_size} or 1, M, {size}), got {given}"
             )
-        return self.model.read_text(context.to(self.device))
+        context = context.to(self.device, self.dtype)
+        layers = [block.cross_attn for block in self.model.blocks]
+        return [layer.project(context) for layer in layers if layer is not None]
 
 
 def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:

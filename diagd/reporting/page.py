@@ -45,7 +45,6 @@ class Section:
 
 
 def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
-    """Write the report as Markdown."""
     parts = [f"# {title}", lead]
     for section in sections:
         parts += [f"## {section.title}", *section.text]
@@ -68,13 +67,13 @@ def as_page(title: str, lead: str, sections: list[Section]) -> str:
         parts += [f"<p class=note>{html.escape(paragraph)}</p>" for paragraph in section.text]
         if section.table:
             parts.append(f"<div class=scroll>{section.table.html()}</div>")
-        for path, caption in section.figures.items():
+        for path, caption in {**section.figures, **section.videos}.items():
             source, words = html.escape(path, quote=True), html.escape(caption)
-            parts.append(_figure(f'<img src="{source}" alt="{words}" loading=lazy>', words))
-        for path, caption in section.videos.items():
-            source, words = html.escape(path, quote=True), html.escape(caption)
-            flags = "controls loop muted playsinline preload=metadata"
-            parts.append(_figure(f'<video src="{source}" {flags}></video>', words))
+            content = f'<img src="{source}" alt="{words}" loading=lazy>'
+            if path in section.videos:
+                flags = "controls loop muted playsinline preload=metadata"
+                content = f'<video src="{source}" {flags}></video>'
+            parts.append(f"<figure>{content}<figcaption>{words}</figcaption></figure>")
         if section.code:
             code = html.escape(section.code)
             parts.append(f"<details><summary>JSON</summary><pre>{code}</pre></details>")
@@ -85,10 +84,6 @@ def as_page(title: str, lead: str, sections: list[Section]) -> str:
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
         f"<body>{''.join(parts)}</body></html>\n"
     )
-
-
-def _figure(content: str, caption: str) -> str:
-    return f"<figure>{content}<figcaption>{caption}</figcaption></figure>"
 
 
 HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only

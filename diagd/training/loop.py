@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class TrainingRun:
     ) -> None:
         keep_freed_memory()
         self.options, self.clips = options, clips
-        self.identity = {"config": model.config.to_dict(), "codebook": clips.codebook, **purpose}
+        self.identity = {"config": asdict(model.config), "codebook": clips.codebook, **purpose}
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size

@@ -8,8 +8,9 @@ import torch
 import diagd
 from diagd.data.video import read_video
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.measure import ClipMeter, clip_after, clips_by_name
+from diagd.evaluation.measure import ClipMeter, clip_after
 from diagd.evaluation.results import BASELINES, read_results, unpack
+from diagd.families.clip_files import find_clips
 from diagd.metrics.perceptual import short_sha256
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
@@ -316,7 +317,7 @@ def test_the_likelihood_of_true_frames_is_that_of_the_schedules(evaluate, tmp_pa
     assert {(line["strategy"]) for line in lines} == {"raster", "k=2", "k=1"}
     generator = VideoGenerator.from_pretrained(world, backend="eager")
     for line in lines:
-        clip = clips_by_name(clips, generator.vocabulary)[line["clip"]].read(5, 0, None, (24, 40))
+        clip = find_clips(clips, generator.vocabulary)[line["clip"]].read(5, 0, None, (24, 40))
         tokens = generator.tokenizer.encode(clip.frames)[None]
         actions = generator.action_ids(clip.actions, 5, "frame")
         strategy = diagd.parse_strategy(line["strategy"])
@@ -362,7 +363,7 @@ def test_drift_goes_on_past_the_clip_s_end(evaluate, command, tmp_path, world, c
     record = next(r for r in records if r["strategy"] == "k=1")
     generator = VideoGenerator.from_pretrained(world, backend="eager")
     size = generator.frame_size_px
-    clip = clips_by_name(clips, generator.vocabulary)[record["clip"]].read(6, 0, None, size)
+    clip = find_clips(clips, generator.vocabulary)[record["clip"]].read(6, 0, None, size)
     assert clip.actions is not None
     video = generator.generate(
         clip.frames[:2],
@@ -390,7 +391,7 @@ def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
     record = records[3]
     generator = VideoGenerator.from_pretrained(world, backend="eager")
     size = generator.frame_size_px
-    clip = clips_by_name(clips, generator.vocabulary)[record["clip"]].read(2, 0, None, size)
+    clip = find_clips(clips, generator.vocabulary)[record["clip"]].read(2, 0, None, size)
     assert clip.actions is not None
     video = generator.generate(
         clip.frames,
@@ -402,7 +403,7 @@ def test_revisit_turns_away_and_back(evaluate, command, tmp_path, world, clips):
     )
     expected = psnr(video.frames, clip.frames[1:].expand_as(video.frames))
     assert record["quality"]["psnr"] == pytest.approx(expected.tolist())
-    other = clips_by_name(clips)[clip_after(clips, record["clip"])].read(2, 0, None, size)
+    other = find_clips(clips)[clip_after(clips, record["clip"])].read(2, 0, None, size)
     expected = psnr(other.frames[1], clip.frames[1])
     assert records[1]["quality"]["psnr"] == [pytest.approx(expected.item())] * 7
     assert "left for 3, nothing for one, right for 3" in " ".join(outcome.document["notes"])

@@ -54,6 +54,7 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, wo
         clip.frames[:GIVEN],
         clip.actions[GIVEN:],
         FRAMES - GIVEN,
+        strategy=strategy,
         context_actions=clip.actions[1:GIVEN],
         sampling=diagd.SamplingOptions(1.0, top_p=0.9),
         seed=seed_of("clip_1", 5),

@@ -3,7 +3,8 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, resize
-from diagd.evaluation.measure import choose_clips, clips_by_name
+from diagd.evaluation.measure import choose_clips
+from diagd.families.clip_files import find_clips
 from tests.evaluation.lines import write_clips
 from tests.worlds import HEIGHT_PX, NAMES, WIDTH_PX
 
@@ -24,23 +25,23 @@ def test_a_larger_choice_of_one_seed_contains_the_smaller(folder):
 
 
 def test_a_clip_is_frames_and_the_actions_that_led_to_them(folder):
-    clip = clips_by_name(folder, CODEC)["clip_1"].read(3, 2, None, SIZE)
+    clip = find_clips(folder, CODEC)["clip_1"].read(3, 2, None, SIZE)
     assert torch.equal(clip.frames, read_video(folder / "clip_1.mp4").frames[2:5])
     assert clip.actions == read_actions(folder / "clip_1.jsonl", CODEC)[2:5]
     assert (clip.name, clip.fps) == ("clip_1", 8)
 
 
 def test_frames_are_fitted_to_the_model_and_actions_left_where_it_takes_none(folder):
-    clip = clips_by_name(folder, None)["clip_1"].read(2, 0, 8.0, (16, 16))
+    clip = find_clips(folder, None)["clip_1"].read(2, 0, 8.0, (16, 16))
     assert torch.equal(clip.frames, resize(read_video(folder / "clip_1.mp4", 2).frames, 16, 16))
     assert clip.actions is None
 
 
 def test_clips_that_cannot_be_used_are_named(folder, tmp_path):
     with pytest.raises(ValueError, match=r"clip_1\.mp4: expected at least 5 frames from frame 2"):
-        clips_by_name(folder, CODEC)["clip_1"].read(5, 2, None, SIZE)
+        find_clips(folder, CODEC)["clip_1"].read(5, 2, None, SIZE)
     with pytest.raises(ValueError, match=r"clip_1\.mp4.* 8.*10"):
-        clips_by_name(folder, CODEC)["clip_1"].read(5, 0, 10, SIZE)
+        find_clips(folder, CODEC)["clip_1"].read(5, 0, 10, SIZE)
     with pytest.raises(ValueError, match="expected a number of clips from 1 to 6, got 7"):
         choose_clips(folder, 7, 0)
     with pytest.raises(FileNotFoundError, match="folder of clips not found"):

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from diagd.evaluation.results import ResultsWriter, pack, read_results, unpack, video_path
+from diagd.evaluation.results import appending, pack, read_results, unpack, video_path
 from tests.evaluation.lines import clip_line, run_line, write_lines
 
 
@@ -22,39 +22,40 @@ def test_a_torn_last_line_is_passed_over_and_cut_off_by_the_next_writer(tmp_path
     for cut in (1, len(torn) // 2, len(torn)):
         path.write_bytes(whole + torn[:cut])
         assert read_results(path).done() == {("tiny", "raster", "a")}
-    with ResultsWriter(path) as writer:
+    with appending(path) as append:
         assert path.read_bytes() == whole
-        writer.append(clip_line("raster", "c"))
+        append(clip_line("raster", "c"))
     assert [record["clip"] for record in read_results(path).clips] == ["a", "c"]
 
 
 def test_a_new_file_and_one_torn_in_its_first_line_start_empty(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"kind": "ru')
-    with ResultsWriter(path):
+    with appending(path):
         assert read_results(path).runs == read_results(path).clips == []
-    with ResultsWriter(tmp_path / "new.jsonl"):
+    with appending(tmp_path / "new.jsonl"):
         assert (tmp_path / "new.jsonl").read_bytes() == b""
 
 
 def test_one_process_writes_at_a_time(tmp_path):
     path = tmp_path / "results.jsonl"
     with (
-        ResultsWriter(path),
+        appending(path),
         pytest.raises(ValueError, match=r"results.jsonl is being written by another process"),
+        appending(path),
     ):
-        ResultsWriter(path)
-    with ResultsWriter(path) as writer:  # free again
-        writer.append(run_line())
+        pass
+    with appending(path) as append:  # free again
+        append(run_line())
     assert len(read_results(path).runs) == 1
 
 
 def test_no_number_that_json_does_not_know_is_written(tmp_path):
     with (
-        ResultsWriter(tmp_path / "results.jsonl") as writer,
+        appending(tmp_path / "results.jsonl") as append,
         pytest.raises(ValueError, match="JSON"),
     ):
-        writer.append({"kind": "run", "psnr": float("nan")})
+        append({"kind": "run", "psnr": float("nan")})
     assert (tmp_path / "results.jsonl").read_bytes() == b""
 
 

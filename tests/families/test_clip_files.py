@@ -1,7 +1,6 @@
 import json
 import pickle
 from fractions import Fraction
-from pathlib import Path
 
 import av
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, resize, write_video
-from diagd.families.clip_files import ClipFile, find_clips, sample_clips
+from diagd.families.clip_files import find_clips
 from diagd.families.mineworld.presets import MinecraftActions
 from diagd.families.wham.presets import WHAMActions
 from tests.data.encoding import encode_video
@@ -48,10 +47,10 @@ def npz(tmp_path):
 
 def test_a_folder_of_videos_is_listed_by_name(videos):
     clips = find_clips(videos)
-    assert [clip.name for clip in clips] == ["a", "later/b"]
-    assert clips[1].path == videos / "later" / "b.mp4"
-    assert clips[0].read().actions is None
-    assert torch.equal(clips[0].read().frames, read_video(videos / "a.mp4").frames)
+    assert list(clips) == ["a", "later/b"]
+    assert clips["later/b"].path == videos / "later" / "b.mp4"
+    assert clips["a"].read().actions is None
+    assert torch.equal(clips["a"].read().frames, read_video(videos / "a.mp4").frames)
 
 
 @pytest.mark.parametrize("suffix", [".mkv", ".avi", ".MOV", ".webm", ".gif"])
@@ -61,7 +60,7 @@ def test_any_container_will_do(suffix, tmp_path):
         suffix, ("mpeg4", "yuv420p")
     )
     encode_video(path, smooth_frames(T, HEIGHT_PX, WIDTH_PX), 10, codec, pixels)
-    (clip,) = find_clips(tmp_path)
+    (clip,) = find_clips(tmp_path).values()
     read = clip.read(num_frames=3, start=2, size_px=(16, 24))
     assert read.frames.shape == (3, 16, 24, 3)
     assert (clip.length()[0], read.fps) == (T, 10)
@@ -69,7 +68,7 @@ def test_any_container_will_do(suffix, tmp_path):
 
 @pytest.mark.parametrize(("num_frames", "start"), [(None, 0), (5, 0), (5, 3), (None, 4), (T, 0)])
 def test_actions_go_with_their_frames(num_frames, start, videos):
-    clip = find_clips(videos, codec=WALK)[0].read(num_frames, start)
+    clip = find_clips(videos, codec=WALK)["a"].read(num_frames, start)
     chosen = slice(start, None if num_frames is None else start + num_frames)
     assert clip.actions == NAMES[chosen]
     assert torch.equal(clip.frames, read_video(videos / "a.mp4").frames[chosen])
@@ -83,13 +82,13 @@ def test_vpt_recordings_are_read_through_the_codec(tmp_path):
         for keys in ([], ["key.keyboard.w"], ["key.keyboard.tab"])
     ]
     (tmp_path / "clip.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (clip,) = find_clips(tmp_path, codec=MinecraftActions())
+    (clip,) = find_clips(tmp_path, codec=MinecraftActions()).values()
     turn = "attack+camera(0,10)"
     assert clip.read().actions == [turn, "forward+" + turn, turn]
 
 
 def test_npz_clips_have_frames_and_the_actions_before_them(npz):
-    (reference,) = find_clips(npz, codec=WHAMActions())
+    (reference,) = find_clips(npz, codec=WHAMActions()).values()
     assert (reference.name, reference.length()) == ("FB_1_data", (T, 10))
     with np.load(npz / "FB_1_data.npz") as stored:
         frames = torch.from_numpy(stored["images"]).movedim(1, -1)
@@ -100,20 +99,20 @@ def test_npz_clips_have_frames_and_the_actions_before_them(npz):
     part = reference.read(4, start=3, size_px=(16, 24))
     assert torch.equal(part.frames, resize(frames[3:7], 16, 24))
     assert part.actions == clip.actions[3:7]
-    assert find_clips(npz)[0].read(2).actions is None
-    halved = find_clips(npz)[0].read(start=1, fps=5)
+    assert find_clips(npz)["FB_1_data"].read(2).actions is None
+    halved = find_clips(npz)["FB_1_data"].read(start=1, fps=5)
     assert (halved.fps, torch.equal(halved.frames, frames[2::2])) == (5, True)
 
 
 def test_a_video_can_be_read_at_a_lower_rate(videos):
-    clip = find_clips(videos)[0].read(fps=10)
+    clip = find_clips(videos)["a"].read(fps=10)
     assert torch.equal(clip.frames, read_video(videos / "a.mp4").frames[::3])
     assert clip.fps == 10
-    assert len(find_clips(videos)[0].read(2, start=2, fps=10).frames) == 2
+    assert len(find_clips(videos)["a"].read(2, start=2, fps=10).frames) == 2
 
 
 def test_actions_cannot_be_read_at_another_rate(videos):
-    clip = find_clips(videos, codec=WALK)[0]
+    clip = find_clips(videos, codec=WALK)["a"]
     with pytest.raises(ValueError, match=r"a\.mp4: actions are one a frame at 30 fps and .* at 10"):
         clip.read(fps=10)
     same = clip.read(fps=29.97)
@@ -138,39 +137,22 @@ def test_actions_cannot_be_read_at_another_rate(videos):
     ],
 )
 def test_a_clip_that_is_too_short_is_named_before_it_is_decoded(arguments, message, videos):
-    clip = find_clips(videos)[1]
+    clip = find_clips(videos)["later/b"]
     for act in (clip.check, clip.read):
         with pytest.raises(ValueError, match=rf"later/b\.mp4: {message}"):
             act(**arguments)
 
 
 def test_a_check_says_how_many_frames_there_are(videos):
-    clip = find_clips(videos, codec=WALK)[0]
+    clip = find_clips(videos, codec=WALK)["a"]
     assert [clip.check(), clip.check(5, start=3)] == [12, 9]
-    assert find_clips(videos)[0].check(fps=10) == 4
+    assert find_clips(videos)["a"].check(fps=10) == 4
 
 
 def test_a_reference_is_small_and_can_be_sent(videos):
-    clip = find_clips(videos, codec=WALK)[0]
+    clip = find_clips(videos, codec=WALK)["a"]
     assert pickle.loads(pickle.dumps(clip)) == clip
     assert len(pickle.dumps(clip)) < 1000
-
-
-def test_some_clips_are_the_first_ones_or_a_seeded_choice():
-    clips = [ClipFile(f"{number:02d}", Path()) for number in range(20)]
-    assert sample_clips(clips) == clips
-    assert sample_clips(clips, 3) == clips[:3]
-    few, many = sample_clips(clips, 4, seed=7), sample_clips(clips, 9, seed=7)
-    assert few == sorted(few, key=lambda clip: clip.name)
-    assert set(few) < set(many)
-    assert few != sample_clips(clips, 4, seed=8)
-    assert sample_clips(clips, 20, seed=7) == clips
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_no_more_clips_than_there_are(count, videos):
-    with pytest.raises(ValueError, match=rf"expected a number of clips from 1 to 2, got {count}"):
-        sample_clips(find_clips(videos), count)
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -179,8 +161,6 @@ def test_what_is_not_there_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no clips \(\.mp4, \.mkv, .*\.npz\) in /"):
         find_clips(tmp_path)
     (tmp_path / "clip.mp4").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"action file not found: .*/clip\.jsonl$"):
-        find_clips(tmp_path, codec=WALK)
     (tmp_path / "clip.avi").write_bytes(b"")
     with pytest.raises(ValueError, match=r"two clips have one name: .*clip\.avi and .*clip\.mp4"):
         find_clips(tmp_path)
@@ -189,7 +169,7 @@ def test_what_is_not_there_is_named(tmp_path):
 def test_a_corrupt_video_is_named(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(b"no video")
     with pytest.raises(ValueError, match=r"clip\.mp4 cannot be decoded \(corrupt or truncated\)"):
-        find_clips(tmp_path)[0].read()
+        find_clips(tmp_path)["clip"].read()
 
 
 @pytest.mark.parametrize("num_frames", [None, 9])
@@ -203,7 +183,7 @@ def test_a_video_that_lost_its_first_key_frame_is_refused(num_frames, tmp_path):
         packets = [packet for picture in [*pictures, None] for packet in stream.encode(picture)]
         assert [packet.is_keyframe for packet in packets].count(True) > 1
         container.mux(packets[1:])
-    (clip,) = find_clips(tmp_path)
+    (clip,) = find_clips(tmp_path).values()
     assert clip.length() == (T - 1, 10)
     with pytest.raises(
         ValueError, match=r"clip\.mkv is truncated: expected .* frames, decoded \d$"
@@ -223,24 +203,30 @@ def test_wrong_actions_are_named(lines, message, tmp_path):
     write_video(tmp_path / "clip.mp4", smooth_frames(T, HEIGHT_PX, WIDTH_PX))
     write_actions(tmp_path / "clip.jsonl", lines)
     with pytest.raises(ValueError, match=message):
-        find_clips(tmp_path, codec=WALK)[0].read(num_frames=2)
+        find_clips(tmp_path, codec=WALK)["clip"].read(num_frames=2)
+
+
+def test_a_missing_action_file_is_named(tmp_path):
+    write_video(tmp_path / "clip.mp4", smooth_frames(T, HEIGHT_PX, WIDTH_PX))
+    with pytest.raises(FileNotFoundError, match=r"action file not found: .*/clip\.jsonl$"):
+        find_clips(tmp_path, codec=WALK)["clip"].read()
 
 
 def test_npz_clips_with_wrong_actions_are_named(npz):
     with pytest.raises(
         ValueError, match=r"FB_1_data\.npz: unknown action 'stick1=0', expected one"
     ):
-        find_clips(npz, codec=WALK)[0].read()
+        find_clips(npz, codec=WALK)["FB_1_data"].read()
     images = np.zeros((3, 3, HEIGHT_PX, WIDTH_PX), dtype=np.uint8)
     np.savez(npz / "FB_1_data.npz", images=images, actions=np.zeros((2, 16)))
     with pytest.raises(ValueError, match=r"FB_1_data\.npz: expected 3 actions .*, got 2"):
-        find_clips(npz, codec=WHAMActions())[0].read()
+        find_clips(npz, codec=WHAMActions())["FB_1_data"].read()
 
 
 def test_portrait_and_odd_sizes_fit_a_model(tmp_path):
     path = tmp_path / "clip.mp4"
     rate = Fraction(30000, 1001)
     encode_video(path, smooth_frames(9, 61, 35), rate, "libx264", "yuv444p")
-    clip = find_clips(tmp_path)[0].read(num_frames=3, fps=10, size_px=(16, 40))
+    clip = find_clips(tmp_path)["clip"].read(num_frames=3, fps=10, size_px=(16, 40))
     assert clip.frames.shape == (3, 16, 40, 3)
     assert torch.equal(clip.frames, resize(read_video(path).frames[[0, 3, 6]], 16, 40))

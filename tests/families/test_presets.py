@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -29,4 +30,4 @@ def test_presets_have_the_parameters_of_the_released_models(name, num_parameters
 
 def test_a_config_survives_json():
     for config in PRESETS.values():
-        assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert ModelConfig.from_dict(json.loads(json.dumps(asdict(config)))) == config

@@ -2,16 +2,15 @@ import pytest
 import torch
 
 from diagd.backends.native.model import NativeModel
-from diagd.models.attention import StaticKVCache
 from tests.models.tiny import tiny_model
 
 
 def test_written_slots_are_read_back_and_the_others_stay_zero():
-    cache = StaticKVCache(2, 1, 3, 6, 4)
-    keys, values = torch.randn(2, 1, 3, 2, 4)
+    cache = tiny_model().make_cache(1, 6)
+    keys, values = torch.randn(2, 1, 2, 2, 8)
     cache.write(1, torch.tensor([4, 1]), keys, values)
     read_keys, read_values = cache.read(1, 5)
-    assert read_keys.shape == (1, 3, 5, 4)
+    assert read_keys.shape == (1, 2, 5, 8)
     assert torch.equal(read_keys[:, :, [4, 1]], keys)
     assert torch.equal(read_values[:, :, [4, 1]], values)
     assert read_keys[:, :, [0, 2, 3]].count_nonzero() == 0
@@ -19,7 +18,7 @@ def test_written_slots_are_read_back_and_the_others_stay_zero():
 
 
 def test_reading_copies_nothing():
-    cache = StaticKVCache(1, 2, 3, 6, 4)
+    cache = tiny_model().make_cache(2, 6)
     assert cache.read(0, 3)[0].data_ptr() == cache.keys[0].data_ptr()
 
 

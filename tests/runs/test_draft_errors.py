@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from diagd.evaluation.measure import clips_by_name
 from diagd.families.checkpoints import load_model
+from diagd.families.clip_files import find_clips
 from diagd.files import read_json_lines
 from diagd.pipeline.generator import VideoGenerator
 from runs import draft_errors
@@ -94,7 +94,7 @@ def test_a_changed_token_turns_the_draws_of_later_ones(world, clips, tmp_path):
     """Counted again with a whole forward for each change, and no cache."""
     options = options_of(world, clips, tmp_path)
     generator = VideoGenerator.from_pretrained(world)
-    file = clips_by_name(clips, generator.vocabulary)["clip_0"]
+    file = find_clips(clips, generator.vocabulary)["clip_0"]
     clip = file.read(5, size_px=generator.frame_size_px)
     engine = draft_errors.start(generator, clip, "clip_0", options)
     model, (low, high) = load_model(world), (engine.stream.ranges.low, engine.stream.ranges.high)

@@ -21,14 +21,7 @@ from diagd.families.cosmos.presets import (
     WINDOW,
     WINDOW_GRIDS,
 )
-from diagd.tokenizers.vq import (
-    BATCH_SIZE,
-    check_frames,
-    check_tokens,
-    normalise,
-    paint,
-    require_file,
-)
+from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
 ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
@@ -50,17 +43,18 @@ def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
 
     Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
     """
-    check_frames(frames, 1)
+    vq.check_frames(frames, 1)
     full_height, full_width = frames.shape[1:3]
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)
     top, left = round((size[0] - height_px) / 2), round((size[1] - width_px) / 2)
     chunks = []
-    for chunk in frames.split(BATCH_SIZE):
+    for chunk in frames.split(vq.BATCH_SIZE):
         pixels = chunk.movedim(-1, 1).float()
         if size != (full_height, full_width):
             pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-        chunks.append(paint(pixels[:, :, top : top + height_px, left : left + width_px], "nearest"))
+        cropped = pixels[:, :, top : top + height_px, left : left + width_px]
+        chunks.append(vq.paint(cropped, "nearest"))
     return torch.cat(chunks)
 
 
@@ -78,21 +72,16 @@ class CosmosTokenizer:
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
-        """Wrap the two networks, which are called as the released TorchScript modules are.
-
-        Args:
-            encoder: (1, 3, 33, H_px, W_px) in [-1, 1] -> a tuple whose second member is the codes,
-                (1, 6, 5, height, width).
-            decoder: (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px) about [-1, 1].
-        """
-        self.encoder, self.decoder = encoder, decoder
+        # (1, 3, 33, H_px, W_px) in [-1, 1] -> (ids, codes), codes being (1, 6, 5, height, width)
+        self.encoder = encoder
+        self.decoder = decoder  # (1, 5, height, width) int64 -> (1, 3, 33, H_px, W_px)
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
     def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
-        """Load the released files. This EXECUTES code that they contain: load what you trust."""
+        """Load the released files, which EXECUTES code in them: load what you trust."""
         for path in (encoder_path, decoder_path):
-            require_file(path)
+            vq.require_file(path)
         return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
@@ -108,11 +97,8 @@ class CosmosTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64.
-
-        T is 1, 9, 17, 25 or 33, or whole windows of 33 and then perhaps one of these.
-        """
-        check_frames(frames, self.compression)
+        """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64."""
+        vq.check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
         if rest and (rest - 1) % self.temporal_compression:
             lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
@@ -126,20 +112,19 @@ class CosmosTokenizer:
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
-        check_tokens(tokens, self.codebook_size)
+        vq.check_tokens(tokens, self.codebook_size)
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)
 
     def _encode_window(self, frames: Tensor) -> Tensor:
-        values = normalise(_filled(frames, WINDOW).to(self.device)).to(self.dtype)
+        values = vq.normalise(_filled(frames, WINDOW).to(self.device)).to(self.dtype)
         answer = self.encoder(values.movedim(0, 1)[None])
         height, width = (size // self.compression for size in frames.shape[1:3])
         expected = 1, len(LEVELS), WINDOW_GRIDS, height, width
         codes = answer[1] if isinstance(answer, tuple) and len(answer) > 1 else answer
         if not isinstance(codes, Tensor) or codes.shape != expected:
-            raise ValueError(
-                f"the encoder must return (ids, codes {expected}), got {_said(answer)}"
-            )
+            got = _describe(answer)
+            raise ValueError(f"the encoder must return (ids, codes {expected}), got {got}")
         return codes_to_indices(codes)[0, : 1 + (len(frames) - 1) // self.temporal_compression]
 
     def _decode_window(self, tokens: Tensor) -> Tensor:
@@ -147,10 +132,10 @@ class CosmosTokenizer:
         values = self.decoder(ids[None])
         expected = 1, 3, WINDOW, *self.frame_size_px(*tokens.shape[1:])
         if not isinstance(values, Tensor) or values.shape != expected:
-            raise ValueError(f"the decoder must return {expected}, got {_said(values)}")
+            raise ValueError(f"the decoder must return {expected}, got {_describe(values)}")
         num_frames = 1 + (len(tokens) - 1) * self.temporal_compression
         levels = (values[0, :, :num_frames].float() * 0.5 + 0.5) * 255
-        return paint(levels.movedim(1, 0), "down")
+        return vq.paint(levels.movedim(1, 0), "down")
 
 
 def _filled(sequence: Tensor, length: int) -> Tensor:
@@ -159,7 +144,7 @@ def _filled(sequence: Tensor, length: int) -> Tensor:
     return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
 
 
-def _said(answer: object) -> str:
+def _describe(answer: object) -> str:
     if isinstance(answer, tuple):
-        return f"({', '.join(_said(member) for member in answer)})"
+        return f"({', '.join(_describe(member) for member in answer)})"
     return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__

@@ -70,7 +70,7 @@ def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _theta_of(side: Mapping[str, Any]) -> float:
-    """Return the base of the rotary angles, wherever a version of transformers writes it."""
+    """Return the base of the rotary angles, which transformers has written in three places."""
     rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
     for name in ("rope_type", "type"):
         if rope.get(name, "default") != "default":

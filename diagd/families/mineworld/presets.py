@@ -142,7 +142,6 @@ def _camera_turn(word: str) -> tuple[float, float]:
 
 
 def _words(pressed: Iterable[str], pitch: float, yaw: float) -> str:
-    """Return the words of buttons and a turn, in the order of `names`."""
     words = [name for name in SEEN_BUTTONS if name in pressed]
     if pitch or yaw:
         turn = (repr(float(degrees)).removesuffix(".0") for degrees in (pitch, yaw))
@@ -184,8 +183,7 @@ def _environment_action(record: Mapping[str, Any]) -> str:
 
 
 def _numbers(values: Iterable[Any]) -> bool:
-    """Whether all are finite (JSON in Python has NaN, and endless integers)."""
-    largest = sys.float_info.max
+    largest = sys.float_info.max  # JSON in Python has NaN, and endless integers
     return all(isinstance(v, int | float) and -largest <= v <= largest for v in values)
 
 

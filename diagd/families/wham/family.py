@@ -120,12 +120,11 @@ def _num_heads(source: Source, num_layers: int, hidden_size: int) -> int:
 
 
 def _keywords(module: Any) -> Mapping[str, Any]:
-    """Return what a module of the checkpoint was made with, as its hyper-parameters say."""
     return module.get("pl_kwargs", {}) if isinstance(module, Record) else {}
 
 
 def _tokenizer_spec(source: Source) -> dict[str, Any]:
-    """Return what the hyper-parameters say of the image tokenizer (`head_size`, its frame size)."""
+    """Return the hyper-parameters of the image tokenizer (`head_size`, its frame size)."""
     keywords = _keywords(source.hyper_parameters.get("context_encoder_args", {}).get("images"))
     variant = keywords.get("variant") or {}
     return {**variant, **(variant.get("model_spec") or {}), **(keywords.get("model_spec") or {})}
@@ -165,13 +164,13 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 
 
 def npz_length(path: str | Path) -> int:
-    with _open_images(path) as images:
+    with _open_array(path, "images") as images:
         return images.shape[0]
 
 
 def npz_frames(path: str | Path, numbers: Iterable[int]) -> Iterator[Tensor]:
     """Yield the frames of ascending numbers, each (H_px, W_px, 3) uint8 RGB."""
-    with _open_images(path) as images:
+    with _open_array(path, "images") as images:
         for row in images.rows(numbers):
             yield torch.from_numpy(row).movedim(0, -1).contiguous()
 
@@ -221,6 +220,8 @@ def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 stored = archive.getinfo(f"{name}.npy").file_size - file.tell()
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
+                if name == "images":
+                    _check_images(path, shape, dtype)
                 yield StoredArray(shape, dtype, file)
     except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
@@ -245,15 +246,9 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype
     return shape, dtype
 
 
-@contextlib.contextmanager
-def _open_images(path: str | Path) -> Iterator[StoredArray]:
-    with _open_array(path, "images") as images:
-        shape = images.shape
-        if images.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3 or min(shape) == 0:
-            raise ValueError(
-                f"{path}: images must be (T, 3, H_px, W_px) uint8, got {images.dtype} {shape}"
-            )
-        yield images
+def _check_images(path: str | Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    if dtype != np.uint8 or len(shape) != 4 or shape[1] != 3 or min(shape) == 0:
+        raise ValueError(f"{path}: images must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
 
 
 WHAM = Family(

@@ -17,17 +17,7 @@ from torch.nn import functional
 
 from diagd.data.video import resize
 from diagd.families.family import count_layers, tensors_under
-from diagd.tokenizers.vq import (
-    BATCH_SIZE,
-    CONFIG_NAME,
-    check_frames,
-    check_tokens,
-    check_weights,
-    paint,
-    read_tensors,
-    read_vq_config,
-    save_files,
-)
+from diagd.tokenizers import vq
 
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
@@ -163,10 +153,9 @@ class WHAMTokenizer:
     temporal_compression = 1
     fit_frames = staticmethod(resize)
 
-    def __init__(self, model: ViTVQGAN, batch_size: int = BATCH_SIZE) -> None:
-        """Wrap a model; `batch_size` frames are handled at once, which bounds the memory."""
+    def __init__(self, model: ViTVQGAN, batch_size: int = vq.BATCH_SIZE) -> None:
         self.model = model.eval()
-        self.batch_size = batch_size
+        self.batch_size = batch_size  # frames at once; bounds the memory
 
     @property
     def codebook_size(self) -> int:
@@ -190,46 +179,39 @@ class WHAMTokenizer:
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
-        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64.
-
-        A patch becomes the id of the code of the closest direction, the lowest on ties.
-        """
-        check_frames(frames, 1)
-        size = frames.shape[1], frames.shape[2]
-        expected = self.model.config.height_px, self.model.config.width_px
-        if size != expected:
-            raise ValueError(
-                f"frames must be {expected[0]}x{expected[1]} px, got {size[0]}x{size[1]}"
-            )
-        device, chunks = self.model.codebook.weight.device, []
+        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
+        vq.check_frames(frames, 1)
+        expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
+        if given != expected:
+            raise ValueError("frames must be {}x{} px, got {}x{}".format(*expected, *given))
+        device, ids = self.model.codebook.weight.device, []
         for chunk in frames.split(self.batch_size):
             values = chunk.to(device).movedim(-1, 1).float() / 255
             pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
-            chunks.append(self.model.nearest(self.model.latents(pictures)))
-        return torch.cat(chunks).to(frames.device)
+            ids.append(self.model.nearest(self.model.latents(pictures)))
+        return torch.cat(ids).to(frames.device)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
-        check_tokens(tokens, self.codebook_size)
+        vq.check_tokens(tokens, self.codebook_size)
         self.frame_size_px(*tokens.shape[1:])
         device, chunks = self.model.codebook.weight.device, []
         for chunk in tokens.split(self.batch_size):
             pictures = self.model.pixels(chunk.to(device, torch.int64))
             values = pictures * _DEVIATION.to(device) + _MEAN.to(device)
-            chunks.append(paint(values * 255, "down"))
+            chunks.append(vq.paint(values * 255, "down"))
         return torch.cat(chunks).to(tokens.device)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config.json and model.safetensors, each under its name only when whole."""
         config = {"kind": WHAM_KIND} | asdict(self.model.config)
-        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
+        vq.save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Load what `save_pretrained` wrote."""
-        config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        values = read_vq_config(config_path)
+        config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
+        values = vq.read_vq_config(config_path)
         kind = values.pop("kind", None)
         if kind != WHAM_KIND:
             raise ValueError(f"{config_path}: kind must be {WHAM_KIND}, got {kind!r}")
@@ -237,14 +219,14 @@ class WHAMTokenizer:
             config = ViTVQGANConfig(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
-        weights = read_tensors(weights_path)
+        weights = vq.read_tensors(weights_path)
         if config.num_layers > len(weights):  # which would be built one by one
             raise ValueError(
                 f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
                 f"{weights_path}, got {config.num_layers}"
             )
         model = _empty(config)
-        check_weights(weights_path, weights, model.state_dict())
+        vq.check_weights(weights_path, weights, model.state_dict())
         model.load_state_dict({n: w.float() for n, w in weights.items()}, assign=True)
         return cls(model)
 
@@ -252,12 +234,9 @@ class WHAMTokenizer:
 def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
 ) -> WHAMTokenizer:
-    """Extract the tokenizer of a WHAM checkpoint; sizes are read from the shapes.
+    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`.
 
-    Args:
-        weights: the state dict: all under `context_encoders.images.` if there is anything, else all
-            there is.
-        height_px, width_px, head_size: of the frames and of an attention head; hyper-parameters.
+    The shapes tell all sizes but those of a frame and of an attention head.
     """
     where = "the WHAM tokenizer"
     found = {
@@ -286,7 +265,7 @@ def wham_tokenizer_from_weights(
     model = _empty(config)
     names = {name: _their_name(name) for name in model.state_dict()}
     expected = {names[name]: value for name, value in model.state_dict().items()}
-    check_weights(where, found, expected, "its patches, positions and codebook")
+    vq.check_weights(where, found, expected, "its patches, positions and codebook")
     model.load_state_dict({n: found[theirs].float() for n, theirs in names.items()}, assign=True)
     return WHAMTokenizer(model)
 
