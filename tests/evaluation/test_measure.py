@@ -58,7 +58,6 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, wo
         context_actions=clip.actions[1:GIVEN],
         sampling=diagd.SamplingOptions(1.0, top_p=0.9),
         seed=seed_of("clip_1", 5),
-        strategy=strategy,
     )
     assert torch.equal(outcome.frames, video.frames)
     record = outcome.record
