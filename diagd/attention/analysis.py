@@ -105,7 +105,7 @@ def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -
 def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
     assert isinstance(module, Attention)
-    x, rotary, (_, visible, cache, _) = inputs
+    x, rotary, _, visible, cache = inputs
     queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)

@@ -37,7 +37,8 @@ class Compiled(ModelWrapper[Behind]):
         return True
 
     def make_step(self, step: StepParts) -> StepFunction:
-        run = torch.compile(step.run, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+        whole = step.of(self.model).run
+        run = torch.compile(whole, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
 
 
@@ -90,10 +91,10 @@ class Captured(ModelWrapper[Behind]):
         return self.model.renew_cache(buffers.cache, context)
 
     def make_step(self, step: StepParts) -> StepFunction:
-        graphs, kind = self._graphs[step.buffers], step.kind
+        graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
 
         def run(lanes: Tensor, num_slots: int) -> None:
-            self._capture_seconds += graphs.run(kind, step.run, lanes, num_slots, self.compiled)
+            self._capture_seconds += graphs.run(kind, whole, lanes, num_slots, self.compiled)
 
         return run
 

@@ -4,7 +4,7 @@ import ctypes
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import synchronized_time
-from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction
+from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction, StepParts
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache
@@ -131,10 +131,10 @@ class Stopwatch(ModelWrapper[CausalModel]):
             times.parts["bookkeeping"] = sum(times.seconds) - known
         return times
 
-    def make_step(self, step: Any) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         """Time the model's own step; or its parts, where it does not tell how long they take."""
         own = not self.parts or self._counters is not None
-        run = self.model.make_step(replace(step, model=self.model)) if own else step.run
+        run = self.model.make_step(step.of(self.model)) if own else step.run
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1

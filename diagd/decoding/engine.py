@@ -76,6 +76,9 @@ class Step:
         sampling = replace(self.sampling, valid_range=None)
         return sampling, self.ranges, self.rule, self.draw_rule
 
+    def of(self, model: CausalModel) -> "Step":
+        return replace(self, model=model)
+
     def run(self, lanes: Tensor, num_slots: int) -> None:
         """Gather, forward, sample, scatter.
 

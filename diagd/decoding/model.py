@@ -76,6 +76,10 @@ class StepParts(Protocol):
         """All that a step depends on but the buffers, the lanes and the slots."""
         ...
 
+    def of(self, model: "CausalModel") -> "StepParts":
+        """Return the same step of another model."""
+        ...
+
     def run(self, lanes: Tensor, num_slots: int) -> None: ...
 
 
@@ -240,7 +244,7 @@ class ModelWrapper(CausalModel, Generic[Behind]):
 
     def make_step(self, step: StepParts) -> StepFunction:
         parts = self._overrides("see", "forward", "sample")
-        return step.run if parts else self.model.make_step(step)
+        return step.run if parts else self.model.make_step(step.of(self.model))
 
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ModelWrapper, name) for name in names)

@@ -160,15 +160,6 @@ class MaskKernel(NamedTuple):
 Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
 
 
-class Lanes(NamedTuple):
-    """What the lanes of a step write and read, the same in all layers."""
-
-    slots: Tensor | None  # (L,) int64, where keys and values are written
-    visible: Visible  # see `attend`; M counts cache slots, or is L without a cache
-    cache: StaticKVCache | None  # written, then read; None: lanes attend to each other
-    text: Text | None
-
-
 class GroupedQueries(nn.Module):
     """Projections of grouped-query attention, with keys and values from inputs of `kv_size`."""
 
@@ -195,7 +186,14 @@ class Attention(GroupedQueries):
         self.layer = layer
         self.qkv_proj: nn.Module | None = None  # all three in one, after merge_linears
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lanes: Lanes) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        slots: Tensor | None,
+        visible: Visible,
+        cache: StaticKVCache | None,
+    ) -> Tensor:
         """Attend from every lane of x (B, L, hidden_size) to the cache, or else to x itself."""
         if self.qkv_proj is None:
             projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -206,7 +204,6 @@ class Attention(GroupedQueries):
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if rotary is not None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
-        slots, visible, cache, _ = lanes
         if cache is not None and slots is not None and isinstance(visible, Tensor | RuleKernel):
             cache.write(self.layer, slots, keys, values)
             keys, values = cache.read(self.layer, visible.shape[1])

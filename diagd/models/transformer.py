@@ -12,7 +12,6 @@ from diagd.models.attention import (
     GELU,
     Attention,
     CrossAttention,
-    Lanes,
     StaticKVCache,
     SwiGLU,
     Text,
@@ -38,12 +37,20 @@ class Block(nn.Module):
         self.post_attention_layernorm = make_norm(config, config.norm_affine)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else GELU(config)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lanes: Lanes) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, lanes)
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        slots: Tensor | None,
+        visible: Visible,
+        cache: StaticKVCache | None,
+        text: Text | None,
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, slots, visible, cache)
         if self.cross_attn is not None and self.cross_attention_layernorm is not None:
-            assert lanes.text is not None
+            assert text is not None
             normed = self.cross_attention_layernorm(x)
-            x = x + self.cross_attn(normed, *lanes.text[self.self_attn.layer])
+            x = x + self.cross_attn(normed, *text[self.self_attn.layer])
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -65,14 +72,22 @@ class DecoderStack(nn.Module):
     def blocks(self) -> list[Block]:
         return [layer for layer in self.layers if isinstance(layer, Block)]
 
-    def forward(self, tokens: Tensor, positions: Tensor, lanes: Lanes) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor | None,
+        visible: Visible,
+        cache: StaticKVCache | None,
+        text: Text | None,
+    ) -> Tensor:
         x = self.embed_tokens(tokens)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
         rotary = None if self.rotary is None else self.rotary(positions, x.dtype)
         table = None if self.position_table is None else self.position_table(positions, x.dtype)
         for layer in self.layers:
-            x = layer(x if table is None else x + table, rotary, lanes)
+            x = layer(x if table is None else x + table, rotary, slots, visible, cache, text)
         return x
 
 
@@ -171,8 +186,9 @@ class Transformer(
             raise ValueError("a cache needs slots and visible, got None")
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)
-        lanes = Lanes(slots, visible, cache, text if cache is None else cache.text)
-        hidden = self.model(tokens, positions, lanes)
+        # one by one: torch.compile keeps what stands in a record that is made while it traces
+        text = text if cache is None else cache.text
+        hidden = self.model(tokens, positions, slots, visible, cache, text)
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden[:, logits_to_keep]
         elif logits_to_keep:
