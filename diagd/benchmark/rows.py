@@ -35,7 +35,7 @@ CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a row starts from."""
+    """Start of a row: prompt and actions."""
 
     prompt: Tensor  # (1, P)
     context_frames: int

@@ -347,3 +347,11 @@ def test_errors_are_one_line():
         with pytest.raises(ValueError, match="got") as error:
             generate(model_of("own"), Case(), **options)
         assert "\n" not in str(error.value)
+
+
+def test_a_schedule_of_another_number_of_frames_is_refused():
+    case = Case()
+    engine = diagd.DecodingEngine(model_of("own"), case.height, case.width, batch_size=2)
+    engine.prefill(case.prompt)
+    with pytest.raises(ValueError, match=r"^the schedule is for 3 frames, got num_frames=5$"):
+        engine.decode(case.schedule, num_frames=5)

@@ -26,7 +26,7 @@ LOG2_E = 1.4426950408889634
 
 
 class Tiling(NamedTuple):
-    """What a program of the first kernel works on at a time, so that nothing spills."""
+    """Sizes of the tile of a program of the first kernel, so that nothing spills."""
 
     rows: int  # query heads x lanes
     keys: int

@@ -11,7 +11,7 @@ import torch
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.engine import Lanes, Step
-from diagd.decoding.model import Buffers, SlotRule
+from diagd.decoding.model import Buffers, ModelWrapper, SlotRule
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
@@ -290,3 +290,14 @@ def test_broken_numbers_reach_the_logits(name, number):
 def test_arguments_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="weights must be one of float32, bfloat16, int8, got 'x'"):
         NativeModel(tiny_model(), "x")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_wrapper_hands_on_the_fused_step_unless_it_feeds_or_draws_otherwise():
+    class Own(ModelWrapper[NativeModel]):
+        def sample(self, logits, draw):
+            return self.model.sample(logits, draw)
+
+    native = NativeModel(tiny_model())
+    step = step_of(native)
+    assert ModelWrapper(native).make_step(step) != step.run
+    assert Own(native).make_step(step) == step.run
