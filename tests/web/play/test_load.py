@@ -18,10 +18,12 @@ def memory_bytes():
     return int(fields[1]) * 4096
 
 
-def drive(served, end, results):
-    """Play until `end`, with keys, strategies and new dreams; append what was seen."""
+def drive(served, seconds, everybody, results):
+    """Play so long once all are there, with keys, strategies, new dreams; append what was seen."""
     with served.page() as page:
         frames, keys = [], ("left", "forward", "right", "none")
+        everybody.wait(30)  # on a busy machine a page may come a second after the others
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             header, picture = page.frame()
             assert picture[:2] == b"\xff\xd8"
@@ -40,9 +42,9 @@ def drive(served, end, results):
 
 
 def run(served, seconds):
-    results = []
-    end = time.monotonic() + seconds
-    threads = [threading.Thread(target=drive, args=(served, end, results)) for _ in range(CLIENTS)]
+    results, everybody = [], threading.Barrier(CLIENTS)
+    given = served, seconds, everybody, results
+    threads = [threading.Thread(target=drive, args=given) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
