@@ -49,7 +49,7 @@ def test_the_ranges_hold_what_was_measured_on_a_cpu(name, model, apart):
     for row in document["rows"]:
         if row["backend"] != "native":
             continue
-        word = row["schedule"]
+        word = row["strategy"]
         strategy = parse_strategy(word)
         assert strategy.has_schedule
         steps = work(config, strategy, frames, context_frames, row["dtype"], pad=False)
