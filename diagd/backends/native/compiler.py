@@ -52,7 +52,7 @@ def build(target: Path, compiler: list[str]) -> None:
 
 def describe_build() -> list[bytes]:
     """Return what a build depends on: sources, flags, compiler, processor."""
-    parts = [path.read_bytes() for path in sorted(SOURCES.iterdir())]
+    parts = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
     parts += [" ".join(_flags()).encode(), platform.machine().encode(), repr(zig()).encode()]
     compiler = find_compiler()
     if compiler is not None:

@@ -83,6 +83,14 @@ class NativeWeights:
         self._pages = HugePages()
         self.record = self._describe(model)
 
+    def at(self, address: int) -> Tensor | ctypes.Array:
+        """Return what a pointer of the record points to."""
+        return next(
+            one
+            for one in self._kept
+            if address == (one.data_ptr() if isinstance(one, Tensor) else ctypes.addressof(one))
+        )
+
     def _describe(self, model: Transformer) -> ModelRecord:
         config, stack = self.config, model.model
         layers = (LayerRecord * config.num_layers)()

@@ -3,7 +3,6 @@
 // Speaks of slots and masks only, like diagd/models/transformer.py, whose numbers it reproduces.
 // Activations are float32 throughout; weights and cache are float32, bfloat16 or (weights) int8.
 
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -324,11 +323,7 @@ int decode(const Model& m, const Step& s) {
   const size_t all = s.threads * own + line;
   const size_t needed =
       normed + rows * (d.qkv_stride + d.middle_stride) + mixed + mask + all + turns;
-  try {
-    if (memory.size() < needed) memory.resize(needed);
-  } catch (const std::bad_alloc&) {
-    return 2;
-  }
+  if (!make_room(memory, needed)) return 2;
   d.x = memory.data();
   d.projected = d.x + normed;
   d.middle = d.projected + rows * d.qkv_stride;

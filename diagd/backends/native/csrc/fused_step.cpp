@@ -1,6 +1,5 @@
 // A step as one call: gather, decode, draw, scatter, as `Step.take` of diagd/decoding/engine.py.
 #include <algorithm>
-#include <new>
 #include <vector>
 
 #include "kernels.h"
@@ -30,12 +29,7 @@ int take(int (*decode)(const Model*, const Step*), const Model& m, Step s, Draw 
   static thread_local std::vector<float> logits;
   const size_t rows = (size_t)s.batch * s.lanes;
   d.stride = ceil_to(m.vocab, BLOCK);
-  try {
-    ids.resize(2 * rows + 2 * s.lanes);
-    logits.resize(rows * d.stride);
-  } catch (const std::bad_alloc&) {
-    return 2;
-  }
+  if (!make_room(ids, 2 * rows + 2 * s.lanes) || !make_room(logits, rows * d.stride)) return 2;
   int64_t *fed = ids.data(), *drawn = fed + rows, *low = drawn + rows, *high = low + s.lanes;
   for (int i = 0; i < s.lanes; i++) {
     for (int b = 0; b < s.batch; b++)  // what was not drawn is no id

@@ -5,12 +5,28 @@
 // ascending order, whatever tile it falls into: results do not depend on how many lanes share a step,
 // and raster and diagonal steps that see the same tokens compute the same bits.
 #pragma once
+#include <new>
 #include <vector>
 
 #include "simd.h"
 
 // Columns of a block, which are those of a tile of many rows; values of k.
 constexpr int BLOCK = REGISTER == 64 ? 32 : 16, PREFETCH = 64;
+
+// Makes room for `count` numbers at least; false where there is no memory for them.
+template <class T>
+bool make_room(std::vector<T>& numbers, size_t count) {
+#if defined(__cpp_exceptions)
+  try {
+    if (numbers.size() < count) numbers.resize(count);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+#else  // in a browser it traps
+  if (numbers.size() < count) numbers.resize(count);
+#endif
+  return true;
+}
 
 // Where a product goes: out = (or +=) row * scale * x W + bias. Pointers but `to` may be null.
 struct Output {

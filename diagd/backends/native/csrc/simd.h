@@ -15,6 +15,8 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm_simd128__)
+#include <wasm_simd128.h>
 #endif
 
 // Bytes of a register, and how many registers there are.
@@ -111,6 +113,8 @@ INLINE Floats fma(Floats a, Floats b, Floats sums) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums);
 #elif defined(__aarch64__)
   return (Floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__wasm_relaxed_simd__)
+  return (Floats)wasm_f32x4_relaxed_madd((v128_t)a, (v128_t)b, (v128_t)sums);
 #else
   return a * b + sums;
 #endif
@@ -135,6 +139,14 @@ INLINE Ints dot_quads(Ints sums, Ints x, Ints w) {
   const int8x16_t a = (int8x16_t)x, b = (int8x16_t)w;
   const int16x8_t low = vmull_s8(vget_low_s8(a), vget_low_s8(b)), high = vmull_high_s8(a, b);
   return (Ints)vpadalq_s16((int32x4_t)sums, vpaddq_s16(low, high));
+#elif defined(__wasm_relaxed_simd__)  // relaxed of what 7 bits never reach
+  return (Ints)wasm_i32x4_relaxed_dot_i8x16_i7x16_add((v128_t)w, (v128_t)x, (v128_t)sums);
+#elif defined(__wasm_simd128__)  // bytes 0 and 2, then 1 and 3
+  const v128_t a = (v128_t)x, b = (v128_t)w;
+  const auto even = [](v128_t v) { return wasm_i16x8_shr(wasm_i16x8_shl(v, 8), 8); };
+  const v128_t pairs = wasm_i16x8_add(wasm_i16x8_mul(even(a), even(b)),
+                                      wasm_i16x8_mul(wasm_i16x8_shr(a, 8), wasm_i16x8_shr(b, 8)));
+  return sums + (Ints)wasm_i32x4_extadd_pairwise_i16x8(pairs);
 #else
   for (int shift = 24; shift >= 0; shift -= 8) sums += (x << shift >> 24) * (w << shift >> 24);
   return sums;
@@ -157,6 +169,8 @@ INLINE Ints dot_duos(Ints sums, Ints x, Ints w) {
   const int16x8_t a = (int16x8_t)x, b = (int16x8_t)w;
   const int32x4_t low = vmull_s16(vget_low_s16(a), vget_low_s16(b)), high = vmull_high_s16(a, b);
   return sums + (Ints)vpaddq_s32(low, high);
+#elif defined(__wasm_simd128__)
+  return sums + (Ints)wasm_i32x4_dot_i16x8((v128_t)x, (v128_t)w);
 #else
   return sums + (x << 16 >> 16) * (w << 16 >> 16) + (x >> 16) * (w >> 16);
 #endif
@@ -173,6 +187,8 @@ INLINE void put_shorts(int16_t* to, Ints x) {
   _mm_storel_epi64((__m128i*)to, _mm_packs_epi32((__m128i)x, (__m128i)x));
 #elif defined(__aarch64__)
   vst1_s16(to, vmovn_s32((int32x4_t)x));
+#elif defined(__wasm_simd128__)
+  wasm_v128_store64_lane(to, wasm_i16x8_narrow_i32x4((v128_t)x, (v128_t)x), 0);
 #else
   for (int i = 0; i < WIDTH; i++) to[i] = x[i];
 #endif

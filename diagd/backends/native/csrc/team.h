@@ -8,6 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#if defined(__wasm__)
+#include "wasm/team.h"
+#else
 #include <thread>
 #ifndef _WIN32
 #include <pthread.h>
@@ -185,3 +188,4 @@ class Team {
 };
 
 inline thread_local Team team;
+#endif

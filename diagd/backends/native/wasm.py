@@ -1,0 +1,296 @@
+"""A world as one file for kernels that run in a browser; and these kernels.
+
+They read a world where it lies (csrc/wasm/world.cpp), so its file is the memory that they expect:
+their records, with pointers of 32 bits counted from the beginning, what these point to, and at the
+end a list of where the pointers stand. Weights are those of `NativeWeights`, plans of `make_plan`.
+"""
+
+import ctypes
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diagd.backends.native.boundary import DrawRecord, LayerRecord, ModelRecord, SpaceRecord
+from diagd.backends.native.compiler import SOURCES, run_to_end, zig
+from diagd.backends.native.weights import NativeWeights
+from diagd.decoding.sampling import ValidRanges
+from diagd.decoding.schedule import Order, SequenceLayout, TokenGrid, make_plan
+from diagd.models.transformer import Transformer
+from diagd.tokenizers.vq import VQTokenizer
+
+MAGIC, VERSION = 0x64676961, 1
+BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
+ALIGNED = 64  # bytes
+SIMD = "-mcpu=generic+simd128+bulk_memory+nontrapping_fptoint+sign_ext+mutable_globals"
+# a module for each kind of browser: with 7-bit dot products, and with threads
+KERNELS = {
+    f"kernels{relaxed and '-relaxed'}{threads and '-threads'}.wasm": (
+        SIMD + relaxed.replace("-relaxed", "+relaxed_simd") + threads.replace("-threads", "+atomics")
+    )
+    for relaxed in ("", "-relaxed")
+    for threads in ("", "-threads")
+}
+
+
+class Offset(ctypes.c_uint32):
+    """A pointer, counted from the beginning of the file; 0 is null."""
+
+
+def _record(*fields: tuple[Any, str]) -> type[ctypes.Structure]:
+    pairs = [(name, kind) for kind, names in fields for name in names.split()]
+    return type("Record", (ctypes.Structure,), {"_fields_": pairs})
+
+
+def _narrow(record: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """Lay a record of the kernels out as a processor of 32 bits does."""
+    pairs = [(kind, name) for name, kind in record._fields_]  # type: ignore[misc]
+    return _record(*((Offset if kind is ctypes.c_void_p else kind, name) for kind, name in pairs))
+
+
+_INT, _FLOAT, _UNSIGNED = ctypes.c_int32, ctypes.c_float, ctypes.c_uint32
+Layer, Model = _narrow(LayerRecord), _narrow(ModelRecord)
+Draw, Space = _narrow(DrawRecord), _narrow(SpaceRecord)
+# those of csrc/wasm
+Prompt = _record((_INT, "length frames"), (Offset, "tokens"))
+Plan = _record((_INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
+Op = _record((_INT, "kind input output size"), (_FLOAT, "eps"), (Offset, "weight bias"))
+World = _record(
+    (_UNSIGNED, "magic version size checksum"),
+    (_INT, "prompts actions strategies action_tokens height width max_slots"),
+    (_INT, "top_k exclusive_top_p ops patch rounds_down"),
+    (Draw, "rules"),
+    (Space, "space"),
+    (Model, "model"),
+    (Offset, "prompt action plan codebook"),
+    (_INT, "codes channels"),
+    (Offset, "op"),
+)
+CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE = range(5)
+
+
+class Memory:
+    """The file as it grows, and where its pointers stand."""
+
+    def __init__(self, head: int) -> None:
+        self.content = bytearray(head)
+        self.pointers: list[int] = []
+
+    def put(self, what: Tensor | Sequence[ctypes.Structure] | None) -> int:
+        """Append numbers or records, and return where they stand; 0 for None."""
+        if what is None:
+            return 0
+        self.content += bytes(-len(self.content) % ALIGNED)
+        at = len(self.content)
+        if isinstance(what, Tensor):
+            numbers = what.detach().contiguous().flatten()
+            self.content += numbers.view(torch.uint8).numpy().tobytes()
+        for record in () if isinstance(what, Tensor) else what:
+            self.content += bytes(ctypes.sizeof(record))
+            self.write(at, record)
+            at += ctypes.sizeof(record)
+        return at if isinstance(what, Tensor) else at - sum(map(ctypes.sizeof, what))
+
+    def write(self, at: int, record: ctypes.Structure) -> None:
+        """Write a record over what is there, and remember its pointers."""
+        self.content[at : at + ctypes.sizeof(record)] = bytes(record)
+        self._remember(at, record)
+
+    def _remember(self, at: int, record: ctypes.Structure) -> None:
+        for name, kind in record._fields_:  # type: ignore[misc]
+            place = at + getattr(type(record), name).offset
+            if kind is Offset and getattr(record, name).value:
+                self.pointers.append(place)
+            elif issubclass(kind, ctypes.Structure):
+                self._remember(place, getattr(record, name))
+
+
+class Play(NamedTuple):
+    """What can be played: where dreams begin, what is done in them, and how they are written."""
+
+    prompts: Sequence[tuple[Tensor, int]]  # (P,) int64 tokens, and frames that they end with
+    actions: Tensor  # (A, n) int64, the tokens of each action
+    orders: Sequence[Order]  # of one frame
+    ranges: ValidRanges
+    top_k: int
+    exclusive_top_p: bool
+
+
+def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
+    """Format a world as the kernels read it, its weights rounded to 8 bits.
+
+    Raises:
+        ValueError: a model or a tokenizer that they cannot run.
+    """
+    config = model.config
+    if config.position == "learned":
+        raise ValueError("a model with learned positions cannot go on for ever in a browser")
+    if play.ranges.row_ends is not None:
+        raise ValueError("a model whose rows end in separators cannot be played in a browser")
+    memory = Memory(ctypes.sizeof(World))
+    weights = NativeWeights(model, "int8", BLOCK)
+    frame = SequenceLayout(TokenGrid(1, config.grid_height, config.grid_width))
+    ops = list(_ops(tokenizer.model, memory))
+    by_place = play.ranges.by_place
+    world = World(
+        magic=MAGIC,
+        version=VERSION,
+        prompts=len(play.prompts),
+        actions=len(play.actions),
+        strategies=len(play.orders),
+        action_tokens=play.actions.shape[1],
+        height=config.grid_height,
+        width=config.grid_width,
+        max_slots=config.max_positions,
+        top_k=play.top_k,
+        exclusive_top_p=play.exclusive_top_p,
+        ops=len(ops),
+        patch=tokenizer.patch_size,
+        rounds_down=tokenizer.pixel_rounding == "down",
+        space=Space(
+            height=config.grid_height,
+            width=config.grid_width,
+            low=play.ranges.low,
+            high=play.ranges.high,
+            by_place=memory.put(by_place),
+        ),
+        model=_copy(Model, weights.record, weights, memory),
+        prompt=memory.put(
+            [Prompt(len(tokens), frames, memory.put(tokens)) for tokens, frames in play.prompts]
+        ),
+        action=memory.put(play.actions),
+        plan=memory.put([plan for order in play.orders for plan in _plans(order, play, memory)]),
+        codebook=memory.put(_floats(tokenizer.codebook)),
+        codes=tokenizer.codebook_size,
+        channels=tokenizer.codebook.shape[1],
+        op=memory.put(ops),
+    )
+    del frame
+    memory.content += bytes(-len(memory.content) % ALIGNED)
+    world.size = len(memory.content)
+    memory.write(0, world)
+    content = memory.content + struct.pack(f"<{len(memory.pointers)}I", *memory.pointers)
+    world.checksum = zlib.crc32(content)
+    content[: ctypes.sizeof(world)] = bytes(world)
+    return bytes(content)
+
+
+def _copy(
+    kind: type[ctypes.Structure], record: ctypes.Structure, weights: NativeWeights, memory: Memory
+) -> ctypes.Structure:
+    """Copy a record of the native kernels with all that it points to."""
+    copy = kind()
+    for name, field in record._fields_:  # type: ignore[misc]
+        value = getattr(record, name)
+        if field is ctypes.c_void_p and value is not None:
+            found = weights.at(value)
+            if not isinstance(found, Tensor):
+                found = [_copy(Layer, layer, weights, memory) for layer in found]
+            value = memory.put(found)
+        setattr(copy, name, value or 0)
+    return copy
+
+
+def _plans(order: Order, play: Play, memory: Memory) -> Iterator[ctypes.Structure]:
+    for context_frames in (1, 2):  # what stands in for unknown tokens reaches 2 frames back
+        layout = SequenceLayout(order.grid, play.actions.shape[1], context_frames)
+        plan = make_plan(order, layout, pad=False)
+        yield Plan(
+            order.num_steps,
+            len(plan.lanes),
+            memory.put(torch.tensor(plan.lanes).T),
+            memory.put(torch.tensor(plan.starts, dtype=torch.int32)),
+            memory.put(torch.tensor(plan.ends, dtype=torch.int32)),
+            memory.put(torch.tensor(plan.fed_at)),
+        )
+
+
+def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
+    """Spell out the decoder of a diffusers VQModel."""
+    decoder = model.decoder
+
+    def convolve(kind: int, layer: nn.Conv2d) -> ctypes.Structure:
+        size, stride = layer.kernel_size[0], layer.stride[0]
+        if layer.kernel_size != (size, size) or size not in (1, 3) or stride != 1:
+            raise ValueError(f"the tokenizer's {layer} cannot be painted in a browser")
+        weight = layer.weight.detach().flatten(2).permute(2, 1, 0)  # (place, in, out)
+        return Op(
+            kind,
+            layer.in_channels,
+            layer.out_channels,
+            size,
+            0,
+            memory.put(_blocks(weight)),
+            memory.put(None if layer.bias is None else _floats(layer.bias)),
+        )
+
+    def activate(norm: Any) -> ctypes.Structure:
+        if not isinstance(norm, nn.GroupNorm):
+            raise ValueError("a tokenizer with spatial norms cannot be painted in a browser")
+        channels = norm.num_channels
+        weight, bias = memory.put(_floats(norm.weight)), memory.put(_floats(norm.bias))
+        return Op(ACTIVATE, channels, channels, norm.num_groups, norm.eps, weight, bias)
+
+    def residual(block: Any) -> Iterator[ctypes.Structure]:
+        shortcut = block.conv_shortcut
+        yield Op(SHORTCUT) if shortcut is None else convolve(SHORTCUT, shortcut)
+        yield activate(block.norm1)
+        yield convolve(CONVOLVE, block.conv1)
+        yield activate(block.norm2)
+        yield convolve(CONVOLVE, block.conv2)
+        yield Op(ADD)
+
+    blocks = decoder.mid_block, *decoder.up_blocks
+    if model.config.act_fn != "silu" or any(
+        attention is not None for block in blocks for attention in getattr(block, "attentions", ())
+    ):
+        raise ValueError("a tokenizer with attention, or not of silu, cannot paint in a browser")
+    yield convolve(CONVOLVE, model.post_quant_conv)
+    yield convolve(CONVOLVE, decoder.conv_in)
+    for block in blocks:
+        for resnet in block.resnets:
+            yield from residual(resnet)
+        for upsampler in getattr(block, "upsamplers", None) or ():
+            yield Op(ENLARGE)
+            yield convolve(CONVOLVE, upsampler.conv)
+    yield activate(decoder.conv_norm_out)
+    yield convolve(CONVOLVE, decoder.conv_out)
+
+
+def _floats(values: Tensor) -> Tensor:
+    return nn.functional.pad(values.detach().float(), (0, -values.shape[-1] % BLOCK))
+
+
+def _blocks(weight: Tensor) -> Tensor:
+    """Lay matrices (place, K, N) out in blocks: (place, N / BLOCK, K, BLOCK), padded with zeros."""
+    _, rows, columns = weight.shape
+    padded = nn.functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    return padded.unflatten(2, (-1, BLOCK)).transpose(1, 2)
+
+
+def build_kernels(target: Path, cpu: str) -> None:
+    """Build one of `KERNELS` with Zig's C++ compiler.
+
+    Raises:
+        OSError: it is not installed, or fails.
+    """
+    command = zig()
+    if command is None:
+        raise OSError("kernels for browsers are built by Zig: pip install ziglang")
+    flags = [
+        *("-target", "wasm32-wasi", "-mexec-model=reactor", "-O3", "-std=c++20", cpu),
+        *("-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-DNDEBUG", "-s"),
+        "-Wl,-z,stack-size=1048576",
+    ]
+    if "atomics" in cpu:
+        exports = "__stack_pointer", "__wasm_init_tls", "__tls_size", "__tls_align"
+        flags += ["-Wl,--import-memory,--shared-memory,--max-memory=1073741824"]
+        flags += [f"-Wl,--export={name}" for name in exports]
+    names = "decoder.cpp", "sampler.cpp", "fused_step.cpp", "wasm/world.cpp"
+    sources = [str(SOURCES / name) for name in names]
+    complaint = "Zig could not build the kernels for browsers"
+    run_to_end([*command, *flags, *sources, "-o", str(target)], complaint)
