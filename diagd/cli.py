@@ -43,6 +43,13 @@ COMMANDS = {
         "web.play.options",
         needs=("fastapi", "uvicorn", "websockets", "PIL"),
     ),
+    "export-web": Command(
+        "put a world on a web page that plays without a server",
+        "web.play.options",
+        "web.play.export:export",
+        needs=("pydantic", "PIL"),
+        owns_out=True,
+    ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),
     "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
     "attention": Command(
@@ -167,7 +174,7 @@ def _run(name: str, flags: list[str]) -> None:
 def options_of(name: str) -> type:
     """Import the dataclass of a command's options, and nothing that computes."""
     module = importlib.import_module(f"diagd.{COMMANDS[name].options}")
-    return getattr(module, f"{name.title()}Options")
+    return getattr(module, f"{name.title().replace('-', '')}Options")
 
 
 def function_of(name: str) -> Callable[[Any], dict[str, Any]]:

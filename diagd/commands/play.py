@@ -18,8 +18,9 @@ from diagd.web.guard import listen, url_of
 from diagd.web.play.app import create_app
 from diagd.web.play.options import PlayOptions
 from diagd.web.play.scheduler import Scheduler
-from diagd.web.play.server import PlayServer, run, start_scenes, warm_up
+from diagd.web.play.server import PlayServer, run, warm_up
 from diagd.web.play.session import Controls
+from diagd.web.play.welcome import start_scenes
 
 
 def main(options: PlayOptions) -> dict[str, Any]:

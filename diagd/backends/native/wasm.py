@@ -6,6 +6,7 @@ end a list of where the pointers stand. Weights are those of `NativeWeights`, pl
 """
 
 import ctypes
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,24 +18,26 @@ from torch import Tensor, nn
 
 from diagd.backends.native.boundary import DrawRecord, LayerRecord, ModelRecord, SpaceRecord
 from diagd.backends.native.compiler import SOURCES, run_to_end, zig
+from diagd.backends.native.library import PREBUILT, cache_folder
 from diagd.backends.native.weights import NativeWeights
 from diagd.decoding.sampling import ValidRanges
-from diagd.decoding.schedule import Order, SequenceLayout, TokenGrid, make_plan
+from diagd.decoding.schedule import Order, SequenceLayout, make_plan
+from diagd.files import replacing
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
 MAGIC, VERSION = 0x64676961, 1
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
-SIMD = "-mcpu=generic+simd128+bulk_memory+nontrapping_fptoint+sign_ext+mutable_globals"
-# a module for each kind of browser: with 7-bit dot products, and with threads
-KERNELS = {
-    f"kernels{relaxed and '-relaxed'}{threads and '-threads'}.wasm": (
-        SIMD + relaxed.replace("-relaxed", "+relaxed_simd") + threads.replace("-threads", "+atomics")
-    )
-    for relaxed in ("", "-relaxed")
-    for threads in ("", "-threads")
-}
+MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
+# of which a browser takes the best that it can run: 7-bit dot products, threads
+KERNELS = (
+    "kernels-relaxed-threads.wasm",
+    "kernels-threads.wasm",
+    "kernels-relaxed.wasm",
+    "kernels.wasm",
+)
+WEB_SOURCES = "decoder.cpp", "sampler.cpp", "fused_step.cpp", "wasm/world.cpp"
 
 
 class Offset(ctypes.c_uint32):
@@ -58,7 +61,7 @@ Draw, Space = _narrow(DrawRecord), _narrow(SpaceRecord)
 # those of csrc/wasm
 Prompt = _record((_INT, "length frames"), (Offset, "tokens"))
 Plan = _record((_INT, "steps lanes"), (Offset, "packed starts ends fed_at"))
-Op = _record((_INT, "kind input output size"), (_FLOAT, "eps"), (Offset, "weight bias"))
+Op = _record((_INT, "kind input output size"), (_FLOAT, "eps"), (Offset, "weight bias scale"))
 World = _record(
     (_UNSIGNED, "magic version size checksum"),
     (_INT, "prompts actions strategies action_tokens height width max_slots"),
@@ -133,7 +136,6 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         raise ValueError("a model whose rows end in separators cannot be played in a browser")
     memory = Memory(ctypes.sizeof(World))
     weights = NativeWeights(model, "int8", BLOCK)
-    frame = SequenceLayout(TokenGrid(1, config.grid_height, config.grid_width))
     ops = list(_ops(tokenizer.model, memory))
     by_place = play.ranges.by_place
     world = World(
@@ -169,7 +171,6 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         channels=tokenizer.codebook.shape[1],
         op=memory.put(ops),
     )
-    del frame
     memory.content += bytes(-len(memory.content) % ALIGNED)
     world.size = len(memory.content)
     memory.write(0, world)
@@ -217,15 +218,18 @@ def _ops(model: Any, memory: Memory) -> Iterator[ctypes.Structure]:
         size, stride = layer.kernel_size[0], layer.stride[0]
         if layer.kernel_size != (size, size) or size not in (1, 3) or stride != 1:
             raise ValueError(f"the tokenizer's {layer} cannot be painted in a browser")
-        weight = layer.weight.detach().flatten(2).permute(2, 1, 0)  # (place, in, out)
+        if layer.in_channels > MAX_DUOS:
+            raise ValueError(f"a tokenizer paints in a browser with {MAX_DUOS} channels at most")
+        weight, scale = _round(layer.weight.flatten(2).permute(2, 1, 0))  # (place, in, out)
         return Op(
             kind,
             layer.in_channels,
             layer.out_channels,
             size,
             0,
-            memory.put(_blocks(weight)),
+            memory.put(weight),
             memory.put(None if layer.bias is None else _floats(layer.bias)),
+            memory.put(scale),
         )
 
     def activate(norm: Any) -> ctypes.Structure:
@@ -265,32 +269,58 @@ def _floats(values: Tensor) -> Tensor:
     return nn.functional.pad(values.detach().float(), (0, -values.shape[-1] % BLOCK))
 
 
-def _blocks(weight: Tensor) -> Tensor:
-    """Lay matrices (place, K, N) out in blocks: (place, N / BLOCK, K, BLOCK), padded with zeros."""
+def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round matrices (place, K, N) to whole numbers in blocks, with a scale for each column.
+
+    Blocks are (place, N / BLOCK, K / 2, BLOCK, 2) int16.
+    """
     _, rows, columns = weight.shape
-    padded = nn.functional.pad(weight.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    return padded.unflatten(2, (-1, BLOCK)).transpose(1, 2)
+    padding = 0, -columns % BLOCK, 0, -rows % BLOCK
+    weight = nn.functional.pad(weight.detach().float(), padding)
+    scale = weight.abs().amax((0, 1)).clamp(min=1e-30) / MAX_WEIGHT
+    whole = (weight / scale).round().to(torch.int16)
+    return whole.unflatten(1, (-1, 2)).unflatten(3, (-1, BLOCK)).permute(0, 3, 1, 4, 2), scale
 
 
-def build_kernels(target: Path, cpu: str) -> None:
-    """Build one of `KERNELS` with Zig's C++ compiler.
+def find_kernels(name: str) -> Path:
+    """Return one of `KERNELS`: prebuilt, or in the cache, or built now (a minute the first time).
 
     Raises:
-        OSError: it is not installed, or fails.
+        OSError: it has to be built, and Zig's C++ compiler is not installed or fails.
     """
+    if (prebuilt := PREBUILT / name).is_file():
+        return prebuilt
+    sources = [path.read_bytes() for path in sorted(SOURCES.rglob("*.*"))]
+    build = b"\0".join([*sources, *(flag.encode() for flag in _flags(name))])
+    kept = cache_folder() / f"{hashlib.sha256(build).hexdigest()[:16]}-{name}"
+    if not kept.is_file():
+        with replacing(kept) as target:
+            build_kernels(target, name)
+    return kept
+
+
+def build_kernels(target: Path, name: str) -> None:
+    """Build one of `KERNELS` with Zig's C++ compiler; OSError if it is not installed, or fails."""
     command = zig()
     if command is None:
-        raise OSError("kernels for browsers are built by Zig: pip install ziglang")
+        raise OSError("the kernels for browsers are built by Zig: pip install ziglang")
+    sources = [str(SOURCES / source) for source in WEB_SOURCES]
+    complaint = "Zig could not build the kernels for browsers"
+    run_to_end([*command, *_flags(name), *sources, "-o", str(target)], complaint)
+
+
+def _flags(name: str) -> list[str]:
+    # What the standard library is compiled with is the same for all: that takes a minute.
     flags = [
-        *("-target", "wasm32-wasi", "-mexec-model=reactor", "-O3", "-std=c++20", cpu),
-        *("-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-DNDEBUG", "-s"),
+        *("-target", "wasm32-wasi", "-mexec-model=reactor", "-O3", "-std=c++20", "-s"),
+        "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext+mutable_globals",
+        *("-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-DNDEBUG"),
         "-Wl,-z,stack-size=1048576",
     ]
-    if "atomics" in cpu:
+    if "relaxed" in name:
+        flags.append("-mrelaxed-simd")
+    if "threads" in name:
         exports = "__stack_pointer", "__wasm_init_tls", "__tls_size", "__tls_align"
-        flags += ["-Wl,--import-memory,--shared-memory,--max-memory=1073741824"]
-        flags += [f"-Wl,--export={name}" for name in exports]
-    names = "decoder.cpp", "sampler.cpp", "fused_step.cpp", "wasm/world.cpp"
-    sources = [str(SOURCES / name) for name in names]
-    complaint = "Zig could not build the kernels for browsers"
-    run_to_end([*command, *flags, *sources, "-o", str(target)], complaint)
+        flags += ["-Wl,--import-memory,--shared-memory,--max-memory=1073741824", "-DTHREADS"]
+        flags += [f"-Wl,--export={one}" for one in exports]
+    return flags

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ from fastapi import FastAPI, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from diagd.data.actions import ActionCodec, idle_action
 from diagd.data.video import resize
-from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Strategy
-from diagd.pipeline.generator import VideoGenerator
+from diagd.decoding.strategies.strategy import Exact
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
 from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
-from diagd.web.play.session import MAX_SEED, SessionLog, SessionStart, load, save
+from diagd.web.play.session import SessionLog, SessionStart, load, save
+from diagd.web.play.welcome import describe, offered
 
 STATIC = Path(__file__).with_name("static")
 DECODER = Path(__file__).with_name("upload_decoder.py")
@@ -176,87 +173,13 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
 def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     """Describe to a page what can be played, before the first frame."""
     world = scheduler.world
-    assert world.vocabulary is not None
+    strategies = dict.fromkeys([*offered(world), Exact(), player.controls.strategy])
     return {
-        "type": "welcome",
+        **describe(world, scheduler.scenes, strategies, player.settings, player.fps),
         "session": player.id,
         "computed": [world.dtype, world.backend],
-        "grid": [world.height, world.width],
-        "size_px": list(world.frame_size_px),
-        "strategies": _strategies(world, player.controls.strategy),
-        "controls": player.settings,
-        "fps": float(player.fps),
-        "model": Path(world.source.name_or_path).name if world.source else None,
-        "remembers": world.remembers or world.config.frames_held,
-        "keyboard": keyboard_of(world.vocabulary),
-        "scenes": [scene.name for scene in scheduler.scenes],
-        "max_seed": MAX_SEED,
         "max_recorded": MAX_RECORDED_FRAMES,
         "max_upload_bytes": MAX_UPLOAD_BYTES,
-    }
-
-
-def _strategies(world: VideoGenerator, chosen: Strategy) -> list[tuple[str, int | None]]:
-    """List the strategies that the page offers, with the steps of a frame where they are known."""
-    grid = TokenGrid(1, world.height, world.width)
-    lags = [Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width]
-    offered = dict.fromkeys([Raster(), Exact(), *lags, chosen])
-    return [(s.name, s.schedule(grid).num_steps if s.has_schedule else None) for s in offered]
-
-
-# Known words have the keys that games have given them for thirty years, the others number keys,
-# then letters that nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
-KEYS = {
-    ("KeyW", "ArrowUp"): "forward up",
-    ("KeyA", "ArrowLeft"): "left turn_left",
-    ("KeyS", "ArrowDown"): "back backward down",
-    ("KeyD", "ArrowRight"): "right turn_right",
-    ("KeyF", "Space"): "attack",
-    ("Space",): "jump",
-    ("KeyQ",): "strafe_left",
-    ("KeyE",): "strafe_right use",
-    ("KeyJ",): "look_left",
-    ("KeyL",): "look_right",
-    ("KeyI",): "look_up",
-    ("KeyK",): "look_down",
-    ("KeyC",): "sneak",
-    ("KeyX",): "sprint",
-    ("KeyG",): "drop",
-}
-KNOWN = {word: keys for keys, words in KEYS.items() for word in words.split()}
-SPARE = (
-    *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
-    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
-)
-LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
-
-
-def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
-    """Assign the words of a codec to keys that are free: first keys before second ones."""
-    idle = idle_action(codec)
-    words = [word for word in codec.names if word != idle]
-    single = [word for word in words if "+" not in word]
-    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
-    used: set[str] = set()
-    for rank, word in product(range(2), single):
-        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
-        keys[word] += tuple(key for key in known if key not in used)
-        used.update(keys[word])
-    spare = [key for key in SPARE if key not in used]
-    for word in single:
-        if not keys[word] and spare:
-            keys[word] = (spare.pop(0),)
-    return {
-        "idle": idle,
-        "keys": keys,  # word -> keys
-        "labels": {  # key -> text on its cap
-            key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
-            for found in keys.values()
-            for key in found
-        },
-        # actions of several words, such as `forward+left`, and whether any words may be joined
-        "joined": [word for word in words if "+" in word and set(word.split("+")) <= set(single)],
-        "combines": codec.combines,
     }
 
 

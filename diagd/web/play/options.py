@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from diagd.decoding.strategies.strategy import parse_strategy
-from diagd.pipeline.options import MachineFlags
+from diagd.pipeline.options import MachineFlags, OutputFolder
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,29 @@ class PlayOptions(MachineFlags):
             raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")
         if not self.recordings.is_dir():
             raise FileNotFoundError(f"folder for recordings not found: {self.recordings}")
+
+
+@dataclass(frozen=True)
+class ExportWebOptions:
+    """Write a world as a folder of static files: whoever opens its page plays, without a server.
+
+    Weights are rounded to 8 bits, and the page draws the very tokens that Python draws with
+    `--dtype int8`. Any web host serves it; on your own machine `python -m http.server` does.
+    """
+
+    # folder to write
+    out: Annotated[OutputFolder, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
+    model: str = "doom"  # the bundled model, or a checkpoint folder; it must take actions
+    scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
+    # frames of a clip that a dream starts from; default: as many as the world's makers give it
+    context_frames: int | None = None
+    # how frames are decoded until the page says otherwise: raster, k=2 ...; default: as the world
+    strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.context_frames is not None and self.context_frames < 1:
+            raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
+        if self.strategy is not None:
+            parse_strategy(self.strategy)
+        if self.scenes is not None and not self.scenes.is_dir():
+            raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")

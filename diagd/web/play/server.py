@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from diagd.files import write_bytes
-from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
+from diagd.pipeline.generator import StartScene, VideoGenerator
 from diagd.web.guard import Guard, PatientProtocol
 from diagd.web.play.messages import MAX_MESSAGE_BYTES
 from diagd.web.play.player import to_mp4
@@ -22,19 +22,6 @@ from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.session import Controls, Session, SessionStart
 
 logger = logging.getLogger("diagd.play")
-
-
-def start_scenes(
-    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
-) -> list[StartScene]:
-    """Load the scenes of a folder, if one is given, then those of the model's folder."""
-    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
-    if folder is not None and not scenes:
-        raise ValueError(f"no clip or image in {folder}")
-    scenes += model_scenes(model, world, context_frames)
-    if not scenes:
-        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
-    return scenes
 
 
 def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> None:

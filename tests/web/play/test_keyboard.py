@@ -3,7 +3,7 @@ from dataclasses import dataclass
 import pytest
 
 from diagd.data.actions import ActionVocabulary
-from diagd.web.play.app import SPARE, keyboard_of
+from diagd.web.play.welcome import SPARE, keyboard_of
 
 DOOM = ("none", "forward", "left", "right", "forward+left", "forward+right")
 

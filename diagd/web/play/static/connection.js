@@ -5,9 +5,10 @@ const FULL = 1013;
 const SILENCE_MS = 20000; // four times what the server lets pass without a word (scheduler.py)
 
 export class Connection {
-  /** handlers: welcome(document), frame(header, blob), kept(document), state(name, message) */
+  /** handlers: welcome(document), frame(header, picture), kept(document), state(name, message) */
   constructor(handlers) {
     this.handlers = handlers;
+    this.abilities = new Set(["upload"]);
     this.failures = 0;
     this.open();
   }
@@ -39,6 +40,33 @@ export class Connection {
     if (this.welcomed && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
+  picture(scene) {
+    return `/scenes/${scene}.jpg`;
+  }
+
+  /** What is kept of the dream: its `video`, or itself as `dream`. */
+  async keep(what) {
+    const [path, name] = what === "video" ? ["video.mp4", "dream.mp4"] : ["session.json", "dream.json"];
+    return { name, blob: await (await this.#request(path)).blob() };
+  }
+
+  /** Begin in a picture of one's own. */
+  start(file, seed) {
+    return this.#request(`start?seed=${seed}`, { method: "POST", body: file });
+  }
+
+  /** Begin a saved dream; how many frames it has. */
+  async replay(file) {
+    return (await (await this.#request("replay", { method: "POST", body: file })).json()).frames;
+  }
+
+  async #request(path, options) {
+    const answer = await fetch(`/sessions/${this.session}/${path}`, options).catch(() => null);
+    if (answer?.ok) return answer;
+    const problem = await answer?.json().catch(() => null);
+    throw new Error(typeof problem?.detail === "string" ? problem.detail : "the server does not answer");
+  }
+
   #take(data) {
     if (typeof data !== "string") {
       const length = new DataView(data).getUint32(0);
@@ -50,6 +78,7 @@ export class Connection {
     if (document.type === "welcome") {
       this.failures = 0;
       this.welcomed = true;
+      this.session = document.session;
       this.handlers.welcome(document);
       this.handlers.state("live", "");
     } else if (document.type === "waiting") {

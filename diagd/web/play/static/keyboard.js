@@ -52,8 +52,8 @@ export class Keyboard {
       const place = PLACES[word];
       if (place) button.classList.add(place);
       (place ? this.pad : this.words).append(button);
-      const press = (event) => { event.preventDefault(); this.#press(word, true); };
-      const release = () => this.#press(word, false);
+      const press = (event) => { event.preventDefault(); this.press(word, true); };
+      const release = () => this.press(word, false);
       button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); press(event); });
       for (const name of ["pointerup", "pointercancel", "lostpointercapture", "blur"]) button.addEventListener(name, release);
       button.addEventListener("contextmenu", (event) => event.preventDefault());
@@ -74,10 +74,17 @@ export class Keyboard {
     if (down && inField && !(event.target.type === "range" && event.code.startsWith("Key"))) return;
     if (down && event.code === "Space" && event.target.matches?.("button, [role=button]")) return;
     if (down) event.preventDefault();
-    if (!event.repeat) this.#press(word, down);
+    if (!event.repeat) this.press(word, down);
   }
 
-  #press(word, down) {
+  /** What walks, by its direction, and all other words. */
+  get groups() {
+    const words = [...this.buttons.keys()];
+    const walks = Object.fromEntries(words.filter((word) => PLACES[word]).map((word) => [PLACES[word], word]));
+    return { walks, others: words.filter((word) => !PLACES[word]) };
+  }
+
+  press(word, down) {
     this.held = this.held.filter((other) => other !== word);
     if (down) this.held.push(word);
     this.#settle();

@@ -1,6 +1,9 @@
-// The page of `diagd play`: what comes from the server is shown, what is done here is said to it.
+// The page of `diagd play`: what comes from the engine is shown, what is done here is said to it. The
+// engine is a server, or this browser itself where the page was written by `diagd export-web`.
 
+import { Browser } from "./browser.js";
 import { Connection } from "./connection.js";
+import { useGamepad } from "./gamepad.js";
 import { Keyboard } from "./keyboard.js";
 import { Readings } from "./readings.js";
 import { TokenGrid } from "./token-grid.js";
@@ -12,7 +15,7 @@ const readings = new Readings($("bars"));
 globalThis.diagd = { readings }; // for whoever drives this page by a script (runs/play.py)
 const SLOW = 2; // frames a second below which the page says what would be faster
 const state = { scene: 0, session: 0, paused: false, recording: false, recorded: 0, seed: 0, inputs: 0 };
-let about = null; // what the server said when it let us in
+let about = null; // what the engine said when it let us in
 let controls = null;
 let drawing = Promise.resolve(); // frames are drawn one after the other
 
@@ -26,11 +29,14 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const connection = new Connection({ welcome, frame: (header, blob) => { drawing = drawing.then(() => drawFrame(header, blob)); }, kept, state: setState });
+const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, state: setState };
+const isHere = document.documentElement.dataset.engine === "browser";
+const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
+useGamepad(keyboard);
 
 function welcome(document) {
   const before = about;
-  if (before && state.recording) download("video.mp4", "dream.mp4"); // of the dream that was lost
+  if (before && state.recording) download("video"); // of the dream that was lost
   about = document;
   controls ??= { ...document.controls };
   state.recording = false;
@@ -43,6 +49,8 @@ function welcome(document) {
   keyboard.use(document.keyboard);
   drawStrategies();
   drawScenes();
+  $("share").hidden = !can("share");
+  $("own-caption").hidden = !can("upload");
   showControls();
   showRecording(0);
   setPaused(false);
@@ -52,8 +60,8 @@ function welcome(document) {
   toast("Connected again. The old dream is gone, so this one starts anew.");
 }
 
-async function drawFrame(header, blob) {
-  const image = await createImageBitmap(blob);
+async function drawFrame(header, picture) {
+  const image = await createImageBitmap(picture);
   stage.drawImage(image, 0, 0, stage.canvas.width, stage.canvas.height);
   grid.show(image, header);
   image.close();
@@ -93,18 +101,27 @@ function showPace() {
 
 /** What would make this world faster here, of what is not done yet. */
 function showFaster() {
-  const [dtype] = about.computed, ways = [];
+  const ways = [];
   if (controls.strategy !== "k=1" && about.strategies.some(([name]) => name === "k=1")) ways.push("the strategy k=1");
   if (controls.paced) ways.push("another pace");
-  const flags = [];
-  if (dtype !== "int8") flags.push("--dtype int8");
-  if (about.remembers > 3) flags.push("--remember 3");
-  if (about.model === "doom") flags.push("--model maze");
-  if (flags.length) ways.push(`diagd play started with ${flags.join(" or ")}`);
+  ways.push(...(isHere ? waysHere() : waysThere()));
   const said = `A frame takes a while on this machine. Faster: ${ways.join(", or ")}.`;
   if (!ways.length || $("faster").textContent === said) return void ($("faster").hidden = !ways.length);
   $("faster").textContent = said;
   $("faster").hidden = false;
+}
+
+function waysHere() {
+  if (!globalThis.crossOriginIsolated) return ["a window that is not private, and https, which let it use all cores"];
+  return about.threads < navigator.hardwareConcurrency ? [`?threads=${navigator.hardwareConcurrency} behind the address`] : ["fewer other programs"];
+}
+
+function waysThere() {
+  const flags = [];
+  if (about.computed[0] !== "int8") flags.push("--dtype int8");
+  if (about.remembers > 3) flags.push("--remember 3");
+  if (about.model === "doom") flags.push("--model maze");
+  return flags.length ? [`diagd play started with ${flags.join(" or ")}`] : [];
 }
 
 function showAction(action, taken) {
@@ -187,11 +204,13 @@ function drawStrategies() {
   }));
 }
 
+const can = (ability) => connection.abilities.has(ability);
+
 function drawScenes() {
   const scenes = about.scenes.map((name, index) => {
     const button = document.createElement("button");
     const image = new Image(), label = document.createElement("span");
-    image.src = `/scenes/${index}.jpg`;
+    image.src = connection.picture(index);
     image.alt = "";
     label.textContent = `${index + 1} ${name}`;
     button.append(image, label);
@@ -204,7 +223,7 @@ function drawScenes() {
   upload.className = "upload";
   upload.textContent = "your own";
   upload.onclick = () => $("upload-file").click();
-  $("scenes").replaceChildren(...scenes, upload);
+  $("scenes").replaceChildren(...scenes, ...(can("upload") ? [upload] : []));
   showScene();
 }
 
@@ -235,7 +254,7 @@ function setRecording(on) {
   if (state.recording === on) return;
   state.recording = on;
   connection.send({ type: "record", on });
-  if (!on) download("video.mp4", "dream.mp4");
+  if (!on) download("video");
   showRecording(0);
 }
 
@@ -251,31 +270,39 @@ function showRecording(count) {
   }
 }
 
-async function request(path, options) {
-  const answer = await fetch(`/sessions/${about.session}/${path}`, options).catch(() => null);
-  if (answer?.ok) return answer;
-  const problem = await answer?.json().catch(() => null);
-  const detail = typeof problem?.detail === "string" ? problem.detail : "the server does not answer";
-  toast(`That did not work: ${detail}.`, true);
-  return null;
+/** Do what may fail, which a toast says then. */
+async function attempt(act) {
+  try {
+    return await act();
+  } catch (error) {
+    toast(`That did not work: ${error.message}.`, true);
+    return null;
+  }
 }
 
-async function download(path, name) {
-  const answer = await request(path);
-  if (!answer) return;
+async function download(what) {
+  const kept = await attempt(() => connection.keep(what));
+  if (!kept) return;
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = name;
+  link.href = URL.createObjectURL(kept.blob);
+  link.download = kept.name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+async function share() {
+  const link = await attempt(() => connection.link());
+  if (!link) return;
+  history.replaceState(null, "", link);
+  const copied = await navigator.clipboard?.writeText(link).then(() => true, () => false);
+  toast(copied ? "A link to this dream is copied: it plays it again, frame for frame." : "The address of this page is now a link to this dream.");
 }
 
 async function upload(file) {
   if (!file) return;
   if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
   toast("Looking at the picture");
-  const answer = await request(`start?seed=${newSeed()}`, { method: "POST", body: file });
-  if (!answer) return;
+  if (!await attempt(() => connection.start(file, newSeed()))) return;
   state.scene = null;
   showScene();
   setPaused(false);
@@ -284,13 +311,13 @@ async function upload(file) {
 
 async function load(file) {
   if (!file) return;
-  const answer = await request("replay", { method: "POST", body: file });
-  if (!answer) return;
+  const frames = await attempt(() => connection.replay(file));
+  if (frames === null) return;
   state.scene = null;
   state.replaying = true;
   showScene();
   setPaused(false);
-  toast(`Replaying ${(await answer.json()).frames} frames`);
+  toast(`Replaying ${frames} frames`);
 }
 
 let toastTimer = 0;
@@ -322,10 +349,11 @@ addEventListener("keydown", (event) => {
 $("pause").onclick = () => setPaused(!state.paused);
 $("restart").onclick = restart;
 $("record").onclick = () => setRecording(!state.recording);
-$("save").onclick = () => download("session.json", "dream.json");
+$("save").onclick = () => download("dream");
+$("share").onclick = share;
 $("dice").onclick = () => begin(null, newSeed());
-$("keep-video").onclick = () => { state.recording = false; download("video.mp4", "dream.mp4"); };
-$("keep-session").onclick = () => download("session.json", "dream.json");
+$("keep-video").onclick = () => { state.recording = false; download("video"); };
+$("keep-session").onclick = () => download("dream");
 $("again").onclick = () => { setState("new", "Connecting"); connection.open(); stage.canvas.focus(); };
 $("temperature").oninput = (event) => adjust({ temperature: Number(event.target.value) });
 $("top-p").oninput = (event) => adjust({ top_p: Number(event.target.value) });

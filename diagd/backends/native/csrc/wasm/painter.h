@@ -1,18 +1,20 @@
-// The decoder of a VQModel: from a code for each token to pixels, in float32.
+// The decoder of a VQModel: from a code for each token to pixels. Products are of whole numbers of 12
+// bits, which moves a level by 1 of 255 at most.
 //
 // An image is rows of channels with an empty border around it, so a convolution of 3 x 3 is nine
 // products of its rows, each with those that stand one further, and no case at the edges.
 #pragma once
 #include <vector>
 
-#include "../kernels.h"
+#include "../integers.h"
 #include "../team.h"
 
 enum OpKind { CONVOLVE, SHORTCUT, ACTIVATE, ADD, ENLARGE };
-struct Op {  // as in diagd/web/play/export.py
+struct Op {
   int32_t kind, in, out, size;  // channels; size: of a kernel's side, or groups of a norm
   float eps;
-  const float *weight, *bias;  // a matrix in blocks for each place of the kernel; or of a norm
+  const void* weight;  // matrices in blocks, one for each place of the kernel; or numbers of a norm
+  const float *bias, *scale;
 };
 
 class Painter {
@@ -50,13 +52,14 @@ class Painter {
   static Image convolve(Image& x, const Op& op) {
     Image to(x.height, x.width, op.out);
     const int blocks = to.stride / BLOCK, half = op.size / 2;
-    const ptrdiff_t matrix = (ptrdiff_t)x.stride * to.stride;
+    const ptrdiff_t matrix = (ptrdiff_t)x.stride / 2 * to.stride;
     team.run(team.threads, [&](int thread, int threads, Barrier&) {
       for (int row = x.height * thread / threads; row < x.height * (thread + 1) / threads; row++)
         for (int place = 0; place < op.size * op.size; place++) {
           const float* from = x.at(row + place / op.size - half, place % op.size - half);
-          const Matrix<float> w{op.weight + place * matrix, x.stride, place ? nullptr : op.bias};
-          multiply(Input<float>(from, x.stride, x.width, x.stride), w, 0, blocks, to.at(row, 0),
+          const Matrix<Duo> w{(const Duo*)op.weight + place * matrix, x.stride,
+                              place ? nullptr : op.bias, op.scale};
+          multiply(Input<Duo>(from, x.stride, x.width, x.stride), w, 0, blocks, to.at(row, 0),
                    to.stride, place > 0);
         }
     });
@@ -80,7 +83,7 @@ class Painter {
         each([&](float& one, int) { squares += (one - mean) * (one - mean); });
         const float scale = 1 / std::sqrt(squares / count + op.eps);
         each([&](float& one, int c) {
-          const float y = (one - (float)mean) * scale * op.weight[c] + op.bias[c];
+          const float y = (one - (float)mean) * scale * ((const float*)op.weight)[c] + op.bias[c];
           one = y / (1 + std::exp(-y));
         });
       }

@@ -11,7 +11,7 @@ struct Clock {
   static time_point now() { return time_point(duration(::now())); }
 };
 
-#if defined(__wasm_atomics__)
+#if defined(THREADS)
 // Where threads wait for each other: they spin for a while, then sleep.
 class Barrier {
  public:

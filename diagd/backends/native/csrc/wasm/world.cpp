@@ -63,7 +63,7 @@ struct World {
   const Prompt* prompt;
   const int64_t* action;  // (actions, action_tokens)
   const Plan* plan;       // (strategies, 2): one frame of context, and more
-  const float* codebook;  // (codes, channels)
+  const float* codebook;  // (codes, channels rounded up to blocks)
   int32_t codes, channels;
   const Op* op;
 };
@@ -198,7 +198,7 @@ std::vector<uint8_t> pixels;
 EXPORT(allocate) void* allocate(size_t size) { return operator new(size); }
 EXPORT(set_threads) void set_threads(int threads) { team.threads = threads; }
 EXPORT(serve) void serve(int thread) {
-#if defined(__wasm_atomics__)
+#if defined(THREADS)
   team.serve(thread);
 #endif
 }
@@ -247,8 +247,8 @@ EXPORT(paint) const uint8_t* paint() {
   Painter::Image image(w.height, w.width, w.channels);
   for (int i = 0; i < w.height * w.width; i++) {
     const int code = std::min(stream->newest()[i], w.codes - 1);
-    std::memcpy(image.at(i / w.width, i % w.width), w.codebook + (size_t)code * w.channels,
-                w.channels * sizeof(float));
+    std::memcpy(image.at(i / w.width, i % w.width), w.codebook + (size_t)code * image.stride,
+                image.stride * sizeof(float));
   }
   image = Painter().run(std::move(image), w.op, w.ops);
   const int side = w.patch, width = image.width * side;

@@ -1,0 +1,113 @@
+"""Write a world as a page that plays without a server.
+
+diagd export-web site                 # the bundled world
+python -m http.server -d site         # and http://localhost:8000 plays it
+diagd export-web site --model worlds/mine --scenes my-pictures
+"""
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diagd.backends.native.wasm import KERNELS, Play, find_kernels, pack_world
+from diagd.console import make_console, waiting
+from diagd.decoding.sampling import ValidRanges
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.families.checkpoints import model_path
+from diagd.files import write_bytes
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.web.play.options import ExportWebOptions
+from diagd.web.play.player import to_jpeg
+from diagd.web.play.session import Controls
+from diagd.web.play.welcome import describe, offered, start_scenes
+
+STATIC = Path(__file__).with_name("static")
+WORLD_FILE, MANIFEST = "world.bin", "world.json"
+PAGE, HERE = '<html lang="en">', '<html lang="en" data-engine="browser">'
+
+
+def export(options: ExportWebOptions) -> dict[str, Any]:
+    """Write the page, the kernels, the world, its scenes and its card into a folder."""
+    with waiting("packing the world"):
+        files = pack(options)
+    for name, content in files.items():
+        write_bytes(options.out / name, content)
+    size = sum(map(len, files.values()))
+    console = make_console()
+    console.print(f"wrote {options.out}: {len(files)} files, {size / 1e6:.1f} MB")
+    console.print(f"play it: python -m http.server -d {options.out}, then http://localhost:8000")
+    return {"files": {name: len(content) for name, content in files.items()}, "bytes": size}
+
+
+def pack(options: ExportWebOptions) -> dict[str, bytes]:
+    """Return the files of a page that plays a world, by name.
+
+    Raises:
+        ValueError: a world that cannot be played in a browser.
+        OSError: there are no kernels for browsers, and nothing that builds them.
+    """
+    kernels = {name: find_kernels(name).read_bytes() for name in KERNELS}
+    parts = load_parts(options.model)
+    codec, config, defaults = parts.vocabulary, parts.model.config, parts.defaults
+    if codec is None or codec.combines:
+        what = "whose actions join freely" if codec else "without actions"
+        raise ValueError(f"{options.model}: a world {what} cannot be played in a browser")
+    if not isinstance(parts.tokenizer, VQTokenizer) or defaults.keep_frames is not None:
+        raise ValueError(f"{options.model}: only worlds as diagd trains them play in a browser")
+    source = WorldSource(options.model)
+    world = VideoGenerator(
+        parts.model, config, parts.tokenizer, codec, defaults, source, "int8", "this browser"
+    )
+    strategy = parse_strategy(options.strategy) if options.strategy else None
+    strategy = strategy or defaults.strategy(world.height)
+    top_p = 1.0 if defaults.top_p is None else defaults.top_p
+    controls = Controls(strategy, defaults.temperature, top_p)
+    controls.check(world)
+    if not strategy.has_schedule:
+        raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
+    strategies = list(dict.fromkeys([*offered(world), strategy]))
+    context_frames = options.context_frames or defaults.context_frames
+    context_frames = max(1, min(context_frames, config.frames_held - 1))
+    scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
+    prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
+    actions = [world.action_ids([name], 1, "frame") for name in codec.names]
+    sampling, grid = controls.sampling(world), TokenGrid(1, world.height, world.width)
+    where = world.height, world.width, config.vocab_size, torch.device("cpu")
+    play = Play(
+        [(tokens[0], len(grids)) for tokens, grids in prompts],
+        torch.cat([ids[0] for ids in actions if ids is not None]),
+        [one.schedule(grid) for one in strategies],
+        ValidRanges.resolve(sampling.valid_range, *where),
+        sampling.top_k or 0,
+        sampling.exclusive_top_p,
+    )
+    packed = pack_world(parts.model, parts.tokenizer, play)
+    settings = {**vars(controls), "strategy": strategy.name, "paced": False}
+    manifest = {
+        **describe(world, scenes, strategies, settings, scenes[0].fps),
+        "bytes": len(packed),
+        "version": f"{zlib.crc32(packed):08x}",  # by which a browser knows whether it has it
+        "actions": codec.names,
+        "written_at": [
+            [order.step_of(0, *divmod(place, grid.width)) for place in range(grid.num_tokens)]
+            for order in play.orders
+        ],
+    }
+    card = source.folder / CARD_FILE
+    page = (STATIC / "index.html").read_text(encoding="utf-8").replace(PAGE, HERE, 1)
+    return {
+        "index.html": page.encode(),
+        "offline.js": (STATIC / "offline.js").read_bytes(),  # a service worker sees what is below
+        **{f"static/{path.name}": path.read_bytes() for path in sorted(STATIC.iterdir())},
+        **{f"world/{name}": kernels[name] for name in kernels},
+        **{f"world/{i}.jpg": to_jpeg(scene.frames[-1]) for i, scene in enumerate(scenes)},
+        **({"world/README.md": card.read_bytes()} if card.is_file() else {}),
+        f"world/{WORLD_FILE}": packed,
+        f"world/{MANIFEST}": json.dumps(manifest, separators=(",", ":")).encode(),
+    }

@@ -1,0 +1,248 @@
+// The world in this browser: a worker that runs the kernels (csrc/wasm/world.cpp) frame after frame,
+// and the threads that serve it. It is told what the server is told (messages.py), and answers alike.
+
+const KERNELS = ["kernels-relaxed-threads.wasm", "kernels-threads.wasm", "kernels-relaxed.wasm", "kernels.wasm"];
+const STACK = 2 ** 20; // bytes of a thread
+const MAX_PAGES = 16384; // of memory, as the kernels are built
+const WINDOW = 2; // frames under way to the page
+const MAX_FRAMES = 20000; // of a dream
+const FAILURES = {
+  1: "The file of the world is damaged, or no file of a world: load the page anew, or export it again.",
+  2: "The file of the world was written by another version of diagd: export it again.",
+  3: "The world was asked for what it does not have.",
+  4: "There is not enough memory for this world.",
+  5: "No token could be drawn: the numbers of the model are broken.",
+};
+
+let world = null; // what is known of it (world.json)
+let kernels = null; // the exports of the module
+let memory = null;
+let helpers = [];
+let channel = new MessageChannel();
+
+const state = {
+  controls: null, paced: false, paused: false, seen: 0, sent: 0, sessions: 0,
+  pressed: { action: null, id: 0 }, held: { action: null, id: 0 }, tapped: null,
+  pending: null, start: null, history: [], replaying: [], replayed: 0, differing: 0, due: 0,
+};
+
+onmessage = ({ data }) => {
+  if (data.type === "thread") serve(data);
+  else if (data.type === "load") load(data).catch((error) => fail(error));
+  else if (world) handle(data);
+};
+
+class Sentence extends Error {} // that a page can show
+
+function fail(error) {
+  console.error(error);
+  const text = error instanceof Sentence ? error.message : `The world in this browser broke down (${error.message ?? error}).`;
+  postMessage({ type: "ended", message: text });
+}
+
+/** Check what a call of the kernels returned. */
+function must(failure) {
+  if (failure) throw new Sentence(FAILURES[failure] ?? `The kernels failed (${failure}).`);
+}
+
+function imports(shared) {
+  const nothing = new Proxy({}, { get: () => () => 0 }); // what an abort would print with
+  const env = { now: () => performance.now() };
+  return { env: shared ? { ...env, memory: shared } : env, wasi_snapshot_preview1: nothing };
+}
+
+/** A view that holds until memory grows. */
+const bytesAt = (at, count) => new Uint8Array(memory.buffer, at, count);
+
+/** A thread, for as long as the page lives. */
+async function serve({ module, memory: shared, thread, stack, tls }) {
+  const { exports } = await WebAssembly.instantiate(module, imports(shared));
+  exports.__stack_pointer.value = stack;
+  exports.__wasm_init_tls(tls);
+  postMessage("ready");
+  exports.serve(thread);
+}
+
+async function load({ manifest, base, threads }) {
+  const get = async (name) => {
+    const answer = await fetch(new URL(name, base)).catch(() => null);
+    if (!answer?.ok) throw new Sentence(`${name.split("?")[0]} could not be loaded: is the folder whole?`);
+    return answer;
+  };
+  const [module, name] = await compile(get, threads > 1);
+  const isShared = name.includes("threads");
+  try {
+    memory = isShared ? new WebAssembly.Memory({ initial: 64, maximum: MAX_PAGES, shared: true }) : null;
+  } catch {
+    throw new Sentence(FAILURES[4]);
+  }
+  const instance = await WebAssembly.instantiate(module, imports(memory));
+  kernels = instance.exports;
+  memory ??= kernels.memory;
+  kernels._initialize();
+  const at = await fetchWorld(await get(`world.bin?v=${manifest.version}`), manifest.bytes);
+  must(kernels.open_world(at, manifest.bytes));
+  const running = isShared ? await hire(module, threads) : 1;
+  kernels.set_threads(running);
+  state.controls = { ...manifest.controls };
+  state.pressed.action = state.held.action = manifest.keyboard.idle;
+  world = manifest;
+  postMessage({ type: "welcome", threads: running, kernels: name });
+  run().catch(fail);
+}
+
+/** The best kernels that this browser can run. */
+async function compile(get, threaded) {
+  for (const name of KERNELS) {
+    if (name.includes("threads") !== threaded) continue;
+    const code = await (await get(name)).arrayBuffer();
+    if (!WebAssembly.validate(code)) continue;
+    return [await WebAssembly.compile(code), name];
+  }
+  throw new Sentence("This browser is too old for this world: it has no WebAssembly with SIMD. Every browser since 2023 has.");
+}
+
+async function fetchWorld(answer, size) {
+  const at = kernels.allocate(size);
+  let done = 0;
+  for (const reader = answer.body.getReader(); ;) {
+    const { value, done: over } = await reader.read();
+    if (over) break;
+    if (done + value.length > size) throw new Sentence(FAILURES[1]);
+    bytesAt(at + done, value.length).set(value);
+    done += value.length;
+    postMessage({ type: "progress", done, size });
+  }
+  if (done !== size) throw new Sentence(FAILURES[1]);
+  return at;
+}
+
+/** Start threads; those that do not come within some seconds are done without. */
+async function hire(module, count) {
+  const tlsSize = kernels.__tls_size.value + kernels.__tls_align.value;
+  const coming = Array.from({ length: count - 1 }, (_, index) => new Promise((resolve, reject) => {
+    const helper = new Worker(import.meta.url, { type: "module" });
+    helpers.push(helper);
+    helper.onmessage = resolve;
+    helper.onerror = reject;
+    const align = kernels.__tls_align.value || 1;
+    const tls = Math.ceil(kernels.allocate(tlsSize) / align) * align;
+    helper.postMessage({ type: "thread", module, memory, thread: index + 1, stack: kernels.allocate(STACK) + STACK, tls });
+  }));
+  const late = new Promise((_, reject) => setTimeout(reject, 8000, "too late"));
+  try {
+    await Promise.race([Promise.all(coming), late]);
+    return count;
+  } catch {
+    for (const helper of helpers) helper.terminate();
+    helpers = [];
+    return 1;
+  }
+}
+
+function handle(message) {
+  switch (message.type) {
+    case "act": press(message); break;
+    case "adjust": {
+      const { type, paced, ...controls } = message;
+      Object.assign(state, { controls, paced });
+      break;
+    }
+    case "pause": state.paused = message.paused; break;
+    case "seen": state.seen = message.frame; break;
+    case "begin": {
+      const scene = message.scene ?? (state.pending ?? state.start)?.scene ?? 0;
+      state.pending = { scene, seed: message.seed, frames: message.frames ?? [] };
+      break;
+    }
+    case "log": postMessage({ type: "log", dream: { ...state.start, frames: state.history } });
+  }
+  channel.port2.postMessage(0);
+}
+
+/** Keep the pressed action, and a tap that no frame has seen (player.py). */
+function press({ action, id }) {
+  const last = state.pressed, idle = world.keyboard.idle;
+  const words = action.split("+"), before = last.action.split("+");
+  const isLess = words.length < before.length && words.every((word) => before.includes(word));
+  const letGo = [idle, state.held.action].includes(action) || isLess;
+  if (letGo && last !== state.held && last.action !== idle) state.tapped = last;
+  state.pressed = { action, id };
+}
+
+function nextAct() {
+  if (!state.tapped) return (state.held = state.pressed);
+  const { tapped } = state;
+  state.tapped = null;
+  return tapped;
+}
+
+/** Write frames for as long as the page lives; between two of them, messages come in. */
+async function run() {
+  channel.port1.onmessage = () => wake?.();
+  let wake = null;
+  const messages = () => new Promise((resolve) => { wake = resolve; });
+  for (;;) {
+    channel.port2.postMessage(0);
+    await messages();
+    const wait = state.due - performance.now();
+    if (state.sent - state.seen >= WINDOW) await messages();
+    else if (state.pending) begin();
+    else if (!state.start || (state.paused && !state.replaying.length)) await messages();
+    else if (!state.replaying.length && wait > 0) await Promise.race([messages(), new Promise((resolve) => setTimeout(resolve, wait))]);
+    else advance();
+  }
+}
+
+function begin() {
+  const started = performance.now();
+  const { scene, seed, frames } = state.pending;
+  must(kernels.begin(scene, seed));
+  Object.assign(state, { start: { scene, seed }, pending: null, history: [], replaying: [...frames], replayed: 0, differing: 0, tapped: null, due: 0 });
+  state.sessions++;
+  send({ begun: true, scene, ms: performance.now() - started, encode_ms: 0 });
+}
+
+function advance() {
+  if (state.history.length >= MAX_FRAMES) throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
+  const started = performance.now();
+  const record = state.replaying.shift();
+  const act = record ? { action: record[0], id: state.pressed.id } : nextAct();
+  const [strategy, temperature, top_p] = record?.slice(1) ?? [state.controls.strategy, state.controls.temperature, state.controls.top_p];
+  const number = world.strategies.findIndex(([name]) => name === strategy);
+  must(kernels.advance(world.actions.indexOf(act.action), number, temperature, temperature ? top_p : 1));
+  const decoded = performance.now();
+  const [height, width] = world.size_px, [rows, columns] = world.grid;
+  const checksum = crc32(bytesAt(kernels.newest_tokens(), 4 * rows * columns));
+  const pixels = new Uint8ClampedArray(bytesAt(kernels.paint(), 4 * height * width)); // a copy: what is shared cannot be shown
+  const painted = performance.now();
+  state.history.push([act.action, strategy, temperature, top_p, checksum]);
+  if (record) {
+    state.replayed++;
+    state.differing += record[4] !== undefined && record[4] !== checksum;
+  }
+  state.due = state.paced ? Math.max(state.due + 1000 / world.fps, started) : 0;
+  send({
+    action: act.action, strategy, input: act.id, steps: world.strategies[number][1], written_at: world.written_at[number],
+    decode_ms: decoded - started, picture_ms: painted - decoded, encode_ms: 0, checksum,
+  }, new ImageData(pixels, width, height));
+}
+
+function send(header, picture = null) {
+  const common = {
+    frame: ++state.sent, session_number: state.sessions, length: state.history.length, seed: state.start.seed,
+    held: kernels.held_frames(), holds: kernels.window_frames(), send_ms: 0,
+    replay: [state.replayed, state.replayed + state.replaying.length, state.differing],
+  };
+  postMessage({ type: "frame", header: { ...common, ...header }, picture }, picture ? [picture.data.buffer] : []);
+}
+
+const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
+  for (let bit = 0; bit < 8; bit++) byte = byte & 1 ? 0xedb88320 ^ (byte >>> 1) : byte >>> 1;
+  return byte;
+});
+function crc32(bytes) {
+  let sum = 0xffffffff;
+  for (const byte of bytes) sum = TABLE[(sum ^ byte) & 255] ^ (sum >>> 8);
+  return (sum ^ 0xffffffff) >>> 0;
+}

@@ -1,0 +1,115 @@
+"""What a page is told of a world before the first frame: what can be played, and how."""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from diagd.data.actions import ActionCodec, idle_action
+from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
+from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
+from diagd.web.play.session import MAX_SEED
+
+
+def describe(
+    world: VideoGenerator,
+    scenes: Sequence[StartScene],
+    strategies: Iterable[Strategy],
+    settings: dict[str, Any],
+    fps: Fraction,
+) -> dict[str, Any]:
+    """Format what can be played: strategies with the steps of a frame where they are known."""
+    assert world.vocabulary is not None
+    grid = TokenGrid(1, world.height, world.width)
+    return {
+        "type": "welcome",
+        "grid": [world.height, world.width],
+        "size_px": list(world.frame_size_px),
+        "strategies": [
+            (one.name, one.schedule(grid).num_steps if one.has_schedule else None)
+            for one in strategies
+        ],
+        "controls": settings,
+        "fps": float(fps),
+        "model": Path(world.source.name_or_path).name if world.source else None,
+        "remembers": world.remembers or world.config.frames_held,
+        "keyboard": keyboard_of(world.vocabulary),
+        "scenes": [scene.name for scene in scenes],
+        "max_seed": MAX_SEED,
+    }
+
+
+def start_scenes(
+    model: Path, folder: Path | None, world: VideoGenerator, context_frames: int
+) -> list[StartScene]:
+    """Load the scenes of a folder, if one is given, then those of the model's folder."""
+    scenes = folder_scenes(folder, world, context_frames) if folder is not None else []
+    if folder is not None and not scenes:
+        raise ValueError(f"no clip or image in {folder}")
+    scenes += model_scenes(model, world, context_frames)
+    if not scenes:
+        raise ValueError(f"nowhere to start: {model} has no prompt.mp4, name a folder by --scenes")
+    return scenes
+
+
+def offered(world: VideoGenerator) -> list[Strategy]:
+    """Return the strategies with a schedule that a page offers."""
+    return [Raster(), *(Diagonal(lag) for lag in (4, 2, 1) if lag <= world.width)]
+
+
+# Known words have the keys that games have given them for thirty years, the others number keys,
+# then letters that nothing else uses. Keys are named as browsers name them (`KeyboardEvent.code`).
+KEYS = {
+    ("KeyW", "ArrowUp"): "forward up",
+    ("KeyA", "ArrowLeft"): "left turn_left",
+    ("KeyS", "ArrowDown"): "back backward down",
+    ("KeyD", "ArrowRight"): "right turn_right",
+    ("KeyF", "Space"): "attack",
+    ("Space",): "jump",
+    ("KeyQ",): "strafe_left",
+    ("KeyE",): "strafe_right use",
+    ("KeyJ",): "look_left",
+    ("KeyL",): "look_right",
+    ("KeyI",): "look_up",
+    ("KeyK",): "look_down",
+    ("KeyC",): "sneak",
+    ("KeyX",): "sprint",
+    ("KeyG",): "drop",
+}
+KNOWN = {word: keys for keys, words in KEYS.items() for word in words.split()}
+SPARE = (
+    *(f"Digit{number}" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)),
+    *(f"Key{letter}" for letter in "ZXCBNMGHFTYUJKLIQE"),  # not P, R, O, V: the page's own
+)
+LABELS = {"ArrowUp": "↑", "ArrowLeft": "←", "ArrowDown": "↓", "ArrowRight": "→", "Space": "␣"}
+
+
+def keyboard_of(codec: ActionCodec) -> dict[str, Any]:
+    """Assign the words of a codec to keys that are free: first keys before second ones."""
+    idle = idle_action(codec)
+    words = [word for word in codec.names if word != idle]
+    single = [word for word in words if "+" not in word]
+    keys: dict[str, tuple[str, ...]] = dict.fromkeys(single, ())
+    used: set[str] = set()
+    for rank, word in product(range(2), single):
+        known = KNOWN.get(word.lower(), ())[rank : rank + 1]
+        keys[word] += tuple(key for key in known if key not in used)
+        used.update(keys[word])
+    spare = [key for key in SPARE if key not in used]
+    for word in single:
+        if not keys[word] and spare:
+            keys[word] = (spare.pop(0),)
+    return {
+        "idle": idle,
+        "keys": keys,  # word -> keys
+        "labels": {  # key -> text on its cap
+            key: LABELS.get(key, key.removeprefix("Key").removeprefix("Digit"))
+            for found in keys.values()
+            for key in found
+        },
+        # actions of several words, such as `forward+left`, and whether any words may be joined
+        "joined": [word for word in words if "+" in word and set(word.split("+")) <= set(single)],
+        "combines": codec.combines,
+    }
