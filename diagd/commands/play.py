@@ -4,6 +4,7 @@ diagd play                      # the bundled world, on http://127.0.0.1:8421
 diagd play --model PATH --device cuda
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import listen, url_of
 from diagd.web.play.app import create_app
-from diagd.web.play.options import PlayOptions
+from diagd.web.play.export import pack
+from diagd.web.play.options import ExportWebOptions, PlayOptions
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.server import PlayServer, run, warm_up
 from diagd.web.play.session import Controls
@@ -57,5 +59,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     warm_up(world, scenes[0], controls)
     scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
     hosts = (options.host, *options.allow_host)
-    app = create_app(scheduler, Path(options.model).name, context_frames, hosts)
+    export = ExportWebOptions(Path(), options.model, options.scenes, context_frames)
+    name = Path(options.model).name
+    app = create_app(scheduler, name, context_frames, hosts, partial(pack, export))
     return scheduler, PlayServer(app, scheduler, options.recordings)

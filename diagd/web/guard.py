@@ -120,13 +120,15 @@ def page_rules(images: str, media: str) -> dict[str, str]:
     """Return headers that let a page load its own scripts and styles, and such images and media."""
     return {
         "content-security-policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+            "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+            "connect-src 'self'; "
             f"img-src {images}; media-src {media}; base-uri 'none'; "
             "form-action 'none'; frame-ancestors 'none'"
         ),
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
+        "cross-origin-embedder-policy": "require-corp",
         "cross-origin-resource-policy": "same-origin",
         "cache-control": "no-store",
     }

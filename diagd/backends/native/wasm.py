@@ -1,4 +1,4 @@
-"""A world as one file for kernels that run in a browser; and these kernels.
+"""A world as one file for the kernels that run in a browser (runs/web_kernels.py builds them).
 
 They read a world where it lies (csrc/wasm/world.cpp), so its file is the memory that they expect:
 their records, with pointers of 32 bits counted from the beginning, what these point to, and at the
@@ -6,23 +6,18 @@ end a list of where the pointers stand. Weights are those of `NativeWeights`, pl
 """
 
 import ctypes
-import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from diagd.backends.native.boundary import DrawRecord, LayerRecord, ModelRecord, SpaceRecord
-from diagd.backends.native.compiler import SOURCES, run_to_end, zig
-from diagd.backends.native.library import PREBUILT, cache_folder
 from diagd.backends.native.weights import NativeWeights
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import Order, SequenceLayout, make_plan
-from diagd.files import replacing
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VQTokenizer
 
@@ -30,14 +25,6 @@ MAGIC, VERSION = 0x64676961, 1
 BLOCK = 16  # columns of a block of weights, where a register has 16 bytes
 ALIGNED = 64  # bytes
 MAX_DUOS, MAX_WEIGHT = 512, 2047  # csrc/integers.h
-# of which a browser takes the best that it can run: 7-bit dot products, threads
-KERNELS = (
-    "kernels-relaxed-threads.wasm",
-    "kernels-threads.wasm",
-    "kernels-relaxed.wasm",
-    "kernels.wasm",
-)
-WEB_SOURCES = "decoder.cpp", "sampler.cpp", "fused_step.cpp", "wasm/world.cpp"
 
 
 class Offset(ctypes.c_uint32):
@@ -280,47 +267,3 @@ def _round(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = weight.abs().amax((0, 1)).clamp(min=1e-30) / MAX_WEIGHT
     whole = (weight / scale).round().to(torch.int16)
     return whole.unflatten(1, (-1, 2)).unflatten(3, (-1, BLOCK)).permute(0, 3, 1, 4, 2), scale
-
-
-def find_kernels(name: str) -> Path:
-    """Return one of `KERNELS`: prebuilt, or in the cache, or built now (a minute the first time).
-
-    Raises:
-        OSError: it has to be built, and Zig's C++ compiler is not installed or fails.
-    """
-    if (prebuilt := PREBUILT / name).is_file():
-        return prebuilt
-    sources = [path.read_bytes() for path in sorted(SOURCES.rglob("*.*"))]
-    build = b"\0".join([*sources, *(flag.encode() for flag in _flags(name))])
-    kept = cache_folder() / f"{hashlib.sha256(build).hexdigest()[:16]}-{name}"
-    if not kept.is_file():
-        with replacing(kept) as target:
-            build_kernels(target, name)
-    return kept
-
-
-def build_kernels(target: Path, name: str) -> None:
-    """Build one of `KERNELS` with Zig's C++ compiler; OSError if it is not installed, or fails."""
-    command = zig()
-    if command is None:
-        raise OSError("the kernels for browsers are built by Zig: pip install ziglang")
-    sources = [str(SOURCES / source) for source in WEB_SOURCES]
-    complaint = "Zig could not build the kernels for browsers"
-    run_to_end([*command, *_flags(name), *sources, "-o", str(target)], complaint)
-
-
-def _flags(name: str) -> list[str]:
-    # What the standard library is compiled with is the same for all: that takes a minute.
-    flags = [
-        *("-target", "wasm32-wasi", "-mexec-model=reactor", "-O3", "-std=c++20", "-s"),
-        "-mcpu=generic+simd128+atomics+bulk_memory+nontrapping_fptoint+sign_ext+mutable_globals",
-        *("-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-DNDEBUG"),
-        "-Wl,-z,stack-size=1048576",
-    ]
-    if "relaxed" in name:
-        flags.append("-mrelaxed-simd")
-    if "threads" in name:
-        exports = "__stack_pointer", "__wasm_init_tls", "__tls_size", "__tls_align"
-        flags += ["-Wl,--import-memory,--shared-memory,--max-memory=1073741824", "-DTHREADS"]
-        flags += [f"-Wl,--export={one}" for one in exports]
-    return flags

@@ -6,7 +6,7 @@ import mimetypes
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,19 @@ MESSAGES_PER_SECOND, BURST = 200.0, 400.0
 
 
 def create_app(
-    scheduler: Scheduler, model: str, context_frames: int, hosts: Collection[str] = ()
+    scheduler: Scheduler,
+    model: str,
+    context_frames: int,
+    hosts: Collection[str] = (),
+    pack: Callable[[], dict[str, bytes]] | None = None,
 ) -> Guard:
     """Build the ASGI app over a scheduler, which serves turns for as long as the app lives.
 
     Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
+    `pack` returns the files by which a browser plays the world itself (see `export`).
     """
+    packing = asyncio.Lock()
+    packed: dict[str, bytes] = {}
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
     pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
     decoders = asyncio.Semaphore(2)
@@ -72,6 +79,18 @@ def create_app(
         if not 0 <= number < len(pictures):
             raise HTTPException(404, "there is no such scene")
         return Response(pictures[number], media_type="image/jpeg")
+
+    @app.get("/world/{name}")
+    async def world_file(name: str) -> Response:
+        async with packing:
+            if not packed and pack is not None:
+                try:
+                    packed.update(await asyncio.to_thread(pack))
+                except ValueError as error:
+                    raise HTTPException(409, str(error)) from None
+        if f"world/{name}" not in packed:
+            raise HTTPException(404, "there is no such file")
+        return Response(packed[f"world/{name}"], media_type=mimetypes.guess_type(name)[0])
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:

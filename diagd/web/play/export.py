@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from diagd.backends.native.wasm import KERNELS, Play, find_kernels, pack_world
+from diagd.backends.native.wasm import Play, pack_world
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid
@@ -27,7 +27,7 @@ from diagd.web.play.player import to_jpeg
 from diagd.web.play.session import Controls
 from diagd.web.play.welcome import describe, offered, start_scenes
 
-STATIC = Path(__file__).with_name("static")
+STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))
 WORLD_FILE, MANIFEST = "world.bin", "world.json"
 PAGE, HERE = '<html lang="en">', '<html lang="en" data-engine="browser">'
 
@@ -35,7 +35,7 @@ PAGE, HERE = '<html lang="en">', '<html lang="en" data-engine="browser">'
 def export(options: ExportWebOptions) -> dict[str, Any]:
     """Write the page, the kernels, the world, its scenes and its card into a folder."""
     with waiting("packing the world"):
-        files = pack(options)
+        files = page_files() | pack(options)
     for name, content in files.items():
         write_bytes(options.out / name, content)
     size = sum(map(len, files.values()))
@@ -45,14 +45,23 @@ def export(options: ExportWebOptions) -> dict[str, Any]:
     return {"files": {name: len(content) for name, content in files.items()}, "bytes": size}
 
 
+def page_files() -> dict[str, bytes]:
+    """Return the files of the page, by name."""
+    page = (STATIC / "index.html").read_text(encoding="utf-8").replace(PAGE, HERE, 1)
+    static = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir())}
+    return {
+        "index.html": page.encode(),
+        "offline.js": static.pop("offline.js"),  # a service worker sees what is below
+        **{f"static/{name}": content for name, content in static.items() if name != "index.html"},
+    }
+
+
 def pack(options: ExportWebOptions) -> dict[str, bytes]:
-    """Return the files of a page that plays a world, by name.
+    """Return the files of a world and of the kernels that run it, by name.
 
     Raises:
         ValueError: a world that cannot be played in a browser.
-        OSError: there are no kernels for browsers, and nothing that builds them.
     """
-    kernels = {name: find_kernels(name).read_bytes() for name in KERNELS}
     parts = load_parts(options.model)
     codec, config, defaults = parts.vocabulary, parts.model.config, parts.defaults
     if codec is None or codec.combines:
@@ -100,12 +109,8 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
         ],
     }
     card = source.folder / CARD_FILE
-    page = (STATIC / "index.html").read_text(encoding="utf-8").replace(PAGE, HERE, 1)
     return {
-        "index.html": page.encode(),
-        "offline.js": (STATIC / "offline.js").read_bytes(),  # a service worker sees what is below
-        **{f"static/{path.name}": path.read_bytes() for path in sorted(STATIC.iterdir())},
-        **{f"world/{name}": kernels[name] for name in kernels},
+        **{f"world/{path.name}": path.read_bytes() for path in sorted(KERNELS.glob("*.wasm"))},
         **{f"world/{i}.jpg": to_jpeg(scene.frames[-1]) for i, scene in enumerate(scenes)},
         **({"world/README.md": card.read_bytes()} if card.is_file() else {}),
         f"world/{WORLD_FILE}": packed,

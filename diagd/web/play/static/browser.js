@@ -17,7 +17,7 @@ export class Browser {
     try {
       if (await isolate()) return; // the page is loaded anew
       const answer = await fetch(new URL("world.json", BASE), { cache: "no-cache" }).catch(() => null);
-      if (!answer?.ok) throw new Error("world/world.json could not be loaded: is the folder whole?");
+      if (!answer?.ok) throw new Error((await answer?.json().catch(() => null))?.detail ?? "world/world.json could not be loaded: is the folder whole?");
       this.manifest = await answer.json();
     } catch (error) {
       return this.handlers.state("ended", error.message);
@@ -74,7 +74,7 @@ export class Browser {
       if (runs.length && String(runs.at(-1).slice(1)) === String(choice)) runs.at(-1)[0]++;
       else runs.push([1, ...choice]);
     }
-    const text = btoa(JSON.stringify([scene, seed, runs])).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+    const text = btoa(JSON.stringify([scene, seed, runs, frames.at(-1)?.[4]])).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
     if (text.length > MAX_SHARED) throw new Error("the dream is too long for a link: save it");
     return `${location.href.split("#")[0]}#dream=${text}`;
   }
@@ -85,8 +85,9 @@ export class Browser {
     if (!text) return null;
     let dream = null;
     try {
-      const [scene, seed, runs] = JSON.parse(atob(text.replaceAll("-", "+").replaceAll("_", "/")));
+      const [scene, seed, runs, checksum] = JSON.parse(atob(text.replaceAll("-", "+").replaceAll("_", "/")));
       const frames = runs.flatMap(([count, action, ...choice]) => Array(Math.min(count, 20000)).fill([this.manifest.actions[action], ...choice]));
+      if (frames.length) frames.push([...frames.pop(), checksum]); // of the last frame, which depends on all
       dream = { format: "diagd-dream-1", model: this.manifest.model, scene, seed, frames };
     } catch {} // said below
     this.#check(dream);
@@ -172,11 +173,12 @@ function numThreads() {
 
 /** Let a service worker keep the files, and isolate the page, without which there are no threads. */
 async function isolate() {
-  if (!globalThis.isSecureContext || !navigator.serviceWorker) return false;
+  const isExported = document.documentElement.dataset.engine === "browser"; // else a server isolates it
+  if (!isExported || !globalThis.isSecureContext || !navigator.serviceWorker) return false;
   try {
     await navigator.serviceWorker.register(new URL("../offline.js", import.meta.url));
     if (globalThis.crossOriginIsolated || sessionStorage.getItem("isolated")) return false;
-    await navigator.serviceWorker.ready;
+    await Promise.race([navigator.serviceWorker.ready, new Promise((_, reject) => setTimeout(reject, 3000))]);
     sessionStorage.setItem("isolated", "tried");
   } catch {
     return false; // one thread, and nothing kept

@@ -30,7 +30,8 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   connection.send({ type: "act", action, id: state.inputs });
 });
 const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, state: setState };
-const isHere = document.documentElement.dataset.engine === "browser";
+const isExported = document.documentElement.dataset.engine === "browser";
+const isHere = isExported || new URLSearchParams(location.search).get("engine") === "browser";
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
 useGamepad(keyboard);
 
@@ -319,6 +320,10 @@ async function load(file) {
   setPaused(false);
   toast(`Replaying ${frames} frames`);
 }
+
+$("other-engine").hidden = isExported;
+$("other-engine").href = isHere ? "." : "?engine=browser";
+$("other-engine").textContent = isHere ? "let the server dream" : "dream in this browser";
 
 let toastTimer = 0;
 function toast(text, bad = false) {

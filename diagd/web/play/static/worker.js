@@ -83,7 +83,6 @@ async function load({ manifest, base, threads }) {
   const at = await fetchWorld(await get(`world.bin?v=${manifest.version}`), manifest.bytes);
   must(kernels.open_world(at, manifest.bytes));
   const running = isShared ? await hire(module, threads) : 1;
-  kernels.set_threads(running);
   state.controls = { ...manifest.controls };
   state.pressed.action = state.held.action = manifest.keyboard.idle;
   world = manifest;
@@ -119,6 +118,7 @@ async function fetchWorld(answer, size) {
 
 /** Start threads; those that do not come within some seconds are done without. */
 async function hire(module, count) {
+  kernels.set_threads(count); // before they come: they wait for so many
   const tlsSize = kernels.__tls_size.value + kernels.__tls_align.value;
   const coming = Array.from({ length: count - 1 }, (_, index) => new Promise((resolve, reject) => {
     const helper = new Worker(import.meta.url, { type: "module" });
@@ -136,6 +136,7 @@ async function hire(module, count) {
   } catch {
     for (const helper of helpers) helper.terminate();
     helpers = [];
+    kernels.set_threads(1);
     return 1;
   }
 }

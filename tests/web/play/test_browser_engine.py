@@ -1,0 +1,197 @@
+"""The world in the browser alone, in the system's Chromium: what it draws is what Python draws."""
+
+import functools
+import http.server
+import json
+import threading
+
+import pytest
+
+from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.pipeline.generator import VideoGenerator
+from diagd.web.play.export import export
+from diagd.web.play.options import ExportWebOptions
+from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
+from diagd.web.play.welcome import start_scenes
+from tests.web.play.serving import serving, wait_until
+
+expect = pytest.importorskip("playwright.sync_api").expect
+PATIENCE_MS = 60_000
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(world, tmp_path_factory):
+    """Export the tiny world, and host it as anybody does: yields its folder and its address."""
+    folder = tmp_path_factory.mktemp("site")
+    export(ExportWebOptions(folder, str(world)))
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages, each with a profile of its own, which must not complain unless told."""
+    contexts, complaints = [], []
+
+    def visit(url, quiet=True, **options):
+        contexts.append(browser.new_context(**options))
+        contexts[-1].set_default_timeout(PATIENCE_MS)
+        page = contexts[-1].new_page()
+        if quiet:
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on(
+                "console",
+                lambda said: complaints.append(said.text) if said.type == "error" else None,
+            )
+        page.goto(url)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def wait_for(page, frames):
+    wait_until(lambda: int(page.get_attribute("body", "data-frames") or 0) >= frames)
+
+
+def dream_of(page):
+    """Save the dream of a page, and read it."""
+    page.get_by_role("button", name="Pause").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save session").click()
+    return json.loads(download.value.path().read_text())
+
+
+def checksums(world, dream):
+    """Dream a saved dream again, in Python."""
+    generator = VideoGenerator.from_pretrained(world, dtype="int8")
+    scenes = start_scenes(world, None, generator, generator.defaults.context_frames)
+    scene = scenes[dream["scene"]]
+    session = Session(generator, SessionStart(scene.frames, scene.actions, dream["seed"]))
+    for action, strategy, temperature, top_p, _ in dream["frames"]:
+        controls = Controls(parse_strategy(strategy), temperature, top_p)
+        yield checksum_of(session.advance(action, controls))
+
+
+def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
+    page = visit(site[1] + "?threads=2")
+    wait_for(page, 12)
+    assert page.evaluate("crossOriginIsolated")
+    expect(page.locator("#computed")).to_have_text("int8, this browser, 2 threads")
+    page.keyboard.down("KeyW")
+    wait_for(page, 24)
+    page.keyboard.press("o")  # another strategy
+    page.keyboard.down("KeyA")
+    wait_for(page, 50)
+    dream = dream_of(page)
+    assert len(dream["frames"]) >= 45
+    assert len({frame[0] for frame in dream["frames"]}) > 1
+    assert len({frame[1] for frame in dream["frames"]}) > 1
+    assert [frame[4] for frame in dream["frames"]] == list(checksums(world, dream))
+
+
+def test_a_link_plays_a_dream_again(visit, site):
+    page = visit(site[1])
+    wait_for(page, 2)
+    page.keyboard.press("2")
+    page.get_by_role("button", name="Start 3").click()
+    page.keyboard.down("KeyD")
+    wait_for(page, 15)
+    dream = dream_of(page)
+    page.get_by_role("button", name="Copy a link").click()
+    wait_until(lambda: "#dream=" in page.url)
+    again = visit(page.url)
+    expect(again.locator("#toast")).to_contain_text("every token as it was")
+    replayed = dream_of(again)
+    assert replayed["frames"][: len(dream["frames"])] == dream["frames"]
+    assert (replayed["scene"], replayed["seed"]) == (dream["scene"], dream["seed"])
+
+
+@pytest.mark.parametrize(
+    "link", ["#dream=!", "#dream=AAAA", "#dream=WzAsMCxbWzEsOTksImsiLDEsMV1dXQ"]
+)
+def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
+    page = visit(site[1] + link)
+    wait_for(page, 2)
+    if link != "#dream=!":
+        expect(page.locator("#toast")).to_contain_text("That did not work: this")
+
+
+def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
+    page = visit(site[1])
+    wait_for(page, 2)
+    page.reload()  # through the service worker from its first byte
+    wait_for(page, 2)
+    page.context.set_offline(True)
+    page.reload()
+    wait_for(page, 3)
+
+
+def test_without_isolation_it_runs_on_one_thread(visit, site):
+    page = visit(site[1] + "?threads=2", service_workers="block")
+    wait_for(page, 3)
+    assert not page.evaluate("crossOriginIsolated")
+    expect(page.locator("#computed")).to_have_text("int8, this browser, 1 thread")
+
+
+def flip(content):
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("world.bin", flip, "is damaged, or no file of a world"),
+        ("world.bin", lambda content: content[:-9], "is damaged, or no file of a world"),
+        ("world.bin", None, "world.bin could not be loaded"),
+        ("world.json", None, "world.json could not be loaded"),
+        ("kernels-*", lambda _: b"\0asm\1\0\0\0\xff", "no WebAssembly with SIMD"),
+    ],
+)
+def test_what_is_broken_is_one_sentence_on_the_page(visit, site, name, change, said):
+    page = visit("about:blank", quiet=False, service_workers="block")
+
+    def answer(route):
+        if change is None:
+            return route.abort()
+        return route.fulfill(response=(found := route.fetch()), body=change(found.body()))
+
+    page.route(f"**/world/{name}*", answer)
+    page.route(
+        "**/world/kernels.wasm", answer if name == "kernels-*" else lambda one: one.continue_()
+    )
+    page.goto(site[1])
+    expect(page.locator("#curtain-text")).to_contain_text(said)
+    expect(page.get_by_role("button", name="Begin again")).to_be_visible()
+
+
+def test_a_video_is_kept(visit, site):
+    page = visit(site[1])
+    wait_for(page, 2)
+    page.keyboard.press("v")
+    wait_for(page, 12)
+    with page.expect_download() as download:
+        page.keyboard.press("v")
+    assert download.value.suggested_filename.startswith("dream.")
+    assert download.value.path().stat().st_size > 500
+
+
+def test_the_server_offers_the_browser_as_its_other_engine(visit, world):
+    with serving(world) as served:
+        page = visit(served.url)
+        wait_for(page, 2)
+        page.get_by_role("link", name="dream in this browser").click()
+        expect(page.locator("#computed")).to_contain_text("this browser")
+        wait_for(page, 3)
+        assert page.evaluate("crossOriginIsolated")
+        expect(page.get_by_role("link", name="let the server dream")).to_be_visible()
