@@ -92,6 +92,31 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def require_file(path: str | Path, kind: str = "file") -> Path:
+    """Return the path of a file, or raise FileNotFoundError where there is none."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{kind} not found: {path}")
+    return Path(path)
+
+
+def require_folder(path: str | Path, kind: str = "folder") -> Path:
+    """Return the path of a folder, or raise FileNotFoundError where there is none."""
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{kind} not found: {path}")
+    return Path(path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or raise FileNotFoundError or ValueError."""
+    try:
+        value = json.loads(require_file(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
 def parse_object(line: str | bytes) -> dict[str, Any]:
     """Parse a JSON object, or raise ValueError."""
     try:

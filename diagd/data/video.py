@@ -20,7 +20,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import check_suffix, write_bytes
+from diagd.files import check_suffix, require_file, write_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -109,11 +109,10 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for reading; errors on the way become a ValueError of one line."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"video not found: {path}")
+    path = require_file(path, "video")
     try:
         # as a stream of bytes: ffmpeg reads `a:b.mp4` as an address and `50%d.png` as a pattern
-        with Path(path).open("rb") as file, av.open(file, "r") as container:
+        with path.open("rb") as file, av.open(file, "r") as container:
             if not container.streams.video:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             yield container, container.streams.video[0]

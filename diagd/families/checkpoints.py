@@ -5,7 +5,6 @@ tokenizer/, actions.json, generation.json), or one that a family released, which
 its tensors and translated. Weights stay on disk until a model is built around them.
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -21,13 +20,20 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, name_tensors
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
 from diagd.families.presets import PRESETS, available_models
-from diagd.files import write_json
+from diagd.files import read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.vq import CONFIG_NAME, VideoTokenizer, VQTokenizer, read_vq_config
-from diagd.weight_files import as_finite, read_torch_file, read_weights, tensors_of, write_weights
+from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.weight_files import (
+    assign_weights,
+    check_fit,
+    read_torch_file,
+    read_weights,
+    tensors_of,
+    write_weights,
+)
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
@@ -168,16 +174,14 @@ def _read_source(path: Path, config: Path | None) -> Source:
 
 def _read_fields(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML config file; tags that would build objects are refused."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
-    kind = "JSON" if path.suffix == ".json" else "YAML"
+    if path.suffix == ".json":
+        return read_json_object(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
-        raise ValueError(f"{path}: not valid {kind}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")
+        raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
 
 
@@ -196,11 +200,7 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
-    weights = {
-        name: as_finite(weight, found.path, name, device, dtype)
-        for name, weight in found.weights.items()
-    }
-    model.load_state_dict(weights, assign=True)
+    assign_weights(model, found.weights, found.path, device, dtype)
     return model.to(device)
 
 
@@ -214,19 +214,7 @@ def empty_model(found: Checkpoint) -> Transformer:
         )
     with torch.device("meta"):
         model = Transformer(config)
-    expected = model.state_dict()
-    problems = {
-        "missing": [name for name in expected if name not in weights],
-        "unknown": [name for name in weights if name not in expected],
-        "mis-shaped": [
-            f"{name} (expected {tuple(tensor.shape)}, got {tuple(weights[name].shape)})"
-            for name, tensor in expected.items()
-            if name in weights and weights[name].shape != tensor.shape
-        ],
-        "non-float": [name for name in weights if not weights[name].is_floating_point()],
-    }
-    if misfits := name_tensors(problems):
-        raise ValueError(f"{found.path}: does not fit the config: {misfits}")
+    check_fit(model, weights, found.path)
     return model
 
 
@@ -240,9 +228,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
         allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
             only when the user has named this very folder.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"tokenizer folder not found: {folder}")
+    folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
     for form in formats:
         if any((folder / name).is_file() for name in form.torchscript):
@@ -252,7 +238,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
                     "name this folder as the tokenizer if you trust it"
                 )
             return form.load(folder)
-    config = read_vq_config(folder / CONFIG_NAME)
+    config = read_json_object(folder / CONFIG_FILE)
     kinds = {form.kind: form for form in formats if form.kind}
     kind, class_name = config.get("kind"), config.get("_class_name")
     if isinstance(kind, str) and kind in kinds:
@@ -260,7 +246,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     if class_name == "VQModel":
         return VQTokenizer.from_pretrained(folder)
     raise ValueError(
-        f"{folder / CONFIG_NAME}: expected kind {', '.join(kinds)} or _class_name VQModel, "
+        f"{folder / CONFIG_FILE}: expected kind {', '.join(kinds)} or _class_name VQModel, "
         f"got {config.get('kind', class_name)!r}"
     )
 

@@ -12,6 +12,7 @@ from diagd.data.actions import ActionCodec
 from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VideoTokenizer
+from diagd.weight_files import name_tensors
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,3 @@ def _part(tensor: Tensor, part: str) -> Tensor:
         return tensor
     index, _, count = part.partition("/")
     return tensor.chunk(int(count))[int(index)]
-
-
-def name_tensors(problems: Mapping[str, list[str]]) -> str:
-    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
-    return "; ".join(
-        f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
-        + ", ".join(names[:3] + ["..."] * (len(names) > 3))
-        for problem, names in problems.items()
-        if names
-    )

@@ -9,35 +9,15 @@ import torchmetrics
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.files import require_file
 from diagd.metrics.frechet import Preprocessing
-from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
+from diagd.weight_files import as_finite, load_torchscript, read_tensors
 
 
 def short_sha256(path: str | Path) -> str:
     """Return the first 12 hex digits of a file's SHA-256."""
-    with _existing(path).open("rb") as file:
+    with require_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
-
-
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Load a .pth state dict on the CPU, or raise ValueError if only code execution could."""
-    path = _existing(path)
-    try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
-        raise ValueError(
-            f"{path} is no state dict: damaged, or more than tensors in it: not loaded"
-        ) from None
-    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
-        raise ValueError(f"{path} is no state dict: expected names and tensors")
-    return weights
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"weights not found: {path}")
-    return path
 
 
 class Convolution(NamedTuple):
@@ -86,7 +66,7 @@ class Lpips:
         heads: str | Path | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        weights = read_state_dict(backbone)
+        weights = read_tensors(backbone)
         kinds: dict[tuple[int, ...], str] = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
         network = kinds.get(weights.get("features.0.weight", torch.empty(0)).shape)
         if network is None:
@@ -105,7 +85,7 @@ class Lpips:
             )
             channels = out
         compared = [layer for layer in self._layers if layer.is_read]
-        weights = read_state_dict(heads)
+        weights = read_tensors(heads)
         self._heads = [  # a weight for each channel
             _tensor(weights, heads, f"lin{n}.model.1.weight", (1, layer.channels, 1, 1), device)[0]
             for n, layer in enumerate(compared)

@@ -6,20 +6,17 @@ share: checks of frames and tokens, pixels from numbers, files of a config and w
 
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.files import write_bytes, write_json
-from diagd.weight_files import UNPICKLING_ERRORS, as_finite
+from diagd.files import read_json_object, write_json
+from diagd.weight_files import assign_weights, check_fit, read_tensors, write_weights
 
 PixelRounding = Literal["nearest", "down"]
 BATCH_SIZE = 8  # frames encoded or decoded at once
@@ -175,7 +172,7 @@ class VQTokenizer:
             ValueError: a file is corrupt, no VQModel, or does not fit the other.
         """
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        config = read_vq_config(config_path)
+        config = read_json_object(config_path)
         rounding = config.pop(ROUNDING_KEY, DEFAULT_ROUNDING)
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
         return cls(model, batch_size, rounding)
@@ -205,9 +202,9 @@ def load_vq_model(
             model: Any = VQModel.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
-    check_weights(where, weights, model.state_dict())
-    own = {name: value.float().clone() for name, value in weights.items()}  # the file may change
-    model.load_state_dict(own, assign=True)
+    check_fit(model, weights, where)
+    own = {name: value.clone() for name, value in weights.items()}  # the file may change
+    assign_weights(model, own, where)
     return model.to(memory_format=memory_format(model))
 
 
@@ -260,73 +257,6 @@ def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
 
 
-def read_vq_config(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    require_file(path)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
-        raise ValueError(f"{path} is no JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
-    return config
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read named tensors from a .safetensors file, or else from one that `torch.save` wrote.
-
-    The latter is read by torch's loader for tensors only; a dict `state_dict` inside it, with which
-    checkpoints of trainers begin, is unwrapped. ValueError if damaged, or of anything but tensors.
-    """
-    require_file(path)
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file (corrupt?): {error}") from None
-    try:
-        is_zip = zipfile.is_zipfile(path)  # mapping into memory needs one, too
-    except UNPICKLING_ERRORS:
-        is_zip = False
-    if not is_zip:
-        raise ValueError(f"{path} is no file of torch.save (corrupt or truncated?)")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
-        raise ValueError(f"{path} is damaged or holds more than tensors: not loaded") from None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"{path} must hold named tensors, or them under state_dict")
-    return content
-
-
-def check_weights(
-    where: str | Path,
-    found: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    described_by: str = CONFIG_NAME,
-) -> None:
-    """Raise ValueError unless names and shapes agree, and all numbers are finite.
-
-    The message names what holds the weights, and what the expected shapes follow from.
-    """
-    for problem, names in (
-        ("misses weights", sorted(expected.keys() - found.keys())),
-        ("holds unknown weights", sorted(found.keys() - expected.keys())),
-    ):
-        if names:
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-            raise ValueError(f"{where} {problem} (does it fit {described_by}?): {listed}")
-    for name, tensor in expected.items():
-        if found[name].shape != tensor.shape:
-            raise ValueError(
-                f"{where}: {name} must be {tuple(tensor.shape)} as {described_by} says, "
-                f"got {tuple(found[name].shape)}"
-            )
-        as_finite(found[name], where, name)
-
-
 def save_files(
     folder: str | Path,
     config: Mapping[str, Any],
@@ -336,12 +266,5 @@ def save_files(
 ) -> None:
     """Write config.json and a safetensors file; both appear under their names only when whole."""
     folder = Path(folder)
-    stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
-    write_bytes(folder / weights_name, save(stored, metadata={"format": "pt"}))
+    write_weights(folder / weights_name, {name: w.to(dtype) for name, w in weights.items()})
     write_json(folder / CONFIG_NAME, config, indent=2)
-
-
-def require_file(path: Path) -> None:
-    """Raise FileNotFoundError unless there is such a file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"tokenizer file not found: {path}")

@@ -168,7 +168,7 @@ def test_frames_too_small_for_the_network_are_refused(network, smallest, tmp_pat
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     backbone, heads = write(tmp_path, "alex")
-    with pytest.raises(FileNotFoundError, match=r"weights not found: .*absent\.pth"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*absent\.pth"):
         Lpips(tmp_path / "absent.pth")
     with pytest.raises(
         ValueError, match=r"heads\.pth must hold features\.\* of torchvision's alex"
@@ -193,12 +193,12 @@ class _Trap:
 def test_a_weight_file_never_runs_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": _Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(ValueError, match=r"trap\.pth is no state dict"):
+    with pytest.raises(ValueError, match=r"trap\.pth: refused"):
         Lpips(tmp_path / "trap.pth")
     assert not (tmp_path / "trapped").exists()
     (tmp_path / "text.pth").write_text("weights")
-    with pytest.raises(ValueError, match=r"text\.pth is no state dict"):
+    with pytest.raises(ValueError, match=r"text\.pth: no PyTorch checkpoint"):
         Lpips(tmp_path / "text.pth")
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match=r"list\.pth is no state dict: expected names and tensors"):
+    with pytest.raises(ValueError, match=r"list\.pth: expected a dict of tensors"):
         Lpips(tmp_path / "list.pth")

@@ -80,8 +80,6 @@ class CosmosTokenizer:
     @classmethod
     def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
         """Load the released files, which EXECUTES code in them: load what you trust."""
-        for path in (encoder_path, decoder_path):
-            vq.require_file(path)
         return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:

@@ -20,8 +20,10 @@ from diagd.families.family import (
     tensors_under,
 )
 from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.vq import VQTokenizer, load_vq_model, read_tensors, read_vq_config
+from diagd.tokenizers.vq import VQTokenizer, load_vq_model
+from diagd.weight_files import read_tensors
 
 _TOKENIZER, _TRANSFORMER = "tokenizer.", "transformer."  # prefixes of a main checkpoint
 _EMBEDDING = "model.embed_tokens.weight"
@@ -97,7 +99,7 @@ def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> V
     A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; `vae.ckpt`
     has nothing else, under `model.`.
     """
-    fields = read_vq_config(config)
+    fields = read_json_object(config)
     tensors = read_tensors(weights) if isinstance(weights, Path) else weights
     tensors = tensors_under(_TOKENIZER, tensors) or tensors
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}

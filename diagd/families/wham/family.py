@@ -45,6 +45,7 @@ from diagd.families.wham.tokenizer import (
     WHAMTokenizer,
     wham_tokenizer_from_weights,
 )
+from diagd.files import require_file
 from diagd.models.config import ModelConfig
 from diagd.weight_files import Record
 
@@ -206,8 +207,7 @@ class StoredArray:
 @contextlib.contextmanager
 def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
     """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"clip not found: {path}")
+    require_file(path, "clip")
     damaged = f"{path} cannot be read as npz (corrupt or truncated)"
     try:
         with zipfile.ZipFile(path) as archive:

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.families.family import count_layers, tensors_under
+from diagd.families.family import count_layers, rename, tensors_under
+from diagd.files import read_json_object
 from diagd.tokenizers import vq
+from diagd.weight_files import assign_weights, check_fit, read_weights
 
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
@@ -26,18 +28,23 @@ WEIGHTS_NAME = "model.safetensors"
 _NORM_EPS = 1e-5
 _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
 _DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-_THEIR_NAMES = {
-    "codebook.": "vq_vae._embedding.",
-    ".input_proj.": ".proj1.",
-    ".positions.": ".pos_embeds.",
-    ".blocks.": ".vit.",
-    ".attention_norm.": ".ln_1.",
-    ".qkv_proj.": ".attn.c_attn.",
-    ".o_proj.": ".attn.c_proj.",
-    ".mlp_norm.": ".ln_2.",
-    ".up_proj.": ".mlp.c_fc.",
-    ".down_proj.": ".mlp.c_proj.",
-    ".output_norm.": ".output_ln.",
+_SIDE_MODULES = {
+    "input_proj": "proj1",
+    "positions": "pos_embeds",
+    "blocks.{i}.attention_norm": "vit.{i}.ln_1",
+    "blocks.{i}.qkv_proj": "vit.{i}.attn.c_attn",
+    "blocks.{i}.o_proj": "vit.{i}.attn.c_proj",
+    "blocks.{i}.mlp_norm": "vit.{i}.ln_2",
+    "blocks.{i}.up_proj": "vit.{i}.mlp.c_fc",
+    "blocks.{i}.down_proj": "vit.{i}.mlp.c_proj",
+    "output_norm": "output_ln",
+    "output_proj": "output_proj",
+}
+_MODULES = {"codebook": "vq_vae._embedding"}
+_MODULES |= {
+    f"{side}.{ours}": f"{side}.{theirs}"
+    for side in ("encoder", "decoder")
+    for ours, theirs in _SIDE_MODULES.items()
 }
 _TRAINING_ONLY = ("patch_gan.", "target_patchgan.", "lpips_model.")
 
@@ -209,9 +216,9 @@ class WHAMTokenizer:
         vq.save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
+    def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        values = vq.read_vq_config(config_path)
+        values = read_json_object(config_path)
         kind = values.pop("kind", None)
         if kind != WHAM_KIND:
             raise ValueError(f"{config_path}: kind must be {WHAM_KIND}, got {kind!r}")
@@ -219,16 +226,13 @@ class WHAMTokenizer:
             config = ViTVQGANConfig(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
-        weights = vq.read_tensors(weights_path)
+        weights = read_weights(weights_path)
         if config.num_layers > len(weights):  # which would be built one by one
             raise ValueError(
                 f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
                 f"{weights_path}, got {config.num_layers}"
             )
-        model = _empty(config)
-        vq.check_weights(weights_path, weights, model.state_dict())
-        model.load_state_dict({n: w.float() for n, w in weights.items()}, assign=True)
-        return cls(model)
+        return _build(config, weights, weights_path)
 
 
 def wham_tokenizer_from_weights(
@@ -262,20 +266,21 @@ def wham_tokenizer_from_weights(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
-    model = _empty(config)
-    names = {name: _their_name(name) for name in model.state_dict()}
-    expected = {names[name]: value for name, value in model.state_dict().items()}
-    vq.check_weights(where, found, expected, "its patches, positions and codebook")
-    model.load_state_dict({n: found[theirs].float() for n, theirs in names.items()}, assign=True)
+    try:
+        renamed = rename(found, _MODULES, num_layers)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return _build(config, renamed, where, "its patches, positions and codebook")
+
+
+def _build(
+    config: ViTVQGANConfig,
+    weights: Mapping[str, Tensor],
+    where: str | Path,
+    described_by: str = "the config",
+) -> WHAMTokenizer:
+    with torch.device("meta"):
+        model = ViTVQGAN(config)
+    check_fit(model, weights, where, described_by)
+    assign_weights(model, weights, where)
     return WHAMTokenizer(model)
-
-
-def _empty(config: ViTVQGANConfig) -> ViTVQGAN:
-    with torch.device("meta"):  # its weights are assigned
-        return ViTVQGAN(config)
-
-
-def _their_name(name: str) -> str:
-    for ours, theirs in _THEIR_NAMES.items():
-        name = name.replace(ours, theirs)
-    return name

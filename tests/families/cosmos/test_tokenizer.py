@@ -163,7 +163,7 @@ def test_networks_of_another_kind_are_refused(tokenizer):
 
 
 def test_a_missing_file_is_named(scripts):
-    with pytest.raises(FileNotFoundError, match=r"^tokenizer file not found: .*other\.jit$"):
+    with pytest.raises(FileNotFoundError, match=r"^file not found: .*other\.jit$"):
         CosmosTokenizer.from_jit(scripts / "encoder.jit", scripts / "other.jit")
 
 
