@@ -169,6 +169,11 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
     """Return the named tensors of a .safetensors file, or else of one that `torch.save` wrote."""
     path = Path(path)

@@ -88,12 +88,6 @@ def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
     return sum(number.isdigit() for number in numbers)
 
 
-def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
-    inside = (name for name in tensors if name.startswith(prefix))
-    return {name.removeprefix(prefix): tensors[name] for name in inside}
-
-
 def rename(
     tensors: Mapping[str, Tensor], modules: Mapping[str, str], num_layers: int
 ) -> dict[str, Tensor]:

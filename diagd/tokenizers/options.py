@@ -4,19 +4,11 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from diagd.decoding.strategies.strategy import check_at_least
+from diagd.checks import check_at_least, check_values
 
 DEFAULT_MINUTES = 5.0
 SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
-
-
-def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
-    """Raise ValueError at the first rule (name, whether its value is valid, what it must be)."""
-    for name, is_valid, expected in rules:
-        if not is_valid:
-            raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from diagd.files import append_line, rewind_log, write_bytes
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.options import TokenizerOptions
 from diagd.tokenizers.vq import VQTokenizer, normalise
+from diagd.weight_files import tensors_under
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"
@@ -217,11 +218,11 @@ class TokenizerTrainer:
         self.step, self.seconds = progress_of(path, self.options)
         with safe_open(path, "pt", device=self.options.device) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        self.tokenizer.model.load_state_dict(_under("model.", tensors))
+        self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
                 name: torch.empty_like(weight).copy_(value) if value.dim() else value
-                for name, value in _under(f"optimizer.{index}.", tensors).items()
+                for name, value in tensors_under(f"optimizer.{index}.", tensors).items()
             }
         self.counts, self.sums = tensors["counts"], tensors["sums"]
 
@@ -250,10 +251,6 @@ def _fingerprint(options: TokenizerOptions) -> str:
             if name not in WITHOUT_EFFECT
         }
     )
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:

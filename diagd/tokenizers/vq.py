@@ -1,17 +1,16 @@
 """Video tokenizers: what the pipeline asks of one, and the frame-by-frame one with a codebook.
 
-Frames are uint8 RGB, tokens are grids of ids. Beside them stands what tokenizers of all families
-share: checks of frames and tokens, pixels from numbers, files of a config and weights.
+Frames are uint8 RGB, tokens are grids of ids.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
@@ -59,40 +58,44 @@ class VideoTokenizer(Protocol):
         ...
 
 
-class VQTokenizer:
-    """A frame-by-frame tokenizer with a learned codebook.
-
-    Args:
-        model: a diffusers VQModel of 3 * p * p input and output channels.
-        batch_size: frames encoded or decoded at once; bounds the memory.
-        pixel_rounding: how pixels become whole numbers (see `paint`); kept in config.json.
-    """
+class FrameTokenizer:
+    """Encode and decode frames one by one, `batch_size` side by side."""
 
     temporal_compression = 1
+    batch_size = BATCH_SIZE
+    fit_frames = staticmethod(resize)
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model.eval()  # diffusers annotates its methods wrongly
+
+    def to(self, device: torch.device | str) -> Self:
+        self.model.to(device)
+        return self
+
+    def in_batches(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        device = next(self.model.parameters()).device
+        chunks = [function(chunk.to(device)) for chunk in rows.split(self.batch_size)]
+        return torch.cat(chunks).to(rows.device)
+
+
+class VQTokenizer(FrameTokenizer):
+    """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
+
     # Type of the products of `decode`; models that paint pixels rather than patches keep to
     # float32. bfloat16 moves a level of the bundled world by 2 of 255 at most.
     painting = torch.float32
-    fit_frames = staticmethod(resize)
 
-    def __init__(
-        self,
-        model: Any,
-        batch_size: int = BATCH_SIZE,
-        pixel_rounding: PixelRounding = DEFAULT_ROUNDING,
-    ) -> None:
+    def __init__(self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING) -> None:
+        super().__init__(model)
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
         if not self.patch_size or 3 * self.patch_size**2 != channels:
             raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
         if painted != channels:
             raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
-        self.model: Any = model.eval()  # diffusers annotates its methods wrongly
-        self.batch_size = batch_size
         self.pixel_rounding: PixelRounding = pixel_rounding
 
     @property
@@ -111,30 +114,23 @@ class VQTokenizer:
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         return height * self.compression, width * self.compression
 
-    def to(self, device: torch.device | str) -> Self:
-        self.model.to(device)
-        return self
-
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """Replace each patch by the id of its nearest code (the lowest id on ties)."""
         check_frames(frames, self.compression)
-        batches = frames.split(self.batch_size)
-        chunks = [self.nearest(self.latents(batch.to(self.codebook.device))) for batch in batches]
-        return torch.cat(chunks).to(frames.device)
+        return self.in_batches(lambda batch: self.nearest(self.latents(batch)), frames)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the codes that stand for patches."""
         check_tokens(tokens, self.codebook_size)
-        chunks, device = [], self.codebook.device
+        return self.in_batches(self._paint, tokens)
+
+    def _paint(self, tokens: Tensor) -> Tensor:
+        codes = self.codebook[tokens.long()]  # (T, h, w, C)
         fast = self.painting == torch.bfloat16 and self.model.config.in_channels > 3
-        for chunk in tokens.split(self.batch_size):
-            codes = self.codebook[chunk.to(device, torch.int64)]  # (T, h, w, C)
-            with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-                values = self.pixels(codes.movedim(-1, 1)).float()
-            chunks.append(paint((values + 1) * 127.5, self.pixel_rounding))
-        return torch.cat(chunks).to(tokens.device)
+        with torch.autocast(codes.device.type, torch.bfloat16, enabled=fast):
+            values = self.pixels(codes.movedim(-1, 1)).float()
+        return paint((values + 1) * 127.5, self.pixel_rounding)
 
     def latents(self, frames: Tensor) -> Tensor:
         """Encode without rounding to codes, differentiably: uint8 frames -> (T, C, h, w)."""
@@ -164,27 +160,22 @@ class VQTokenizer:
         save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, batch_size: int = BATCH_SIZE) -> "VQTokenizer":
-        """Load a tokenizer that diffusers or `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is corrupt, no VQModel, or does not fit the other.
-        """
+    def from_pretrained(cls, folder: str | Path) -> "VQTokenizer":
+        """Load a tokenizer that diffusers or `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         config = read_json_object(config_path)
         rounding = config.pop(ROUNDING_KEY, DEFAULT_ROUNDING)
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
-        return cls(model, batch_size, rounding)
+        return cls(model, rounding)
 
 
 def load_vq_model(
     config: dict[str, Any], path: Path, weights: Mapping[str, Tensor], where: str | Path
 ) -> Any:
-    """Build the model that a config describes around its weights, as float32.
+    """Build the model that a config describes around its weights, which must fit it, as float32.
 
-    Sizes that the config only claims are never allocated. ValueError, which names the config's
-    path and where the weights are, if it describes something else or the weights do not fit it.
+    Sizes that the config only claims are never allocated. Errors name the path of the config, and
+    `where` the weights are from.
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
@@ -209,10 +200,7 @@ def load_vq_model(
 
 
 def memory_format(model: Any) -> torch.memory_format:
-    """Choose channels last, which a CPU does faster, but for models of pixels.
-
-    These run as in diffusers, so that their numbers are the same to the last bit.
-    """
+    """Choose channels last, faster on a CPU; models of pixels keep diffusers' bits without."""
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
 
 

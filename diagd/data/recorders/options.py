@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from diagd.checks import check_at_least
 from diagd.flags import OutputFolder
 
 
@@ -26,13 +27,7 @@ class RecordOptions:
     size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
 
     def __post_init__(self) -> None:
-        for name in ("clips", "frames", "repeat"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("first_seed", "skip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        check_at_least(self, clips=1, frames=1, repeat=1, first_seed=0, skip=0)
         size_px = self.size_px
         if size_px and (min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16):
             raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {self.size!r}")

@@ -17,13 +17,12 @@ from diagd.families.family import (
     ReleasedFormat,
     Source,
     count_layers,
-    tensors_under,
 )
 from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
-from diagd.weight_files import read_tensors
+from diagd.weight_files import read_tensors, tensors_under
 
 _TOKENIZER, _TRANSFORMER = "tokenizer.", "transformer."  # prefixes of a main checkpoint
 _EMBEDDING = "model.embed_tokens.weight"

@@ -35,7 +35,6 @@ from diagd.families.family import (
     TokenizerFolder,
     count_layers,
     rename,
-    tensors_under,
 )
 from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
 from diagd.families.wham.tokenizer import (
@@ -47,7 +46,7 @@ from diagd.families.wham.tokenizer import (
 )
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
-from diagd.weight_files import Record
+from diagd.weight_files import Record, tensors_under
 
 _GPT = "predictor.gpt_model."
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."

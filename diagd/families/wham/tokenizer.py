@@ -9,17 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.data.video import resize
-from diagd.families.family import count_layers, rename, tensors_under
+from diagd.families.family import count_layers, rename
 from diagd.files import read_json_object
 from diagd.tokenizers import vq
-from diagd.weight_files import assign_weights, check_fit, read_weights
+from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
 
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
@@ -154,15 +152,8 @@ class Block(nn.Module):
         return states + self.down_proj(hidden)
 
 
-class WHAMTokenizer:
+class WHAMTokenizer(vq.FrameTokenizer):
     """A frame-by-frame `VideoTokenizer` for frames of one size."""
-
-    temporal_compression = 1
-    fit_frames = staticmethod(resize)
-
-    def __init__(self, model: ViTVQGAN, batch_size: int = vq.BATCH_SIZE) -> None:
-        self.model = model.eval()
-        self.batch_size = batch_size  # frames at once; bounds the memory
 
     @property
     def codebook_size(self) -> int:
@@ -180,10 +171,6 @@ class WHAMTokenizer:
             raise ValueError(f"a frame must be {rows}x{columns} tokens, got {height}x{width}")
         return config.height_px, config.width_px
 
-    def to(self, device: torch.device | str) -> Self:
-        self.model.to(device)
-        return self
-
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
@@ -191,24 +178,24 @@ class WHAMTokenizer:
         expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
         if given != expected:
             raise ValueError("frames must be {}x{} px, got {}x{}".format(*expected, *given))
-        device, ids = self.model.codebook.weight.device, []
-        for chunk in frames.split(self.batch_size):
-            values = chunk.to(device).movedim(-1, 1).float() / 255
-            pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
-            ids.append(self.model.nearest(self.model.latents(pictures)))
-        return torch.cat(ids).to(frames.device)
+        return self.in_batches(self._ids, frames)
+
+    def _ids(self, frames: Tensor) -> Tensor:
+        values = frames.movedim(-1, 1).float() / 255
+        pictures = (values - _MEAN.to(values.device)) / _DEVIATION.to(values.device)
+        return self.model.nearest(self.model.latents(pictures))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
         vq.check_tokens(tokens, self.codebook_size)
         self.frame_size_px(*tokens.shape[1:])
-        device, chunks = self.model.codebook.weight.device, []
-        for chunk in tokens.split(self.batch_size):
-            pictures = self.model.pixels(chunk.to(device, torch.int64))
-            values = pictures * _DEVIATION.to(device) + _MEAN.to(device)
-            chunks.append(vq.paint(values * 255, "down"))
-        return torch.cat(chunks).to(tokens.device)
+        return self.in_batches(self._paint, tokens)
+
+    def _paint(self, tokens: Tensor) -> Tensor:
+        pictures = self.model.pixels(tokens.long())
+        values = pictures * _DEVIATION.to(tokens.device) + _MEAN.to(tokens.device)
+        return vq.paint(values * 255, "down")
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config.json and model.safetensors, each under its name only when whole."""

@@ -34,7 +34,9 @@ SIZES = ViTVQGANConfig(
 
 def small_tokenizer(batch_size: int = 8) -> WHAMTokenizer:
     torch.manual_seed(0)
-    return WHAMTokenizer(ViTVQGAN(SIZES), batch_size)
+    tokenizer = WHAMTokenizer(ViTVQGAN(SIZES))
+    tokenizer.batch_size = batch_size
+    return tokenizer
 
 
 def build(**changes) -> WHAMTokenizer:
