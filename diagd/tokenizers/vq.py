@@ -77,6 +77,14 @@ class FrameTokenizer:
         chunks = [function(chunk.to(device)) for chunk in rows.split(self.batch_size)]
         return torch.cat(chunks).to(rows.device)
 
+    def write(
+        self, folder: Path, config: Mapping[str, Any], weights_name: str, dtype: torch.dtype
+    ) -> None:
+        """Write config.json and the weights; both appear under their names only when whole."""
+        weights = self.model.state_dict().items()
+        write_weights(folder / weights_name, {name: value.to(dtype) for name, value in weights})
+        write_json(folder / CONFIG_NAME, config, indent=2)
+
 
 class VQTokenizer(FrameTokenizer):
     """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
@@ -157,7 +165,7 @@ class VQTokenizer(FrameTokenizer):
         config = json.loads(self.model.to_json_string())
         if self.pixel_rounding != DEFAULT_ROUNDING:
             config[ROUNDING_KEY] = self.pixel_rounding
-        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
+        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "VQTokenizer":
@@ -243,16 +251,3 @@ def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
     """
     levels = levels.round() if rounding == "nearest" else levels.floor()
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
-
-
-def save_files(
-    folder: str | Path,
-    config: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    weights_name: str,
-    dtype: torch.dtype,
-) -> None:
-    """Write config.json and a safetensors file; both appear under their names only when whole."""
-    folder = Path(folder)
-    write_weights(folder / weights_name, {name: w.to(dtype) for name, w in weights.items()})
-    write_json(folder / CONFIG_NAME, config, indent=2)

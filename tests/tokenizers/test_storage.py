@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from diagd.files import read_json_object
-from diagd.tokenizers.vq import save_files
 from diagd.weight_files import read_tensors
 
 
@@ -17,17 +16,6 @@ class Bomb:
 
     def __reduce__(self):
         return Path.touch, (self.path,)
-
-
-def test_files_are_written_whole_and_read_back(tmp_path):
-    weights = {"a.b": torch.arange(6.0).view(2, 3).T}
-    save_files(tmp_path / "x", {"kind": "é"}, weights, "w.safetensors", torch.float32)
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [
-        "config.json",
-        "w.safetensors",
-    ]
-    assert read_json_object(tmp_path / "x" / "config.json") == {"kind": "é"}
-    assert read_tensors(tmp_path / "x" / "w.safetensors")["a.b"].equal(weights["a.b"])
 
 
 @pytest.mark.parametrize("wrap", [lambda tensors: tensors, lambda tensors: {"state_dict": tensors}])

@@ -5,7 +5,6 @@ YaRN) is that of the released models unless a config file with the original fiel
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
@@ -95,10 +94,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, weights
 
 
-def _load_tokenizer(folder: Path) -> CosmosTokenizer:
-    return CosmosTokenizer.from_jit(folder / ENCODER_NAME, folder / DECODER_NAME)
-
-
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     is_small = found.config.num_layers <= PRESETS["cosmos-4b"].num_layers
     return GenerationDefaults(
@@ -120,7 +115,9 @@ COSMOS = Family(
         signature=(_EMBEDDING, "model." + _EMBEDDING),
         convert=_convert,
     ),
-    tokenizer_folder=TokenizerFolder(_load_tokenizer, torchscript=(ENCODER_NAME, DECODER_NAME)),
+    tokenizer_folder=TokenizerFolder(
+        CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
+    ),
     defaults=_defaults,
     presets=PRESETS,
 )

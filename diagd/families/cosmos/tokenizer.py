@@ -78,9 +78,10 @@ class CosmosTokenizer:
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
-    def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
+    def from_jit(cls, folder: Path) -> Self:
         """Load the released files, which EXECUTES code in them: load what you trust."""
-        return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
+        names = ENCODER_NAME, DECODER_NAME
+        return cls(*(load_torchscript(folder / name) for name in names)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         self.device = torch.device(device)

@@ -198,9 +198,8 @@ class WHAMTokenizer(vq.FrameTokenizer):
         return vq.paint(values * 255, "down")
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write config.json and model.safetensors, each under its name only when whole."""
         config = {"kind": WHAM_KIND} | asdict(self.model.config)
-        vq.save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
+        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
