@@ -1,5 +1,6 @@
 """Checks of options, which raise ValueError."""
 
+import re
 from typing import Any
 
 
@@ -9,6 +10,14 @@ def check_at_least(options: Any, **bounds: int) -> None:
         value = getattr(options, name)
         if value is not None and value < bound:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH` in pixels; (0, 0) for anything else."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)x(\d+)", text, flags=re.ASCII)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:

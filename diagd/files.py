@@ -2,11 +2,8 @@
 
 Data goes to a hidden name beside the target (`.NAME.1a2b3c4d.partial`, another one for every
 writer) until one rename puts it in place. Logs of JSON lines grow in place instead; only their last
-line can be torn, and readers skip it.
-
-A disk that is full or read-only is an OSError that names the file wanted, and leaves no half of it.
-Libraries that write files have errors of their own for that, so what they make is written here,
-from memory, wherever it fits in there.
+line can be torn, and readers skip it. A disk that is full or read-only is an OSError that names the
+file wanted, and leaves no half of it.
 """
 
 import json
@@ -137,10 +134,7 @@ def rewind_log(path: Path, step: int) -> None:
 
 
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file or folder, if there is one, each file whole or not at all; others stay.
-
-    Half-written files (`.partial`) and names in `without` are skipped.
-    """
+    """Copy a file or folder, if there is one, each file whole, to where others may be."""
     if source.is_file():
         with replacing(goal) as temporary:
             shutil.copyfile(source, temporary)

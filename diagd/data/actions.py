@@ -139,18 +139,12 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
 def split_actions(
     actions: list[str] | None, given: int
 ) -> tuple[list[str] | None, list[str] | None]:
-    """Return the actions between the first `given` frames, and those that follow them.
-
-    Each of the actions led to its frame; that of the first frame is dropped.
-    """
+    """Return the actions between the first `given` frames, and those that follow them."""
     return (None, None) if actions is None else (actions[1:given], actions[given:])
 
 
 def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
-    """Read a jsonl action file of `num_frames` lines, each an action of the codec.
-
-    Raises FileNotFoundError, or ValueError with the file and the line.
-    """
+    """Read a jsonl action file of `num_frames` lines, each an action of the codec."""
     try:
         lines = require_file(path, "action file").read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:

@@ -51,8 +51,6 @@ def read_video(
         last: keep only this many, from the end.
         fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
         size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
-
-    Raises FileNotFoundError, or ValueError for a file that is damaged or holds no such frame.
     """
     frames, decoded = collections.deque[Tensor](maxlen=last), 0
     with _opened(path) as (container, stream):
@@ -83,10 +81,7 @@ def read_video(
 
 
 def video_length(path: str | Path) -> tuple[int, Fraction]:
-    """Return the number of frames of a video and its frame rate, without decoding it.
-
-    The number is the one stored in the file, or else the number of packets.
-    """
+    """Return the number of frames (stored, or else of packets) and the rate; decodes nothing."""
     with _opened(path) as (container, stream):
         num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         return num_frames, _rate(stream)
@@ -133,10 +128,7 @@ def _upright(frame: av.VideoFrame) -> Tensor:
 
 @contextlib.contextmanager
 def one_thread_workers(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool whose threads run each torch operation on one core.
-
-    Operations on many threads wait for the slowest: on shared cores they took four times longer.
-    """
+    """Open a pool whose threads run each torch operation on one core, as shared cores need."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -179,11 +171,7 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
 
 
 def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
-    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side.
-
-    Frames are (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even. The file appears whole or
-    not at all. Raises ValueError for another suffix.
-    """
+    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
     if suffix == ".png":
@@ -207,15 +195,12 @@ def write_image(path: str | Path, image: Tensor) -> None:
 def write_video(
     path: str | Path, frames: Tensor, fps: Fraction | float = 10, crf: int = 14
 ) -> None:
-    """Write (T, H_px, W_px, 3) uint8 RGB frames of even sizes as H.264 mp4, whole or not at all.
-
-    `crf` is the quality, 0 (lossless) to 51 (worst).
-    """
+    """Write frames as mp4, whole or not at all (see `encode_video`)."""
     write_bytes(path, encode_video(frames, fps, crf))
 
 
 def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> bytes:
-    """Encode frames as `write_video` does."""
+    """Encode frames of even sizes as H.264; `crf` is 0 (lossless) to 51 (worst)."""
     return _encode("mp4", frames, fps, crf=str(crf))
 
 

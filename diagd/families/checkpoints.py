@@ -126,27 +126,28 @@ def _released_formats() -> list[ReleasedFormat]:
     return [family.released for family in table.FAMILIES if family.released]
 
 
-def _file_patterns() -> list[str]:
-    return list(dict.fromkeys(name for released in _released_formats() for name in released.files))
+def _released_files(folder: Path) -> list[Path]:
+    patterns = dict.fromkeys(name for released in _released_formats() for name in released.files)
+    return [file for pattern in patterns for file in sorted(folder.glob(pattern))]
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
     path = config or folder / CONFIG_FILE
     if not path.is_file():
-        return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
+        return all(file.name == WEIGHTS_FILE for file in _released_files(folder))
     theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
-    return path.suffix == ".json" and not theirs & _read_fields(path).keys()
+    return path.suffix == ".json" and not theirs & read_json_object(path).keys()
 
 
 def _read_released(path: Path, config: Path | None) -> Checkpoint:
-    patterns = _file_patterns()
-    files = [file for pattern in patterns for file in sorted(path.glob(pattern))]
-    if path.is_dir() and len(files) != 1:
-        if not files:
-            raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
+    known = ", ".join(family.name for family in table.FAMILIES)
+    files = _released_files(path) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"{path}: no checkpoint of {known}")
+    if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
-    file = files[0] if path.is_dir() else path
+    file = files[0]
     source = _read_source(file, config)
     for family in table.FAMILIES:
         if family.released and any(name in source.tensors for name in family.released.signature):
@@ -156,9 +157,8 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
             return Checkpoint(family, file, model_config, weights, source)
-    names = ", ".join(family.name for family in table.FAMILIES)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
-    raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
+    raise ValueError(f"{file}: no checkpoint of {known}: it holds {shown}")
 
 
 def _read_source(path: Path, config: Path | None) -> Source:
@@ -221,12 +221,9 @@ def empty_model(found: Checkpoint) -> Transformer:
 def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
     """Load the tokenizer of a folder, on the CPU.
 
-    A folder with the TorchScript files of a family is that family's. In any other one config.json
-    says what it is: a `kind` that a family knows, or `"_class_name": "VQModel"` of diffusers.
-
-    Args:
-        allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
-            only when the user has named this very folder.
+    A folder with the TorchScript files of a family is that family's; allow them, as they run code,
+    only when the user has named this very folder. In any other one config.json has the `kind` that
+    a family knows, or `"_class_name": "VQModel"` of diffusers.
     """
     folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
@@ -253,7 +250,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
 
 def read_actions_file(path: Path) -> ActionCodec:
     """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
-    kind = _read_fields(path).get("kind")
+    kind = read_json_object(path).get("kind")
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
     return next(codecs, None) or ActionVocabulary.load(path)
 
@@ -265,9 +262,8 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
-    fields = _read_fields(path) if path.is_file() else {}
     try:
-        defaults = GenerationDefaults(**fields)
+        defaults = GenerationDefaults(**(read_json_object(path) if path.is_file() else {}))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: no generation defaults: {error}") from None
     if not found.config.num_action_tokens:  # a grid may be several frames

@@ -1,14 +1,12 @@
 """Options of the training of a frame tokenizer."""
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from diagd.checks import check_at_least, check_values
+from diagd.checks import check_at_least, check_values, parse_size
 
 DEFAULT_MINUTES = 5.0
-SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,8 @@ class TokenizerOptions:
         )
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
-        if self.size is not None and not SIZE.fullmatch(self.size):
+        size_px = self.size_px
+        if size_px and (min(size_px) < 10 or size_px[0] % 2 or size_px[1] % 2):  # as videos need
             raise ValueError(
                 f"size must be height x width in pixels, even and at least 10: 64x96; "
                 f"got {self.size}"
@@ -63,7 +62,4 @@ class TokenizerOptions:
     @property
     def size_px(self) -> tuple[int, int] | None:
         """Height and width that frames are fitted to; None: as stored."""
-        if self.size is None:
-            return None
-        height, width = map(int, self.size.split("x"))
-        return height, width
+        return parse_size(self.size)

@@ -1,9 +1,8 @@
 """Options of `diagd record`."""
 
-import re
 from dataclasses import dataclass
 
-from diagd.checks import check_at_least
+from diagd.checks import check_at_least, parse_size
 from diagd.flags import OutputFolder
 
 
@@ -39,7 +38,4 @@ class RecordOptions:
     @property
     def size_px(self) -> tuple[int, int] | None:
         """Height and width of a frame; None is the game's own."""
-        if self.size is None:
-            return None
-        found = re.fullmatch(r"(\d+)x(\d+)", self.size)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return parse_size(self.size)

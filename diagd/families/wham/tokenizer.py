@@ -76,8 +76,6 @@ class ViTVQGANConfig:
 
 
 class ViTVQGAN(nn.Module):
-    """Encoder, codebook and decoder."""
-
     def __init__(self, config: ViTVQGANConfig) -> None:
         super().__init__()
         self.config = config
@@ -89,9 +87,7 @@ class ViTVQGAN(nn.Module):
     def latents(self, pictures: Tensor) -> Tensor:
         """Encode to unit vectors: (B, 3, height_px, width_px) float -> (B, rows, columns, C)."""
         config = self.config
-        rows, columns = config.grid
-        below = rows * config.patch_size - config.height_px
-        right = columns * config.patch_size - config.width_px
+        right, below = -config.width_px % config.patch_size, -config.height_px % config.patch_size
         padded = functional.pad(pictures, (0, right, 0, below))
         patches = functional.pixel_unshuffle(padded, config.patch_size)  # (B, 3 * p * p, rows, ..)
         vectors = self.encoder(patches.flatten(2).mT)
@@ -205,10 +201,9 @@ class WHAMTokenizer(vq.FrameTokenizer):
     def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         values = read_json_object(config_path)
-        kind = values.pop("kind", None)
-        if kind != WHAM_KIND:
-            raise ValueError(f"{config_path}: kind must be {WHAM_KIND}, got {kind!r}")
         try:
+            if values.pop("kind", None) != WHAM_KIND:
+                raise ValueError("it is of another kind")
             config = ViTVQGANConfig(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
@@ -224,24 +219,19 @@ class WHAMTokenizer(vq.FrameTokenizer):
 def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
 ) -> WHAMTokenizer:
-    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`.
-
-    The shapes tell all sizes but those of a frame and of an attention head.
-    """
+    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`."""
     where = "the WHAM tokenizer"
     found = {
         name: weight
         for name, weight in (tensors_under(TOKENIZER_PREFIX, weights) or weights).items()
         if not name.endswith(".attn_mask") and not name.startswith(_TRAINING_ONLY)
     }
-    shapes = []
-    for name in ("encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"):
-        if name not in found:
-            raise ValueError(f"{where} misses weights: {name}")
-        if found[name].dim() != 2:
-            raise ValueError(f"{where}: {name} must be a matrix, got {tuple(found[name].shape)}")
-        shapes.append(found[name].shape)
-    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = shapes
+    matrices = ["encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"]
+    if bad := [name for name in matrices if name not in found or found[name].dim() != 2]:
+        raise ValueError(f"{where} has no matrix {bad[0]}")
+    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = (
+        found[name].shape for name in matrices
+    )
     patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
     config = ViTVQGANConfig(
         height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
