@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.signal import correlate
 
-from diagd.metrics.perceptual import NETWORKS, Lpips, short_sha256
+from diagd.metrics.perceptual import NETWORKS, Lpips, features_of, short_sha256
 from tests.worlds import smooth_frames
 
 # torchvision's alexnet.features and vgg16.features: (place, out, in, kernel)
@@ -151,9 +151,13 @@ def test_the_authors_heads_come_with_torchmetrics(tmp_path):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_have_torchvision_s_shapes(network):
-    places = [(layer.place, layer.channels, layer.kernel) for layer in NETWORKS[network]]
-    assert places == [(place, out, kernel) for place, out, _, kernel in SHAPES[network]]
-    assert tuple(c.place for c in NETWORKS[network] if c.is_read) == READ[network]
+    places = [
+        (place, layer.out_channels, layer.in_channels, layer.kernel_size[0])
+        for place, layer in enumerate(features_of(NETWORKS[network]))
+        if isinstance(layer, torch.nn.Conv2d)
+    ]
+    assert places == SHAPES[network]
+    assert tuple(place - 1 for place in NETWORKS[network].compared) == READ[network]
 
 
 @pytest.mark.parametrize(("network", "smallest"), [("alex", 31), ("vgg", 16)])
@@ -176,9 +180,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         Lpips(heads)
     wrong = random_weights("alex") | {"features.6.bias": torch.zeros(3)}
     torch.save(wrong, tmp_path / "wrong.pth")
-    with pytest.raises(ValueError, match=r"features\.6\.bias must be \(384,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"features\.6\.bias \(expected \(384,\), got \(3,\)\)"):
         Lpips(tmp_path / "wrong.pth")
-    with pytest.raises(ValueError, match=r"lin0\.model\.1\.weight must be \(1, 64, 1, 1\), got No"):
+    with pytest.raises(ValueError, match=r"does not fit LPIPS of alex: 5 missing tensors: lin0"):
         Lpips(backbone, backbone)
     torch.save(random_weights("alex") | {"features.6.bias": torch.full((384,), torch.nan)}, heads)
     with pytest.raises(ValueError, match=r"heads\.pth: features\.6\.bias holds NaN or infinity"):
