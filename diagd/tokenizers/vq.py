@@ -125,12 +125,10 @@ class VQTokenizer(FrameTokenizer):
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """Replace each patch by the id of its nearest code (the lowest id on ties)."""
-        check_frames(frames, self.compression)
         return self.in_batches(lambda batch: self.nearest(self.latents(batch)), frames)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        check_tokens(tokens, self.codebook_size)
         return self.in_batches(self._paint, tokens)
 
     def _paint(self, tokens: Tensor) -> Tensor:
@@ -210,33 +208,6 @@ def load_vq_model(
 def memory_format(model: Any) -> torch.memory_format:
     """Choose channels last, faster on a CPU; models of pixels keep diffusers' bits without."""
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
-
-
-def check_frames(frames: Tensor, compression: int) -> None:
-    """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of multiples of `compression`."""
-    if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
-        raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
-    if frames.dtype != torch.uint8:
-        raise ValueError(f"frames must be uint8, got {frames.dtype}")
-    height_px, width_px = frames.shape[1:3]
-    if height_px % compression or width_px % compression:
-        raise ValueError(
-            f"frame height and width must be multiples of {compression} px, "
-            f"got {height_px}x{width_px}"
-        )
-
-
-def check_tokens(tokens: Tensor, codebook_size: int) -> None:
-    """Raise ValueError unless tokens are (T, height, width) integers in [0, codebook_size)."""
-    if tokens.dim() != 3 or not tokens.numel():
-        raise ValueError(f"tokens must be (T, height, width), got {tuple(tokens.shape)}")
-    if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-    low, high = (int(bound) for bound in tokens.aminmax())
-    if low < 0 or high >= codebook_size:
-        raise ValueError(
-            f"tokens must be in [0, codebook_size={codebook_size}), got {low} to {high}"
-        )
 
 
 def normalise(frames: Tensor) -> Tensor:

@@ -243,39 +243,3 @@ def test_weights_that_do_not_fit_are_refused(saved, edit, message):
 def test_models_of_other_channels_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         VQTokenizer(convolutional_model(**changes))
-
-
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (torch.zeros(24, 40, 3, dtype=torch.uint8), r"frames must be \(T, H_px, W_px, 3\), got"),
-        (torch.zeros(1, 3, 24, 40, dtype=torch.uint8), r"got \(1, 3, 24, 40\)"),
-        (torch.zeros(0, 24, 40, 3, dtype=torch.uint8), r"got \(0, 24, 40, 3\)"),
-        (torch.zeros(1, 24, 40, 3), r"frames must be uint8, got torch\.float32"),
-        (
-            torch.zeros(1, 24, 44, 3, dtype=torch.uint8),
-            "frame height and width must be multiples of 8 px, got 24x44",
-        ),
-    ],
-)
-def test_frames_that_do_not_fit_are_refused(frames, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().encode(frames)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (
-            torch.zeros(3, 5, dtype=torch.int64),
-            r"tokens must be \(T, height, width\), got \(3, 5\)",
-        ),
-        (torch.zeros(0, 3, 5, dtype=torch.int64), r"got \(0, 3, 5\)"),
-        (torch.zeros(1, 3, 5), r"tokens must be integers, got torch\.float32"),
-        (torch.full((1, 3, 5), 20), r"tokens must be in \[0, codebook_size=20\), got 20 to 20"),
-        (torch.full((1, 3, 5), -1), "got -1 to -1"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().decode(tokens)

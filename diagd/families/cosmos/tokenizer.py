@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.presets import (
-    CODEBOOK_SIZE,
-    COMPRESSION,
-    LEVELS,
-    TEMPORAL_COMPRESSION,
-    WINDOW,
-    WINDOW_GRIDS,
-)
+from diagd.families.cosmos import presets
+from diagd.families.cosmos.presets import LEVELS, WINDOW, WINDOW_GRIDS
 from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
@@ -43,7 +37,6 @@ def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
 
     Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
     """
-    vq.check_frames(frames, 1)
     full_height, full_width = frames.shape[1:3]
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)
@@ -66,9 +59,9 @@ class CosmosTokenizer:
     input; the model may be elsewhere.
     """
 
-    codebook_size = CODEBOOK_SIZE
-    compression = COMPRESSION
-    temporal_compression = TEMPORAL_COMPRESSION
+    codebook_size = presets.CODEBOOK_SIZE
+    compression = presets.COMPRESSION
+    temporal_compression = presets.TEMPORAL_COMPRESSION
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
@@ -97,7 +90,6 @@ class CosmosTokenizer:
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64."""
-        vq.check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
         if rest and (rest - 1) % self.temporal_compression:
             lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
@@ -111,7 +103,6 @@ class CosmosTokenizer:
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
-        vq.check_tokens(tokens, self.codebook_size)
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)
 

@@ -170,10 +170,6 @@ class WHAMTokenizer(vq.FrameTokenizer):
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
-        vq.check_frames(frames, 1)
-        expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
-        if given != expected:
-            raise ValueError("frames must be {}x{} px, got {}x{}".format(*expected, *given))
         return self.in_batches(self._ids, frames)
 
     def _ids(self, frames: Tensor) -> Tensor:
@@ -184,8 +180,6 @@ class WHAMTokenizer(vq.FrameTokenizer):
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
-        vq.check_tokens(tokens, self.codebook_size)
-        self.frame_size_px(*tokens.shape[1:])
         return self.in_batches(self._paint, tokens)
 
     def _paint(self, tokens: Tensor) -> Tensor:

@@ -226,27 +226,3 @@ def test_stored_weights_must_be_complete(tmp_path):
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"1 missing tensor: encoder\.positions\.weight$"):
         WHAMTokenizer.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (torch.zeros(1, 11, 7, 3, dtype=torch.uint8), "^frames must be 7x11 px, got 11x7$"),
-        (torch.zeros(1, 7, 11, 3), r"^frames must be uint8, got torch\.float32$"),
-    ],
-)
-def test_frames_that_do_not_fit_are_refused(frames, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().encode(frames)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (torch.zeros(1, 4, 3, dtype=torch.int64), "^a frame must be 3x4 tokens, got 4x3$"),
-        (torch.full((1, 3, 4), 9), r"^tokens must be in \[0, codebook_size=9\), got 9 to 9$"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().decode(tokens)
