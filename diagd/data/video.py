@@ -93,8 +93,6 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
     Frame n = start, start + 1 ... of the slower video is the nearest one in time, n * rate / fps,
     halves up; no frame is shown twice. None, or up to 1% above `rate` (30 for 29.97), is every one.
     """
-    if start < 0:
-        raise ValueError(f"start must be 0 or more, got {start}")
     if fps is not None and not 0 < fps <= rate * Fraction(101, 100):
         raise ValueError(f"fps must be above 0 and at most the video's {float(rate):g}, got {fps}")
     ratio = Fraction(1) if fps is None else max(rate / Fraction(fps), Fraction(1))

@@ -94,8 +94,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PositionTable(nn.Module):
     """Sines and cosines of frame, row and column, added to the residual stream (Cosmos V2W).
 
-    An axis has the D features [sin(p * w) | cos(p * w)], w_k = 10000^(-k / (D / 2)); frame, row and
-    column are concatenated. Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
+    Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
     """
 
     table: Tensor

@@ -216,9 +216,6 @@ def normalise(frames: Tensor) -> Tensor:
 
 
 def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
-    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous.
-
-    MineWorld, Cosmos and WHAM round down.
-    """
+    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous."""
     levels = levels.round() if rounding == "nearest" else levels.floor()
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()

@@ -33,10 +33,7 @@ def codes_to_indices(codes: Tensor) -> Tensor:
 
 
 def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Scale (T, H_px, W_px, 3) uint8 frames until they cover a size, and crop the centre.
-
-    Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
-    """
+    """Scale frames until they cover a size, and crop the centre, as Cosmos does, but rounded."""
     full_height, full_width = frames.shape[1:3]
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)
@@ -55,8 +52,7 @@ class CosmosTokenizer:
     """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
 
     T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip is whole windows and then,
-    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11. Results lie on the device of their
-    input; the model may be elsewhere.
+    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11.
     """
 
     codebook_size = presets.CODEBOOK_SIZE

@@ -93,11 +93,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> VQTokenizer:
-    """Load the VQ-VAE of a MineWorld checkpoint, as the config.json of a diffusers VQModel says.
-
-    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; `vae.ckpt`
-    has nothing else, under `model.`.
-    """
+    """Load the VQ-VAE of a main checkpoint, under `tokenizer.model.`, or of `vae.ckpt`."""
     fields = read_json_object(config)
     tensors = read_tensors(weights) if isinstance(weights, Path) else weights
     tensors = tensors_under(_TOKENIZER, tensors) or tensors

@@ -31,9 +31,8 @@ _BINS = {str(number): number for number in range(NUM_BINS)} | {"min": 0, "max": 
 class WHAMActions:
     """WHAM's actions as an `ActionCodec`.
 
-    Words are `button1` to `button12`, `stick1=0` to `stick4=10` (bins; `stick1=min` and
-    `stick1=max` are the ends) and `none`. Words for one axis add up, counted from rest, so that
-    opposite keys cancel each other.
+    Words are `button1` to `button12`, `stick1=0` to `stick4=10` (bins, also `min` and `max`) and
+    `none`. Words for one axis add up, counted from rest, so that opposite keys cancel each other.
     """
 
     names = (
