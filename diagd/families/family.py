@@ -107,14 +107,11 @@ def rename(
                 name = f"{module}.{kind}"
                 if name in tensors:
                     unknown.pop(name, None)
-                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
+                    tensor = tensors[name]
+                    if part:
+                        index, count = map(int, part.split("/"))
+                        tensor = tensor.chunk(count)[index]
+                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
     if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
         raise ValueError(problems)
     return renamed
-
-
-def _part(tensor: Tensor, part: str) -> Tensor:
-    if not part:
-        return tensor
-    index, _, count = part.partition("/")
-    return tensor.chunk(int(count))[int(index)]

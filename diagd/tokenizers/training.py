@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
@@ -210,8 +210,7 @@ class TokenizerTrainer:
 
     def load(self, path: Path) -> None:
         self.step, self.seconds = progress_of(path, self.options)
-        with safe_open(path, "pt", device=self.options.device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = load_file(path, device=self.options.device)
         self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
