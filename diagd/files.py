@@ -20,10 +20,7 @@ FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, which becomes `path` when the block ends without error.
-
-    Its folder is made. After an exception `path` is as it was, and no other file is left.
-    """
+    """Yield a path to write to, in a folder that is made, which becomes `path` unless it fails."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -146,10 +143,9 @@ def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` in the end.
+    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` unless it fails.
 
-    After an exception `folder` is as it was, and nothing else is left; the remains of a killed
-    writer are removed by the next one. There may be one writer at a time.
+    There may be one writer at a time; the remains of a killed one are removed by the next.
     """
     fresh = folder.with_name(f"{folder.name}.partial")
     try:
