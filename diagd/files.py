@@ -2,11 +2,8 @@
 
 Data goes to a hidden name beside the target (`.NAME.1a2b3c4d.partial`, another one for every
 writer) until one rename puts it in place. Logs of JSON lines grow in place instead; only their last
-line can be torn, and readers skip it.
-
-A disk that is full or read-only is an OSError that names the file wanted, and leaves no half of it.
-Libraries that write files have errors of their own for that, so what they make is written here,
-from memory, wherever it fits in there.
+line can be torn, and readers skip it. A disk that is full or read-only is an OSError that names the
+file wanted, and leaves no half of it.
 """
 
 import json
@@ -23,10 +20,7 @@ FRAME_SUFFIXES = (".mp4", ".gif", ".webp", ".png")
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, which becomes `path` when the block ends without error.
-
-    Its folder is made. After an exception `path` is as it was, and no other file is left.
-    """
+    """Yield a path to write to, in a folder that is made, which becomes `path` unless it fails."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
@@ -92,6 +86,31 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def require_file(path: str | Path, kind: str = "file") -> Path:
+    """Return the path of a file, or raise FileNotFoundError where there is none."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{kind} not found: {path}")
+    return Path(path)
+
+
+def require_folder(path: str | Path, kind: str = "folder") -> Path:
+    """Return the path of a folder, or raise FileNotFoundError where there is none."""
+    if not Path(path).is_dir():
+        raise FileNotFoundError(f"{kind} not found: {path}")
+    return Path(path)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or raise FileNotFoundError or ValueError."""
+    try:
+        value = json.loads(require_file(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
 def parse_object(line: str | bytes) -> dict[str, Any]:
     """Parse a JSON object, or raise ValueError."""
     try:
@@ -112,10 +131,7 @@ def rewind_log(path: Path, step: int) -> None:
 
 
 def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
-    """Copy a file or folder, if there is one, each file whole or not at all; others stay.
-
-    Half-written files (`.partial`) and names in `without` are skipped.
-    """
+    """Copy a file or folder, if there is one, each file whole, to where others may be."""
     if source.is_file():
         with replacing(goal) as temporary:
             shutil.copyfile(source, temporary)
@@ -127,10 +143,9 @@ def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` in the end.
+    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` unless it fails.
 
-    After an exception `folder` is as it was, and nothing else is left; the remains of a killed
-    writer are removed by the next one. There may be one writer at a time.
+    There may be one writer at a time; the remains of a killed one are removed by the next.
     """
     fresh = folder.with_name(f"{folder.name}.partial")
     try:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diagd.checks import check_at_least
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.strategy import Strategy, as_strategy
@@ -31,7 +32,7 @@ RENDER_MODES = ["rgb_array"]
 
 
 class Episodes:
-    """Episodes of one world that begin together, as the batch rows of one stream."""
+    """Episodes of one world that begin together, as the batch rows of one stream (see `GymEnv`)."""
 
     def __init__(
         self,
@@ -78,10 +79,9 @@ class Episodes:
         for number, scene in enumerate(self.scenes):
             if wanted in (scene.name, number):
                 return scene
-        known = ", ".join(scene.name for scene in self.scenes)
-        raise ValueError(
-            f"scene must be a number below {len(self.scenes)} or one of: {known}; got {wanted!r}"
-        )
+        known = f"a number below {len(self.scenes)} or one of: "
+        known += ", ".join(scene.name for scene in self.scenes)
+        raise ValueError(f"scene must be {known}; got {wanted!r}")
 
     def step(self, actions: Any, given: Any, space: gymnasium.Space[Any]) -> Frames:
         """Return the frames that actions lead to, which were `given` in an environment's space."""
@@ -131,14 +131,10 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         render_mode: `rgb_array`, or None.
         settings: any of the following.
         scenes: folder of clips and images to start from, in place of the model's own.
-        context_frames: frames of a scene that an episode goes on from; fewer where a scene has
-            fewer, since all episodes start alike. Default: as the model's makers have it.
-        strategy: how to decode, by name (see `diagd.decoding.strategies.strategy`) or as a value;
-            `k=1` by default.
+        context_frames: frames of a scene that an episode goes on from, or as many as the shortest
+            scene has. Default: as the model's makers have it.
+        strategy: how to decode, by name or as a value; `k=1` by default.
         sampling: how tokens are drawn; the model's own by default.
-
-    Raises:
-        FileNotFoundError, ValueError: no such world or scenes, or ones that do not fit.
     """
 
     metadata: dict[str, Any] = {"render_modes": RENDER_MODES}  # noqa: RUF012 (gymnasium's)
@@ -159,7 +155,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin an episode; returns the last frame of its scene."""
+        """Begin an episode; return the last frame of its scene."""
         super().reset(seed=seed)
         frames, (scene,) = self.episodes.reset([self.np_random], options or {})
         return frames[0], {"scene": scene}
@@ -187,9 +183,6 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         max_episode_steps: where episodes are truncated; None: nowhere.
         render_mode: `rgb_array`, or None.
         settings: as of `GymEnv` (scenes, context_frames, strategy, sampling).
-
-    Raises:
-        FileNotFoundError, ValueError: no such world or scenes, or ones that do not fit.
     """
 
     def __init__(
@@ -201,11 +194,9 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        for name, value in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        self.episodes = Episodes(world, num_envs, render_mode=render_mode, **settings)
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
+        check_at_least(self, num_envs=1, max_episode_steps=1)
+        self.episodes = Episodes(world, num_envs, render_mode=render_mode, **settings)
         self.single_action_space = self.episodes.action_space
         self.single_observation_space = self.episodes.observation_space
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -221,10 +212,7 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Frames, dict[str, Any]]:
-        """Begin all episodes, at the `scene` of the options if one is named (or numbered) there.
-
-        The seed is that of the first one, from which the others count on; or one for each.
-        """
+        """Begin all episodes, as `GymEnv.reset`; seeds count on from one, or are one for each."""
         options = options or {}
         if not np.all(options.get("reset_mask", True)):
             raise ValueError("episodes of one batch begin together: reset_mask must be all True")
@@ -232,10 +220,9 @@ class GymVectorEnv(VectorEnv[Frames, NDArray[np.int64], NDArray[Any]]):
         if seeds is not None:
             if len(seeds) != self.num_envs:
                 raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
-            self._randoms = [
-                random if one is None else seeding.np_random(one)[0]
-                for one, random in zip(seeds, self._randoms, strict=True)
-            ]
+            for row, one in enumerate(seeds):
+                if one is not None:
+                    self._randoms[row] = seeding.np_random(one)[0]
         frames, scenes = self.episodes.reset(self._randoms, options)
         self._num_steps = 0
         info: dict[str, Any] = {}

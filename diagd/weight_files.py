@@ -1,7 +1,7 @@
 """Weight files of anybody's making: safetensors, files of torch.save, TorchScript.
 
 Tensors are mapped into memory and written one at a time, so a checkpoint far larger than the memory
-can be converted. Nothing in a file is run, except by `load_torchscript`, which says so.
+can be converted. Nothing in a file is run, except by `load_torchscript`.
 """
 
 import json
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from diagd.files import replacing
+from diagd.files import replacing, require_file
 
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16"}
 _DTYPES |= {torch.bfloat16: "BF16"}
@@ -29,10 +29,8 @@ _DTYPES |= {torch.bfloat16: "BF16"}
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, or raise ValueError where it is none."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
     try:
-        return load_file(path)
+        return load_file(require_file(path))
     except SafetensorError as error:
         raise ValueError(f"{path}: not a valid safetensors file: {error}") from None
 
@@ -124,34 +122,43 @@ class _PickleModule:
 
 
 def read_torch_file(path: str | Path) -> dict[str, Any]:
-    """Return the dict in a file of torch.save (1.6 or later), tensors mapped into memory.
+    """Return the dict in a file of torch.save, tensors mapped into memory.
 
     A pickle that asks for anything but data is refused, and nothing of it has run.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
+    path = require_file(path)
+    with path.open("rb") as file:
+        is_archive = file.read(4) == b"PK\x03\x04"
+    content = _read_archive(path) if is_archive else _read_old_file(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
+    return content
+
+
+def _read_archive(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except UNPICKLING_ERRORS:
-        raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise ValueError(f"{path}: a TorchScript program, expected a checkpoint with weights")
-    try:
-        # weights_only=True refuses objects such as the hyper-parameters of Lightning's checkpoints.
-        # Without it `_Unpickler` decides what every name stands for, or ends the reading.
-        content = torch.load(
-            path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True
-        )
+            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
+        if not is_program:
+            # weights_only=True refuses objects such as the hyper-parameters of Lightning's files.
+            # Without it `_Unpickler` decides what every name stands for, or ends the reading.
+            return torch.load(
+                path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True
+            )
     except _RefusedPickleError as error:
         raise ValueError(f"{path}: refused: {error}; nothing of it has run") from None
     except UNPICKLING_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: damaged checkpoint: {reason}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
-    return content
+    raise ValueError(f"{path}: a TorchScript program, expected a checkpoint with weights")
+
+
+def _read_old_file(path: Path) -> Any:
+    """Read tensors, and no other objects, as torch saved them before 1.6."""
+    try:
+        return torch.load(path, "cpu", weights_only=True)
+    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
+        raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
@@ -162,15 +169,71 @@ def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def read_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Return the named tensors of a .safetensors file, or else of one that `torch.save` wrote."""
+    path = Path(path)
+    is_safe = path.suffix == ".safetensors"
+    return read_weights(path) if is_safe else tensors_of(read_torch_file(path))
+
+
 def load_torchscript(path: str | Path, device: torch.device | str = "cpu") -> Any:
     """Load the program in a file for inference. This EXECUTES code that the file contains."""
     try:
         with warnings.catch_warnings():  # it is deprecated; what was released stays
             warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)
-            return torch.jit.load(str(path), map_location=device).eval()
+            return torch.jit.load(str(require_file(path)), map_location=device).eval()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].partition(". This is an internal")[0]
         raise ValueError(f"{path} is no TorchScript file (corrupt?): {reason}") from None
+
+
+def name_tensors(problems: Mapping[str, list[str]]) -> str:
+    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
+    return "; ".join(
+        f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
+        + ", ".join(names[:3] + ["..."] * (len(names) > 3))
+        for problem, names in problems.items()
+        if names
+    )
+
+
+def check_fit(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    where: str | Path,
+    described_by: str = "the config",
+) -> None:
+    """Raise ValueError unless weights have the names and shapes that a model was built for."""
+    expected = model.state_dict()
+    problems = {
+        "missing": [name for name in expected if name not in weights],
+        "unknown": [name for name in weights if name not in expected],
+        "mis-shaped": [
+            f"{name} (expected {tuple(tensor.shape)}, got {tuple(weights[name].shape)})"
+            for name, tensor in expected.items()
+            if name in weights and weights[name].shape != tensor.shape
+        ],
+        "non-float": [name for name in weights if not weights[name].is_floating_point()],
+    }
+    if misfits := name_tensors(problems):
+        raise ValueError(f"{where}: does not fit {described_by}: {misfits}")
+
+
+def assign_weights(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    where: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Give a model on the meta device its weights, which fit it and must be finite."""
+    own = {name: as_finite(value, where, name, device, dtype) for name, value in weights.items()}
+    model.load_state_dict(own, assign=True)
 
 
 def as_finite(

@@ -33,6 +33,7 @@ LAYERS = (
     ("decoding", "data"),
     ("weight_files",),
     (
+        "checks",
         "console",
         "extras",
         "files",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diagd.files import parse_object, write_json, write_text
+from diagd.files import parse_object, read_json_object, require_file, write_json, write_text
 
 # One action a frame: `forward*8,left*4`, or (T,) names or integers, indices into `codec.names`
 Actions = str | Sequence[str] | Sequence[int] | NDArray[np.integer[Any]] | Tensor
@@ -83,12 +83,9 @@ class ActionVocabulary:
     @classmethod
     def load(cls, path: Path) -> "ActionVocabulary":
         """Read a checkpoint's `actions.json`: `{"names": [...]}`."""
-        try:
-            names = json.loads(path.read_text(encoding="utf-8"))["names"]
-        except (ValueError, RecursionError, KeyError, TypeError):
-            raise ValueError(f'{path} is no action vocabulary ({{"names": [...]}})') from None
+        names = read_json_object(path).get("names")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{path}: names must be a list of strings")
+            raise ValueError(f'{path} is no action vocabulary, {{"names": ["none", ...]}}')
         return cls(tuple(names))
 
     def save(self, path: Path) -> None:
@@ -142,23 +139,14 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
 def split_actions(
     actions: list[str] | None, given: int
 ) -> tuple[list[str] | None, list[str] | None]:
-    """Return the actions between the first `given` frames, and those that follow them.
-
-    Each of the actions led to its frame; that of the first frame is dropped.
-    """
+    """Return the actions between the first `given` frames, and those that follow them."""
     return (None, None) if actions is None else (actions[1:given], actions[given:])
 
 
 def read_actions(path: str | Path, codec: ActionCodec, num_frames: int | None = None) -> list[str]:
-    """Read a jsonl action file of `num_frames` lines, each an action of the codec.
-
-    Raises FileNotFoundError, or ValueError with the file and the line.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"action file not found: {path}")
+    """Read a jsonl action file of `num_frames` lines, each an action of the codec."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = require_file(path, "action file").read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text file") from None
     actions = []

@@ -20,7 +20,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.files import check_suffix, write_bytes
+from diagd.files import check_suffix, require_file, write_bytes
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -51,8 +51,6 @@ def read_video(
         last: keep only this many, from the end.
         fps: read at a lower frame rate (see `frame_numbers`); default: every frame.
         size_px: (height_px, width_px) that frames are fitted to (see `resize`); default: as stored.
-
-    Raises FileNotFoundError, or ValueError for a file that is damaged or holds no such frame.
     """
     frames, decoded = collections.deque[Tensor](maxlen=last), 0
     with _opened(path) as (container, stream):
@@ -83,10 +81,7 @@ def read_video(
 
 
 def video_length(path: str | Path) -> tuple[int, Fraction]:
-    """Return the number of frames of a video and its frame rate, without decoding it.
-
-    The number is the one stored in the file, or else the number of packets.
-    """
+    """Return the number of frames (stored, or else of packets) and the rate; decodes nothing."""
     with _opened(path) as (container, stream):
         num_frames = stream.frames or sum(packet.size > 0 for packet in container.demux(stream))
         return num_frames, _rate(stream)
@@ -98,8 +93,6 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
     Frame n = start, start + 1 ... of the slower video is the nearest one in time, n * rate / fps,
     halves up; no frame is shown twice. None, or up to 1% above `rate` (30 for 29.97), is every one.
     """
-    if start < 0:
-        raise ValueError(f"start must be 0 or more, got {start}")
     if fps is not None and not 0 < fps <= rate * Fraction(101, 100):
         raise ValueError(f"fps must be above 0 and at most the video's {float(rate):g}, got {fps}")
     ratio = Fraction(1) if fps is None else max(rate / Fraction(fps), Fraction(1))
@@ -109,11 +102,10 @@ def frame_numbers(rate: Fraction, fps: Fraction | float | None, start: int = 0) 
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for reading; errors on the way become a ValueError of one line."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"video not found: {path}")
+    path = require_file(path, "video")
     try:
         # as a stream of bytes: ffmpeg reads `a:b.mp4` as an address and `50%d.png` as a pattern
-        with Path(path).open("rb") as file, av.open(file, "r") as container:
+        with path.open("rb") as file, av.open(file, "r") as container:
             if not container.streams.video:
                 raise ValueError(f"{path} holds no video stream (corrupt or truncated?)")
             yield container, container.streams.video[0]
@@ -134,10 +126,7 @@ def _upright(frame: av.VideoFrame) -> Tensor:
 
 @contextlib.contextmanager
 def one_thread_workers(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool whose threads run each torch operation on one core.
-
-    Operations on many threads wait for the slowest: on shared cores they took four times longer.
-    """
+    """Open a pool whose threads run each torch operation on one core, as shared cores need."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -180,11 +169,7 @@ def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
 
 
 def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
-    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side.
-
-    Frames are (T, H_px, W_px, 3) uint8 RGB; for .mp4 both sizes are even. The file appears whole or
-    not at all. Raises ValueError for another suffix.
-    """
+    """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
     if suffix == ".png":
@@ -208,15 +193,12 @@ def write_image(path: str | Path, image: Tensor) -> None:
 def write_video(
     path: str | Path, frames: Tensor, fps: Fraction | float = 10, crf: int = 14
 ) -> None:
-    """Write (T, H_px, W_px, 3) uint8 RGB frames of even sizes as H.264 mp4, whole or not at all.
-
-    `crf` is the quality, 0 (lossless) to 51 (worst).
-    """
+    """Write frames as mp4, whole or not at all (see `encode_video`)."""
     write_bytes(path, encode_video(frames, fps, crf))
 
 
 def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> bytes:
-    """Encode frames as `write_video` does."""
+    """Encode frames of even sizes as H.264; `crf` is 0 (lossless) to 51 (worst)."""
     return _encode("mp4", frames, fps, crf=str(crf))
 
 

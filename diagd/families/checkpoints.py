@@ -5,7 +5,6 @@ tokenizer/, actions.json, generation.json), or one that a family released, which
 its tensors and translated. Weights stay on disk until a model is built around them.
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -21,13 +20,20 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, name_tensors
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
 from diagd.families.presets import PRESETS, available_models
-from diagd.files import write_json
+from diagd.files import read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.tokenizers.vq import CONFIG_NAME, VideoTokenizer, VQTokenizer, read_vq_config
-from diagd.weight_files import as_finite, read_torch_file, read_weights, tensors_of, write_weights
+from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.weight_files import (
+    assign_weights,
+    check_fit,
+    read_torch_file,
+    read_weights,
+    tensors_of,
+    write_weights,
+)
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
@@ -120,27 +126,28 @@ def _released_formats() -> list[ReleasedFormat]:
     return [family.released for family in table.FAMILIES if family.released]
 
 
-def _file_patterns() -> list[str]:
-    return list(dict.fromkeys(name for released in _released_formats() for name in released.files))
+def _released_files(folder: Path) -> list[Path]:
+    patterns = dict.fromkeys(name for released in _released_formats() for name in released.files)
+    return [file for pattern in patterns for file in sorted(folder.glob(pattern))]
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
     path = config or folder / CONFIG_FILE
     if not path.is_file():
-        return not any(any(folder.glob(name)) for name in _file_patterns() if name != WEIGHTS_FILE)
+        return all(file.name == WEIGHTS_FILE for file in _released_files(folder))
     theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
-    return path.suffix == ".json" and not theirs & _read_fields(path).keys()
+    return path.suffix == ".json" and not theirs & read_json_object(path).keys()
 
 
 def _read_released(path: Path, config: Path | None) -> Checkpoint:
-    patterns = _file_patterns()
-    files = [file for pattern in patterns for file in sorted(path.glob(pattern))]
-    if path.is_dir() and len(files) != 1:
-        if not files:
-            raise FileNotFoundError(f"{path}: no checkpoint: expected one of {', '.join(patterns)}")
+    known = ", ".join(family.name for family in table.FAMILIES)
+    files = _released_files(path) if path.is_dir() else [path]
+    if not files:
+        raise FileNotFoundError(f"{path}: no checkpoint of {known}")
+    if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{path}: several checkpoints ({names}): name the one you mean")
-    file = files[0] if path.is_dir() else path
+    file = files[0]
     source = _read_source(file, config)
     for family in table.FAMILIES:
         if family.released and any(name in source.tensors for name in family.released.signature):
@@ -150,9 +157,8 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
             return Checkpoint(family, file, model_config, weights, source)
-    names = ", ".join(family.name for family in table.FAMILIES)
     shown = ", ".join(list(source.tensors)[:3]) or "no tensors at all"
-    raise ValueError(f"{file}: no checkpoint of {names}: it holds {shown}")
+    raise ValueError(f"{file}: no checkpoint of {known}: it holds {shown}")
 
 
 def _read_source(path: Path, config: Path | None) -> Source:
@@ -168,16 +174,14 @@ def _read_source(path: Path, config: Path | None) -> Source:
 
 def _read_fields(path: Path) -> dict[str, Any]:
     """Read a JSON or YAML config file; tags that would build objects are refused."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: file not found")
-    kind = "JSON" if path.suffix == ".json" else "YAML"
+    if path.suffix == ".json":
+        return read_json_object(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        values = yaml.safe_load(require_file(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # too long a number, too deep
-        raise ValueError(f"{path}: not valid {kind}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected a {kind} object, got {type(values).__name__}")
+        raise ValueError(f"{path}: expected a YAML object, got {type(values).__name__}")
     return values
 
 
@@ -196,11 +200,7 @@ def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtyp
         raise ValueError(f"dtype must be {expected}, got {dtype!r}")
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
-    weights = {
-        name: as_finite(weight, found.path, name, device, dtype)
-        for name, weight in found.weights.items()
-    }
-    model.load_state_dict(weights, assign=True)
+    assign_weights(model, found.weights, found.path, device, dtype)
     return model.to(device)
 
 
@@ -214,35 +214,18 @@ def empty_model(found: Checkpoint) -> Transformer:
         )
     with torch.device("meta"):
         model = Transformer(config)
-    expected = model.state_dict()
-    problems = {
-        "missing": [name for name in expected if name not in weights],
-        "unknown": [name for name in weights if name not in expected],
-        "mis-shaped": [
-            f"{name} (expected {tuple(tensor.shape)}, got {tuple(weights[name].shape)})"
-            for name, tensor in expected.items()
-            if name in weights and weights[name].shape != tensor.shape
-        ],
-        "non-float": [name for name in weights if not weights[name].is_floating_point()],
-    }
-    if misfits := name_tensors(problems):
-        raise ValueError(f"{found.path}: does not fit the config: {misfits}")
+    check_fit(model, weights, found.path)
     return model
 
 
 def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> VideoTokenizer:
     """Load the tokenizer of a folder, on the CPU.
 
-    A folder with the TorchScript files of a family is that family's. In any other one config.json
-    says what it is: a `kind` that a family knows, or `"_class_name": "VQModel"` of diffusers.
-
-    Args:
-        allow_torchscript: whether TorchScript may be loaded, which runs the code in it. Pass True
-            only when the user has named this very folder.
+    A folder with the TorchScript files of a family is that family's; allow them, as they run code,
+    only when the user has named this very folder. In any other one config.json has the `kind` that
+    a family knows, or `"_class_name": "VQModel"` of diffusers.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"tokenizer folder not found: {folder}")
+    folder = require_folder(folder, "tokenizer folder")
     formats = [family.tokenizer_folder for family in table.FAMILIES if family.tokenizer_folder]
     for form in formats:
         if any((folder / name).is_file() for name in form.torchscript):
@@ -252,7 +235,7 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
                     "name this folder as the tokenizer if you trust it"
                 )
             return form.load(folder)
-    config = read_vq_config(folder / CONFIG_NAME)
+    config = read_json_object(folder / CONFIG_FILE)
     kinds = {form.kind: form for form in formats if form.kind}
     kind, class_name = config.get("kind"), config.get("_class_name")
     if isinstance(kind, str) and kind in kinds:
@@ -260,14 +243,14 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
     if class_name == "VQModel":
         return VQTokenizer.from_pretrained(folder)
     raise ValueError(
-        f"{folder / CONFIG_NAME}: expected kind {', '.join(kinds)} or _class_name VQModel, "
+        f"{folder / CONFIG_FILE}: expected kind {', '.join(kinds)} or _class_name VQModel, "
         f"got {config.get('kind', class_name)!r}"
     )
 
 
 def read_actions_file(path: Path) -> ActionCodec:
     """Read `actions.json`: names of a vocabulary, or the family whose actions they are."""
-    kind = _read_fields(path).get("kind")
+    kind = read_json_object(path).get("kind")
     codecs = (family.actions for family in table.FAMILIES if family.name == kind)
     return next(codecs, None) or ActionVocabulary.load(path)
 
@@ -279,9 +262,8 @@ def _own_tokenizer(found: Checkpoint) -> VideoTokenizer | None:
 
 def _own_defaults(found: Checkpoint) -> GenerationDefaults:
     path = found.path.with_name(DEFAULTS_FILE)
-    fields = _read_fields(path) if path.is_file() else {}
     try:
-        defaults = GenerationDefaults(**fields)
+        defaults = GenerationDefaults(**(read_json_object(path) if path.is_file() else {}))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: no generation defaults: {error}") from None
     if not found.config.num_action_tokens:  # a grid may be several frames

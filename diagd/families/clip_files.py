@@ -18,6 +18,7 @@ from diagd.data.actions import ActionCodec, read_actions
 from diagd.data.video import fit, frame_numbers, read_video, video_length
 from diagd.families import table
 from diagd.families.family import RecordingFormat
+from diagd.files import require_folder
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"),
@@ -117,10 +118,7 @@ class ClipFile:
         stored, _ = self.length()
         form = self.recording_format
         if form is None:
-            path = self.path.with_suffix(".jsonl")
-            if not path.is_file():
-                raise FileNotFoundError(f"action file not found: {path}")
-            return read_actions(path, self.codec, stored)
+            return read_actions(self.path.with_suffix(".jsonl"), self.codec, stored)
         actions = form.actions(self.path)
         try:
             if len(actions) != stored:
@@ -140,9 +138,8 @@ def recording_formats() -> dict[str, RecordingFormat]:
 
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:
     """List the clips below a folder by name: recordings if there is any, else videos."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder of clips not found: {folder}")
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    inside = require_folder(folder, "folder of clips").rglob("*")
+    found = sorted(path for path in inside if path.is_file() and path.name[0] != ".")
     recordings = [path for path in found if path.suffix.lower() in recording_formats()]
     paths = recordings or [path for path in found if path.suffix.lower() in VIDEO_SUFFIXES]
     if not paths:

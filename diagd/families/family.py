@@ -12,6 +12,7 @@ from diagd.data.actions import ActionCodec
 from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VideoTokenizer
+from diagd.weight_files import name_tensors
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,6 @@ def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
     return sum(number.isdigit() for number in numbers)
 
 
-def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
-    inside = (name for name in tensors if name.startswith(prefix))
-    return {name.removeprefix(prefix): tensors[name] for name in inside}
-
-
 def rename(
     tensors: Mapping[str, Tensor], modules: Mapping[str, str], num_layers: int
 ) -> dict[str, Tensor]:
@@ -112,24 +107,11 @@ def rename(
                 name = f"{module}.{kind}"
                 if name in tensors:
                     unknown.pop(name, None)
-                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = _part(tensors[name], part)
+                    tensor = tensors[name]
+                    if part:
+                        index, count = map(int, part.split("/"))
+                        tensor = tensor.chunk(count)[index]
+                    renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
     if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
         raise ValueError(problems)
     return renamed
-
-
-def _part(tensor: Tensor, part: str) -> Tensor:
-    if not part:
-        return tensor
-    index, _, count = part.partition("/")
-    return tensor.chunk(int(count))[int(index)]
-
-
-def name_tensors(problems: Mapping[str, list[str]]) -> str:
-    """Return `2 missing tensors: a, b; 1 unknown tensor: c`, three names of each at most."""
-    return "; ".join(
-        f"{len(names)} {problem} tensor{'s' * (len(names) > 1)}: "
-        + ", ".join(names[:3] + ["..."] * (len(names) > 3))
-        for problem, names in problems.items()
-        if names
-    )

@@ -14,10 +14,7 @@ Features = NDArray[np.floating[Any]]
 
 
 def frechet_distance(features: Features, reference: Features) -> float:
-    """Return the squared Frechet distance of (N, D) to (M, D), at least two vectors each.
-
-    With fewer than D + 1 vectors a covariance is singular, and the distance is biased upwards.
-    """
+    """Return the squared Frechet distance of (N, D) to (M, D); few vectors bias it upwards."""
     (mean, covariance), (other_mean, other) = _moments(features), _moments(reference)
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T

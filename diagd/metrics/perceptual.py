@@ -6,67 +6,45 @@ from typing import NamedTuple
 
 import torch
 import torchmetrics
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from diagd.files import require_file
 from diagd.metrics.frechet import Preprocessing
-from diagd.weight_files import UNPICKLING_ERRORS, as_finite, load_torchscript
+from diagd.weight_files import assign_weights, check_fit, load_torchscript, read_tensors
 
 
 def short_sha256(path: str | Path) -> str:
     """Return the first 12 hex digits of a file's SHA-256."""
-    with _existing(path).open("rb") as file:
+    with require_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Load a .pth state dict on the CPU, or raise ValueError if only code execution could."""
-    path = _existing(path)
-    try:
-        weights = torch.load(path, map_location="cpu", weights_only=True)
-    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
-        raise ValueError(
-            f"{path} is no state dict: damaged, or more than tensors in it: not loaded"
-        ) from None
-    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
-        raise ValueError(f"{path} is no state dict: expected names and tensors")
-    return weights
+class Network(NamedTuple):
+    """The first layers of a classifier, torchvision's `features`."""
 
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"weights not found: {path}")
-    return path
-
-
-class Convolution(NamedTuple):
-    """One layer of a classifier: a pooling where `pool` is not 0, a convolution, a ReLU."""
-
-    place: int  # in torchvision's `features`
-    channels: int
-    kernel: int
-    stride: int = 1
-    pool: int = 0  # kernel of a max pooling of stride 2 before it
-    is_read: bool = True  # whether its feature map is compared
+    # (channels, kernel, stride) of a convolution and its ReLU; or kernel of a pooling of stride 2
+    layers: tuple[tuple[int, int, int] | int, ...]
+    compared: dict[int, int]  # places of the ReLUs whose feature maps are compared, and channels
+    min_px: int  # below, a pooling has nothing left
 
 
 NETWORKS = {
-    "alex": (
-        Convolution(0, 64, 11, stride=4),
-        Convolution(3, 192, 5, pool=3),
-        Convolution(6, 384, 3, pool=3),
-        Convolution(8, 256, 3),
-        Convolution(10, 256, 3),
+    "alex": Network(
+        ((64, 11, 4), 3, (192, 5, 1), 3, (384, 3, 1), (256, 3, 1), (256, 3, 1)),
+        compared={1: 64, 4: 192, 7: 384, 9: 256, 11: 256},
+        min_px=31,
     ),
-    "vgg": tuple(
-        Convolution(first + 2 * i, width, 3, pool=2 if first and not i else 0, is_read=i == n - 1)
-        for first, width, n in ((0, 64, 2), (5, 128, 2), (10, 256, 3), (17, 512, 3), (24, 512, 3))
-        for i in range(n)
+    "vgg": Network(
+        (
+            *((64, 3, 1), (64, 3, 1), 2, (128, 3, 1), (128, 3, 1), 2),
+            *((256, 3, 1), (256, 3, 1), (256, 3, 1), 2, (512, 3, 1), (512, 3, 1), (512, 3, 1), 2),
+            *((512, 3, 1), (512, 3, 1), (512, 3, 1)),
+        ),
+        compared={3: 64, 8: 128, 15: 256, 22: 512, 29: 512},
+        min_px=16,
     ),
 }
-_MIN_PX = {"alex": 31, "vgg": 16}  # below, a pooling has nothing left
-_PADDING = {11: 2, 5: 2, 3: 1}  # by kernel
 _SHIFT = (-0.030, -0.088, -0.188)  # of pixels in [-1, 1], to what ImageNet classifiers see
 _SCALE = (0.458, 0.448, 0.450)
 _BATCH = 16  # frames at once; bounds the memory
@@ -86,7 +64,7 @@ class Lpips:
         heads: str | Path | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        weights = read_state_dict(backbone)
+        weights = read_tensors(backbone)
         kinds: dict[tuple[int, ...], str] = {(64, 3, 11, 11): "alex", (64, 3, 3, 3): "vgg"}
         network = kinds.get(weights.get("features.0.weight", torch.empty(0)).shape)
         if network is None:
@@ -94,22 +72,20 @@ class Lpips:
         if heads is None:
             folder = Path(torchmetrics.__file__).parent / "functional" / "image" / "lpips_models"
             heads = folder / f"{network}.pth"
-        self._layers, self._device = NETWORKS[network], device
-        self._kernels, channels = list[tuple[Tensor, Tensor]](), 3
-        for layer in self._layers:
-            name, out = f"features.{layer.place}", layer.channels
-            shape = out, channels, layer.kernel, layer.kernel
-            weight = _tensor(weights, backbone, f"{name}.weight", shape, device)
-            self._kernels.append(
-                (weight, _tensor(weights, backbone, f"{name}.bias", (out,), device))
-            )
-            channels = out
-        compared = [layer for layer in self._layers if layer.is_read]
-        weights = read_state_dict(heads)
-        self._heads = [  # a weight for each channel
-            _tensor(weights, heads, f"lin{n}.model.1.weight", (1, layer.channels, 1, 1), device)[0]
-            for n, layer in enumerate(compared)
-        ]
+        self._network, self._device = NETWORKS[network], device
+        used = {name: w for name, w in weights.items() if name.startswith("features.")}
+        lins = {n.removesuffix(".model.1.weight"): w for n, w in read_tensors(heads).items()}
+        with torch.device("meta"):
+            self._features = features_of(self._network)
+            sizes = enumerate(self._network.compared.values())
+            weighting = nn.ParameterDict({f"lin{n}": torch.empty(1, c, 1, 1) for n, c in sizes})
+        for module, tensors, path in (
+            (nn.ModuleDict({"features": self._features}), used, backbone),
+            (weighting, lins, heads),
+        ):
+            check_fit(module, tensors, path, f"LPIPS of {network}")
+            assign_weights(module, tensors, path, device)
+        self._heads = [weights[0] for weights in weighting.values()]  # (C, 1, 1) each
         self.provenance = {
             "network": network,
             "backbone_sha256": short_sha256(backbone),
@@ -119,7 +95,7 @@ class Lpips:
     @torch.inference_mode()
     def __call__(self, video: Tensor, reference: Tensor) -> Tensor:
         """Measure frame by frame: two (T, H_px, W_px, 3) uint8 -> (T,) float32."""
-        smallest = _MIN_PX[self.provenance["network"]]
+        smallest = self._network.min_px
         if min(video.shape[1:3]) < smallest:
             size = "x".join(map(str, video.shape[1:3]))
             raise ValueError(f"LPIPS needs frames of {smallest} px or more, got {size}")
@@ -136,28 +112,23 @@ class Lpips:
         x = frames.to(self._device).movedim(-1, 1).float() / 127.5 - 1
         x = (x - x.new_tensor(_SHIFT).view(3, 1, 1)) / x.new_tensor(_SCALE).view(3, 1, 1)
         maps = []
-        for layer, (weight, bias) in zip(self._layers, self._kernels, strict=True):
-            if layer.pool:
-                x = functional.max_pool2d(x, layer.pool, stride=2)
-            padding = _PADDING[layer.kernel]
-            x = functional.conv2d(x, weight, bias, layer.stride, padding).relu()
-            if layer.is_read:
+        for place, layer in enumerate(self._features):
+            x = layer(x)
+            if place in self._network.compared:
                 maps.append(x / (x.norm(dim=1, keepdim=True) + 1e-10))
         return maps
 
 
-def _tensor(
-    weights: dict[str, Tensor],
-    path: str | Path,
-    key: str,
-    shape: tuple[int, ...],
-    device: torch.device | str,
-) -> Tensor:
-    """Return one of the weights, or raise ValueError unless it has that shape and is finite."""
-    given = tuple(weights[key].shape) if key in weights else None
-    if given != shape:
-        raise ValueError(f"{path}: {key} must be {shape}, got {given}")
-    return as_finite(weights[key], path, key, device)
+def features_of(network: Network) -> nn.Sequential:
+    modules, channels = list[nn.Module](), 3
+    for layer in network.layers:
+        if isinstance(layer, int):
+            modules.append(nn.MaxPool2d(layer, stride=2))
+        else:
+            out, kernel, stride = layer
+            modules += [nn.Conv2d(channels, out, kernel, stride, min(kernel // 2, 2)), nn.ReLU()]
+            channels = out
+    return nn.Sequential(*modules)
 
 
 INPUT_PX = 224

@@ -27,7 +27,6 @@ LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 def sharpness(frames: Tensor) -> Tensor:
     """Return the variance of the Laplacian of each frame's luma (Pech-Pacheco et al. 2000).
 
-    The Laplacian is a pixel's four neighbours minus four times the pixel; border pixels have none.
     (T, H_px, W_px, 3) uint8 -> (T,) float64, 0 for a frame of one colour.
     """
     luma = frames.double() @ torch.tensor(LUMA, dtype=torch.float64, device=frames.device)
@@ -49,10 +48,7 @@ def distinct_tokens(grids: Tensor) -> Tensor:
 
 
 def frame_features(latents: Tensor) -> Tensor:
-    """Describe each frame: latents (T, C, h, w), the frame before the clip first, -> (T - 1, 3 C).
-
-    Features are mean, spread and change of each channel, float32.
-    """
+    """Return mean, spread and change of each channel after the first frame: -> (T - 1, 3 C)."""
     latents = latents.float()
     now, before = latents[1:], latents[:-1]
     spread = now.std(dim=(2, 3), correction=0)

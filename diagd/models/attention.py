@@ -77,6 +77,11 @@ def check_sizes(batch_size: int, num_slots: int) -> None:
         )
 
 
+def check_length(tokens: Tensor, max_positions: int) -> None:
+    if (length := tokens.shape[1]) > max_positions:
+        raise ValueError(f"tokens must be at most {max_positions=} long, got {length}")
+
+
 def check_cache_fits(num_bytes: int, batch_size: int, num_slots: int) -> None:
     check_memory(num_bytes, f"a cache of batch_size={batch_size} and num_slots={num_slots}")
 
@@ -91,10 +96,7 @@ Text = list[tuple[Tensor, Tensor]]
 
 
 class StaticKVCache:
-    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer.
-
-    They begin as zeros, which keep a masked slot from turning 0 * NaN into NaN.
-    """
+    """Keys and values, a pair of (B, num_kv_heads, num_slots, head_dim) buffers a layer."""
 
     def __init__(
         self,
@@ -110,6 +112,7 @@ class StaticKVCache:
         if device.type == "cpu":
             size = 2 * len(layers) * math.prod(shape) * dtype.itemsize
             check_cache_fits(size, batch_size, num_slots)
+        # zeros keep a masked slot from turning 0 * NaN into NaN
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in layers]
         self.text = text
@@ -236,9 +239,6 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> Tensor:
     """Softmax attention of (B, heads, L, D) queries over (B, kv_heads, M, D) keys and values.
 
-    With a mask, the query heads that share a key head become more lanes of that head: keys and
-    values are then read once and never repeated, and every SDPA kernel takes it.
-
     A mask (L, M) is true where a lane may attend; None means causal, and then L = M. A BlockMask is
     for FlexAttention, which has to be compiled to be fast. Returns (B, heads, L, D).
     """
@@ -256,6 +256,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Visible) -> T
         )
     if group == 1:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=visible)
+    # heads that share a key head become lanes of it: keys are read once, and every kernel takes it
     folded = queries.unflatten(1, (-1, group)).flatten(2, 3)  # (B, kv_heads, group * L, D)
     out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=visible.repeat(group, 1))
     return out.unflatten(2, (group, num_lanes)).flatten(1, 2)

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from diagd.decoding.model import CausalModel, ModelShape
-from diagd.models.attention import check_sizes, refuse_context
+from diagd.models.attention import check_length, check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 
 _NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
@@ -144,11 +144,7 @@ class HuggingFaceModel(CausalModel):
     def logits(self, tokens: Tensor, context: Tensor | None = None) -> Tensor:
         """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
         refuse_context(context)
-        if tokens.shape[1] > self.max_positions:
-            raise ValueError(
-                f"tokens must be at most max_positions={self.max_positions} long, "
-                f"got {tokens.shape[1]}"
-            )
+        check_length(tokens, self.max_positions)
         return self.model(input_ids=tokens, use_cache=False).logits
 
 

@@ -48,11 +48,7 @@ def rotary_frequencies_3d(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of positions, as exact after days of a stream as at its start.
-
-    Angles within max_positions are float32 products, as models are trained with; those of whole
-    multiples of max_positions are added in float64.
-    """
+    """Cosines and sines of positions, as exact after days of a stream as at its start."""
 
     frequencies: Tensor  # (head_dim / 2,) float64, radians a pair turns for each coordinate
     axes: Tensor  # (head_dim / 2,) int64, which coordinate: the position, or frame, row or column
@@ -80,6 +76,7 @@ class Rotary(nn.Module):
         coordinates = positions[..., None]
         if self.config.position == "rope3d":
             coordinates = grid_coordinates(self.config, positions)
+        # within max_positions float32 products, as in training; what whole multiples add in float64
         length = self.config.max_positions
         times = torch.div(coordinates, length, rounding_mode="trunc")
         within = (coordinates - times * length)[..., self.axes].float() * self.frequencies.float()
@@ -97,8 +94,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PositionTable(nn.Module):
     """Sines and cosines of frame, row and column, added to the residual stream (Cosmos V2W).
 
-    An axis has the D features [sin(p * w) | cos(p * w)], w_k = 10000^(-k / (D / 2)); frame, row and
-    column are concatenated. Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
+    Rounded to bfloat16 whatever the model's dtype; a prefix gets 0.
     """
 
     table: Tensor

@@ -16,6 +16,7 @@ from diagd.models.attention import (
     SwiGLU,
     Text,
     Visible,
+    check_length,
     check_sizes,
     make_norm,
     refuse_context,
@@ -99,8 +100,8 @@ class Transformer(
 ):
     """Decoder-only transformer of a `ModelConfig`; `push_to_hub` publishes it in our own format.
 
-    `forward` without a cache is the causal model (training, or finetuning with another mask); with
-    a cache it is one decoding step. Nothing in it synchronises with the device or branches on data.
+    `forward` without a cache is the causal model, with one it is a decoding step. Nothing in it
+    synchronises with the device or branches on data.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -119,10 +120,10 @@ class Transformer(
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "Transformer":
-        """Build a model with seeded random weights, each drawn once, on device and in dtype.
+        """Build a model with seeded random weights, which repeat on one kind of device.
 
         Matrices are normal with std 0.02, those that write to the residual stream scaled by
-        1/sqrt(2 * num_layers); norms are one, biases zero. A seed repeats on one kind of device.
+        1/sqrt(2 * num_layers); norms are one, biases zero.
         """
         with torch.device("meta"):
             model = cls(config)
@@ -169,18 +170,10 @@ class Transformer(
         logits_to_keep: int | Tensor = 0,
         text: Text | None = None,
     ) -> Tensor:
-        """Run one decoding step with a cache, or the plain model without one.
+        """Run a decoding step (see `CausalModel.forward`), or the plain model without a cache.
 
-        Args:
-            tokens: (B, L) int64.
-            positions: (L,) int64 in [0, max_positions); None means 0 .. L-1.
-            slots, visible, cache: see `CausalModel.forward`; a cache needs the other two. Without
-                one visible is (L, L), None means causal, and a BlockMask will do.
-            logits_to_keep: 0 keeps all lanes, k the last k, a tensor of indices those lanes.
-            text: input of cross-attention without a cache; a cache holds its own.
-
-        Returns:
-            Logits (B, lanes kept, vocab_size) in the model's dtype.
+        Without one, visible is (L, L) or a BlockMask, and None means causal; positions None are
+        0 .. L-1; and text is the input of cross-attention, of which a cache holds its own.
         """
         if cache is not None and (slots is None or visible is None):
             raise ValueError("a cache needs slots and visible, got None")
@@ -205,23 +198,16 @@ class Transformer(
         positions: Tensor | None = None,
         visible: Tensor | None = None,
     ) -> Tensor:
-        """Run the model without a cache; differentiable.
+        """Run the model without a cache, differentiably, on tokens (B, N): (B, N, vocab_size).
 
         Args:
-            tokens: (B, N) int64; N is at most max_positions unless positions are given.
             context: (1 or B, M, context_size), the text that a model with cross-attention needs.
-            positions: (N,) int64; None means 0 .. N-1.
+            positions: (N,) int64; None means 0 .. N-1, below max_positions.
             visible: (N, N) bool, True = may attend; None means causal.
-
-        Returns:
-            Logits (B, N, vocab_size).
         """
         text = self._read_text(context, len(tokens))
-        if positions is None and tokens.shape[1] > self.max_positions:
-            raise ValueError(
-                f"tokens must be at most max_positions={self.max_positions} long, "
-                f"got {tokens.shape[1]}"
-            )
+        if positions is None:
+            check_length(tokens, self.max_positions)
         return self(tokens, positions, None, visible, text=text)
 
     def _read_text(self, context: Tensor | None, batch_size: int) -> Text | None:

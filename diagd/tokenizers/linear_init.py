@@ -33,10 +33,9 @@ LATENT_SCALE = 12.0  # of the latents: makes the commitment as steep as the reco
 
 
 def choose_patch(height_px: int, width_px: int) -> int:
-    """Choose how many pixels a token is high and wide.
+    """Choose how many pixels a token is high and wide: near 8, for 48 to 400 tokens a frame.
 
-    Of the patches that divide both sides, those that give 48 to 400 tokens a frame; of these, the
-    one nearest to 8 pixels. Frames too small for 48 get the smallest patch.
+    Frames too small for 48 get the smallest patch that divides both sides.
     """
     tokens = {
         patch: height_px * width_px // patch**2
@@ -60,10 +59,9 @@ def choose_patch(height_px: int, width_px: int) -> int:
 def linear_tokenizer_model(
     frames: Tensor, codes: int, seed: int, width: int = 128, patch_px: int = PATCH_PX
 ) -> VQModel:
-    """Build a VQModel of one resolution whose start is the linear code of these frames.
+    """Build a VQModel that starts as the linear code of frames (F, H_px, W_px, 3) uint8.
 
-    They are (F, H_px, W_px, 3) uint8. `width`, a multiple of 16, is the number of channels; 128
-    gives 2.6 million weights.
+    `width`, a multiple of 16, is the number of channels; 128 gives 2.6 million weights.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randperm(len(frames), generator=generator)[:MAX_FRAMES]

@@ -1,22 +1,12 @@
 """Options of the training of a frame tokenizer."""
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from diagd.decoding.strategies.strategy import check_at_least
+from diagd.checks import check_at_least, check_values, parse_size
 
 DEFAULT_MINUTES = 5.0
-SIZE = re.compile(r"[1-9]\d*[02468]x[1-9]\d*[02468]")  # video files hold even sizes only
-
-
-def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
-    """Raise ValueError at the first rule (name, whether its value is valid, what it must be)."""
-    for name, is_valid, expected in rules:
-        if not is_valid:
-            raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +41,8 @@ class TokenizerOptions:
         )
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
-        if self.size is not None and not SIZE.fullmatch(self.size):
+        size_px = self.size_px
+        if size_px and (min(size_px) < 10 or size_px[0] % 2 or size_px[1] % 2):  # as videos need
             raise ValueError(
                 f"size must be height x width in pixels, even and at least 10: 64x96; "
                 f"got {self.size}"
@@ -71,7 +62,4 @@ class TokenizerOptions:
     @property
     def size_px(self) -> tuple[int, int] | None:
         """Height and width that frames are fitted to; None: as stored."""
-        if self.size is None:
-            return None
-        height, width = map(int, self.size.split("x"))
-        return height, width
+        return parse_size(self.size)

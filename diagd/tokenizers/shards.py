@@ -2,8 +2,7 @@
 
 `shard_00000.safetensors` holds `tokens` (num_clips, T, height, width) and `actions` (num_clips, T),
 with the clips' names, the codebook size and the action names as metadata. Clips of any length are
-cut into pieces of one. A shard appears under its name only when it is whole, so writing goes on
-where it was killed; `num_shards.txt` says how many there will be.
+cut into pieces of one. `num_shards.txt` has how many shards there will be.
 """
 
 import contextlib
@@ -104,10 +103,10 @@ def write_shards(
     piece: int | None = None,
     size_px: tuple[int, int] | None = None,
 ) -> int:
-    """Encode clips, and the actions in the jsonl file beside each; keeps the shards already there.
+    """Encode clips and their actions into the shards that are not there yet; return how many.
 
     Frames are fitted to a size, if one is given, and clips cut into pieces, none longer than a
-    clip; by default all are of one length. Returns the number of shards written now.
+    clip; by default all are of one length.
     """
 
     def encode(path: Path) -> tuple[Tensor, Tensor]:  # (pieces, T, height, width) and (pieces, T)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
+from diagd.files import require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
@@ -23,11 +24,9 @@ def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> 
     Returns:
         (1, num_places, size) float32, zero behind the text; a longer text is cut.
     """
-    folder = Path(folder)
     if not text.strip():
         raise ValueError("text must not be empty")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"text encoder folder not found: {folder}")
+    folder = require_folder(folder, "text encoder folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
@@ -42,10 +41,7 @@ def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> 
 
 def read_embedding(path: str | Path) -> Tensor:
     """Read a text encoded before: a safetensors file with one tensor (places, size) or (1, ...)."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"text embedding not found: {path}")
-    tensors = list(read_weights(path).values())
+    tensors = list(read_weights(require_file(path, "text embedding")).values())
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
     if len(tensors) != 1 or tensors[0].dim() < 2 or tensors[0].shape[:-2] not in ((), (1,)):
         raise ValueError(f"{path}: expected one tensor (places, size), got {shapes or 'none'}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
@@ -25,6 +25,7 @@ from diagd.files import append_line, rewind_log, write_bytes
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.options import TokenizerOptions
 from diagd.tokenizers.vq import VQTokenizer, normalise
+from diagd.weight_files import tensors_under
 
 LOG_NAME = "log.jsonl"
 STATE_NAME = "training/state.safetensors"
@@ -63,10 +64,7 @@ def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer |
 def train_tokenizer(
     options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
-    """Train on (F, H_px, W_px, 3) uint8, and write the tokenizer and the state to a folder.
-
-    Resumes a killed run of the same options. A model trained from scratch has `width` channels.
-    """
+    """Train on (F, H_px, W_px, 3) uint8, or go on where a killed run of the same options ended."""
     if options.init is not None:
         tokenizer = VQTokenizer.from_pretrained(options.init)
     else:
@@ -112,8 +110,7 @@ class Share(NamedTuple):
 class TokenizerTrainer:
     """Model, optimizer and codebook statistics: everything a checkpoint holds.
 
-    The batch of a step is a function of (seed, step) alone, so a run that was killed goes on as it
-    would have. Each worker runs forward and backward on its share of the batch.
+    The batch of a step follows from (seed, step) alone; each worker trains on its share of it.
     """
 
     def __init__(self, options: TokenizerOptions, tokenizer: VQTokenizer) -> None:
@@ -200,7 +197,6 @@ class TokenizerTrainer:
         return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
 
     def save(self, path: Path) -> None:
-        """Write the state; the file is replaced only by a whole one."""
         model = self.tokenizer.model.state_dict()
         tensors = {f"model.{name}": value for name, value in model.items()}
         for index, weight in enumerate(self.weights):
@@ -213,15 +209,13 @@ class TokenizerTrainer:
         write_bytes(path, save(tensors, metadata))
 
     def load(self, path: Path) -> None:
-        """Continue from a state of the same options."""
         self.step, self.seconds = progress_of(path, self.options)
-        with safe_open(path, "pt", device=self.options.device) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        self.tokenizer.model.load_state_dict(_under("model.", tensors))
+        tensors = load_file(path, device=self.options.device)
+        self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
                 name: torch.empty_like(weight).copy_(value) if value.dim() else value
-                for name, value in _under(f"optimizer.{index}.", tensors).items()
+                for name, value in tensors_under(f"optimizer.{index}.", tensors).items()
             }
         self.counts, self.sums = tensors["counts"], tensors["sums"]
 
@@ -243,17 +237,9 @@ def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
 
 def _fingerprint(options: TokenizerOptions) -> str:
     """Spell the options on which the result depends; files by their whole path."""
-    return json.dumps(
-        {
-            name: str(value.resolve() if isinstance(value, Path) else value)
-            for name, value in asdict(options).items()
-            if name not in WITHOUT_EFFECT
-        }
-    )
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    fields = {n: value for n, value in asdict(options).items() if n not in WITHOUT_EFFECT}
+    paths = {n: value.resolve() for n, value in fields.items() if isinstance(value, Path)}
+    return json.dumps({name: str(value) for name, value in (fields | paths).items()})
 
 
 def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
@@ -267,7 +253,6 @@ def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
 
 
 def _warm_cosine(done: float) -> float:
-    """Warm up over a twentieth of training, then follow a cosine to zero."""
     if done < WARM_UP:
         return max(done / WARM_UP, WARM_UP)
     return 0.5 * (1 + math.cos(math.pi * min((done - WARM_UP) / (1 - WARM_UP), 1)))
@@ -275,10 +260,7 @@ def _warm_cosine(done: float) -> float:
 
 @torch.inference_mode()
 def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float]:
-    """Reconstruct (F, H_px, W_px, 3) uint8 frames, and measure quality, use of codes and time.
-
-    PSNR is in dB, and its mean and minimum are taken over frames; times are per frame.
-    """
+    """Reconstruct (F, H_px, W_px, 3) uint8 frames; measure quality, use of codes, time a frame."""
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)
     errors: list[Tensor] = []

@@ -1,25 +1,21 @@
 """Video tokenizers: what the pipeline asks of one, and the frame-by-frame one with a codebook.
 
-Frames are uint8 RGB, tokens are grids of ids. Beside them stands what tokenizers of all families
-share: checks of frames and tokens, pixels from numbers, files of a config and weights.
+Frames are uint8 RGB, tokens are grids of ids.
 """
 
 import json
 import math
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from diagd.data.video import resize
-from diagd.files import write_bytes, write_json
-from diagd.weight_files import UNPICKLING_ERRORS, as_finite
+from diagd.files import read_json_object, write_json
+from diagd.weight_files import assign_weights, check_fit, read_tensors, write_weights
 
 PixelRounding = Literal["nearest", "down"]
 BATCH_SIZE = 8  # frames encoded or decoded at once
@@ -62,40 +58,52 @@ class VideoTokenizer(Protocol):
         ...
 
 
-class VQTokenizer:
-    """A frame-by-frame tokenizer with a learned codebook.
-
-    Args:
-        model: a diffusers VQModel of 3 * p * p input and output channels.
-        batch_size: frames encoded or decoded at once; bounds the memory.
-        pixel_rounding: how pixels become whole numbers (see `paint`); kept in config.json.
-    """
+class FrameTokenizer:
+    """Encode and decode frames one by one, `batch_size` side by side."""
 
     temporal_compression = 1
+    batch_size = BATCH_SIZE
+    fit_frames = staticmethod(resize)
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model.eval()  # diffusers annotates its methods wrongly
+
+    def to(self, device: torch.device | str) -> Self:
+        self.model.to(device)
+        return self
+
+    def in_batches(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        device = next(self.model.parameters()).device
+        chunks = [function(chunk.to(device)) for chunk in rows.split(self.batch_size)]
+        return torch.cat(chunks).to(rows.device)
+
+    def write(
+        self, folder: Path, config: Mapping[str, Any], weights_name: str, dtype: torch.dtype
+    ) -> None:
+        """Write config.json and the weights; both appear under their names only when whole."""
+        weights = self.model.state_dict().items()
+        write_weights(folder / weights_name, {name: value.to(dtype) for name, value in weights})
+        write_json(folder / CONFIG_NAME, config, indent=2)
+
+
+class VQTokenizer(FrameTokenizer):
+    """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
+
     # Type of the products of `decode`; models that paint pixels rather than patches keep to
     # float32. bfloat16 moves a level of the bundled world by 2 of 255 at most.
     painting = torch.float32
-    fit_frames = staticmethod(resize)
 
-    def __init__(
-        self,
-        model: Any,
-        batch_size: int = BATCH_SIZE,
-        pixel_rounding: PixelRounding = DEFAULT_ROUNDING,
-    ) -> None:
+    def __init__(self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING) -> None:
+        super().__init__(model)
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
         if not self.patch_size or 3 * self.patch_size**2 != channels:
             raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
         if painted != channels:
             raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
-        self.model: Any = model.eval()  # diffusers annotates its methods wrongly
-        self.batch_size = batch_size
         self.pixel_rounding: PixelRounding = pixel_rounding
 
     @property
@@ -114,30 +122,21 @@ class VQTokenizer:
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
         return height * self.compression, width * self.compression
 
-    def to(self, device: torch.device | str) -> Self:
-        self.model.to(device)
-        return self
-
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """Replace each patch by the id of its nearest code (the lowest id on ties)."""
-        check_frames(frames, self.compression)
-        batches = frames.split(self.batch_size)
-        chunks = [self.nearest(self.latents(batch.to(self.codebook.device))) for batch in batches]
-        return torch.cat(chunks).to(frames.device)
+        return self.in_batches(lambda batch: self.nearest(self.latents(batch)), frames)
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Paint the codes that stand for patches."""
-        check_tokens(tokens, self.codebook_size)
-        chunks, device = [], self.codebook.device
+        return self.in_batches(self._paint, tokens)
+
+    def _paint(self, tokens: Tensor) -> Tensor:
+        codes = self.codebook[tokens.long()]  # (T, h, w, C)
         fast = self.painting == torch.bfloat16 and self.model.config.in_channels > 3
-        for chunk in tokens.split(self.batch_size):
-            codes = self.codebook[chunk.to(device, torch.int64)]  # (T, h, w, C)
-            with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-                values = self.pixels(codes.movedim(-1, 1)).float()
-            chunks.append(paint((values + 1) * 127.5, self.pixel_rounding))
-        return torch.cat(chunks).to(tokens.device)
+        with torch.autocast(codes.device.type, torch.bfloat16, enabled=fast):
+            values = self.pixels(codes.movedim(-1, 1)).float()
+        return paint((values + 1) * 127.5, self.pixel_rounding)
 
     def latents(self, frames: Tensor) -> Tensor:
         """Encode without rounding to codes, differentiably: uint8 frames -> (T, C, h, w)."""
@@ -164,30 +163,25 @@ class VQTokenizer:
         config = json.loads(self.model.to_json_string())
         if self.pixel_rounding != DEFAULT_ROUNDING:
             config[ROUNDING_KEY] = self.pixel_rounding
-        save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
+        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, batch_size: int = BATCH_SIZE) -> "VQTokenizer":
-        """Load a tokenizer that diffusers or `save_pretrained` wrote.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file is corrupt, no VQModel, or does not fit the other.
-        """
+    def from_pretrained(cls, folder: str | Path) -> "VQTokenizer":
+        """Load a tokenizer that diffusers or `save_pretrained` wrote."""
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        config = read_vq_config(config_path)
+        config = read_json_object(config_path)
         rounding = config.pop(ROUNDING_KEY, DEFAULT_ROUNDING)
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
-        return cls(model, batch_size, rounding)
+        return cls(model, rounding)
 
 
 def load_vq_model(
     config: dict[str, Any], path: Path, weights: Mapping[str, Tensor], where: str | Path
 ) -> Any:
-    """Build the model that a config describes around its weights, as float32.
+    """Build the model that a config describes around its weights, which must fit it, as float32.
 
-    Sizes that the config only claims are never allocated. ValueError, which names the config's
-    path and where the weights are, if it describes something else or the weights do not fit it.
+    Sizes that the config only claims are never allocated. Errors name the path of the config, and
+    `where` the weights are from.
     """
     kind, layers = config.get("_class_name"), config.get("layers_per_block", 1)
     if kind != "VQModel":
@@ -205,45 +199,15 @@ def load_vq_model(
             model: Any = VQModel.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"{path} describes no VQModel: {str(error).splitlines()[0]}") from None
-    check_weights(where, weights, model.state_dict())
-    own = {name: value.float().clone() for name, value in weights.items()}  # the file may change
-    model.load_state_dict(own, assign=True)
+    check_fit(model, weights, where)
+    own = {name: value.clone() for name, value in weights.items()}  # the file may change
+    assign_weights(model, own, where)
     return model.to(memory_format=memory_format(model))
 
 
 def memory_format(model: Any) -> torch.memory_format:
-    """Choose channels last, which a CPU does faster, but for models of pixels.
-
-    These run as in diffusers, so that their numbers are the same to the last bit.
-    """
+    """Choose channels last, faster on a CPU; models of pixels keep diffusers' bits without."""
     return torch.channels_last if model.config.in_channels > 3 else torch.contiguous_format
-
-
-def check_frames(frames: Tensor, compression: int) -> None:
-    """Raise ValueError unless frames are (T, H_px, W_px, 3) uint8 of multiples of `compression`."""
-    if frames.dim() != 4 or frames.shape[-1] != 3 or not frames.numel():
-        raise ValueError(f"frames must be (T, H_px, W_px, 3), got {tuple(frames.shape)}")
-    if frames.dtype != torch.uint8:
-        raise ValueError(f"frames must be uint8, got {frames.dtype}")
-    height_px, width_px = frames.shape[1:3]
-    if height_px % compression or width_px % compression:
-        raise ValueError(
-            f"frame height and width must be multiples of {compression} px, "
-            f"got {height_px}x{width_px}"
-        )
-
-
-def check_tokens(tokens: Tensor, codebook_size: int) -> None:
-    """Raise ValueError unless tokens are (T, height, width) integers in [0, codebook_size)."""
-    if tokens.dim() != 3 or not tokens.numel():
-        raise ValueError(f"tokens must be (T, height, width), got {tuple(tokens.shape)}")
-    if tokens.is_floating_point() or tokens.dtype == torch.bool:
-        raise ValueError(f"tokens must be integers, got {tokens.dtype}")
-    low, high = (int(bound) for bound in tokens.aminmax())
-    if low < 0 or high >= codebook_size:
-        raise ValueError(
-            f"tokens must be in [0, codebook_size={codebook_size}), got {low} to {high}"
-        )
 
 
 def normalise(frames: Tensor) -> Tensor:
@@ -252,96 +216,6 @@ def normalise(frames: Tensor) -> Tensor:
 
 
 def paint(levels: Tensor, rounding: PixelRounding) -> Tensor:
-    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous.
-
-    MineWorld, Cosmos and WHAM round down.
-    """
+    """Make pixels: (T, 3, H_px, W_px) about [0, 255] -> (T, H_px, W_px, 3) uint8, contiguous."""
     levels = levels.round() if rounding == "nearest" else levels.floor()
     return levels.clamp(0, 255).to(torch.uint8).movedim(1, -1).contiguous()
-
-
-def read_vq_config(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    require_file(path)
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also: too long a number, nested too deeply
-        raise ValueError(f"{path} is no JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}")
-    return config
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read named tensors from a .safetensors file, or else from one that `torch.save` wrote.
-
-    The latter is read by torch's loader for tensors only; a dict `state_dict` inside it, with which
-    checkpoints of trainers begin, is unwrapped. ValueError if damaged, or of anything but tensors.
-    """
-    require_file(path)
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file (corrupt?): {error}") from None
-    try:
-        is_zip = zipfile.is_zipfile(path)  # mapping into memory needs one, too
-    except UNPICKLING_ERRORS:
-        is_zip = False
-    if not is_zip:
-        raise ValueError(f"{path} is no file of torch.save (corrupt or truncated?)")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
-        raise ValueError(f"{path} is damaged or holds more than tensors: not loaded") from None
-    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
-        content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ValueError(f"{path} must hold named tensors, or them under state_dict")
-    return content
-
-
-def check_weights(
-    where: str | Path,
-    found: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    described_by: str = CONFIG_NAME,
-) -> None:
-    """Raise ValueError unless names and shapes agree, and all numbers are finite.
-
-    The message names what holds the weights, and what the expected shapes follow from.
-    """
-    for problem, names in (
-        ("misses weights", sorted(expected.keys() - found.keys())),
-        ("holds unknown weights", sorted(found.keys() - expected.keys())),
-    ):
-        if names:
-            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-            raise ValueError(f"{where} {problem} (does it fit {described_by}?): {listed}")
-    for name, tensor in expected.items():
-        if found[name].shape != tensor.shape:
-            raise ValueError(
-                f"{where}: {name} must be {tuple(tensor.shape)} as {described_by} says, "
-                f"got {tuple(found[name].shape)}"
-            )
-        as_finite(found[name], where, name)
-
-
-def save_files(
-    folder: str | Path,
-    config: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    weights_name: str,
-    dtype: torch.dtype,
-) -> None:
-    """Write config.json and a safetensors file; both appear under their names only when whole."""
-    folder = Path(folder)
-    stored = {name: value.detach().to("cpu", dtype).contiguous() for name, value in weights.items()}
-    write_bytes(folder / weights_name, save(stored, metadata={"format": "pt"}))
-    write_json(folder / CONFIG_NAME, config, indent=2)
-
-
-def require_file(path: Path) -> None:
-    """Raise FileNotFoundError unless there is such a file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"tokenizer file not found: {path}")

@@ -10,18 +10,18 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from diagd.backends.native.compiler import find_compiler
+from diagd.checks import check_at_least, check_values
 from diagd.decoding.schedule import RowStart, check_row_start
 from diagd.decoding.strategies.strategy import (
     Conditions,
     Diagonal,
     Strategy,
-    check_at_least,
     parse_strategies,
     parse_strategy,
 )
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
-from diagd.tokenizers.options import TokenizerOptions, check_values
+from diagd.tokenizers.options import TokenizerOptions
 
 
 @dataclass(frozen=True)

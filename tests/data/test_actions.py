@@ -159,19 +159,11 @@ def test_a_vocabulary_comes_back_as_saved(tmp_path):
     assert [VOCABULARY.tokens_of(name) for name in VOCABULARY.names] == [(0,), (1,), (2,), (3,)]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "3", "{}", "\udcff"])
-def test_a_file_that_is_no_vocabulary_is_named(content, tmp_path):
-    path = tmp_path / "actions.json"
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
-        ActionVocabulary.load(path)
-
-
-@pytest.mark.parametrize("names", ["left", {"left": 0}, ["left", 1]])
+@pytest.mark.parametrize("names", [None, "left", {"left": 0}, ["left", 1]])
 def test_names_that_are_no_list_of_strings_are_refused(names, tmp_path):
     path = tmp_path / "actions.json"
     path.write_text(json.dumps({"names": names}))
-    with pytest.raises(ValueError, match=r"actions\.json: names must be a list of strings"):
+    with pytest.raises(ValueError, match=r"actions\.json is no action vocabulary"):
         ActionVocabulary.load(path)
 
 

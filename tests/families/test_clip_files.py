@@ -133,7 +133,6 @@ def test_actions_cannot_be_read_at_another_rate(videos):
             "expected at least 5 frames from frame 0 on at 10 fps, got 4",
         ),
         ({"fps": 60}, "fps must be above 0 and at most the video's 30, got 60"),
-        ({"start": -1}, "start must be 0 or more, got -1"),
     ],
 )
 def test_a_clip_that_is_too_short_is_named_before_it_is_decoded(arguments, message, videos):

@@ -54,7 +54,7 @@ def test_torchscript_is_not_loaded_unless_allowed(scripts):
     (scripts / "decoder.jit").unlink()
     with pytest.raises(ValueError, match=r"cosmos holds TorchScript, which runs code when it is"):
         load_tokenizer(scripts)
-    with pytest.raises(FileNotFoundError, match=r"^tokenizer file not found: .*decoder\.jit$"):
+    with pytest.raises(FileNotFoundError, match=r"^file not found: .*decoder\.jit$"):
         load_tokenizer(scripts, allow_torchscript=True)
 
 
@@ -72,5 +72,5 @@ def test_another_kind_is_refused(tmp_path, config, got):
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"^tokenizer folder not found: .*none$"):
         load_tokenizer(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=r"^tokenizer file not found: .*config\.json$"):
+    with pytest.raises(FileNotFoundError, match=r"^file not found: .*config\.json$"):
         load_tokenizer(tmp_path)

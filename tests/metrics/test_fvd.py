@@ -67,7 +67,7 @@ def test_the_hash_is_that_of_sha256sum(tmp_path):
 
 
 def test_bad_detectors_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"weights not found: .*absent\.pt"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*absent\.pt"):
         VideoFeatures(tmp_path / "absent.pt")
     (tmp_path / "text.pt").write_text("no TorchScript")
     with pytest.raises(ValueError, match=r"text\.pt is no TorchScript file"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.signal import correlate
 
-from diagd.metrics.perceptual import NETWORKS, Lpips, short_sha256
+from diagd.metrics.perceptual import NETWORKS, Lpips, features_of, short_sha256
 from tests.worlds import smooth_frames
 
 # torchvision's alexnet.features and vgg16.features: (place, out, in, kernel)
@@ -151,9 +151,13 @@ def test_the_authors_heads_come_with_torchmetrics(tmp_path):
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_have_torchvision_s_shapes(network):
-    places = [(layer.place, layer.channels, layer.kernel) for layer in NETWORKS[network]]
-    assert places == [(place, out, kernel) for place, out, _, kernel in SHAPES[network]]
-    assert tuple(c.place for c in NETWORKS[network] if c.is_read) == READ[network]
+    places = [
+        (place, layer.out_channels, layer.in_channels, layer.kernel_size[0])
+        for place, layer in enumerate(features_of(NETWORKS[network]))
+        if isinstance(layer, torch.nn.Conv2d)
+    ]
+    assert places == SHAPES[network]
+    assert tuple(place - 1 for place in NETWORKS[network].compared) == READ[network]
 
 
 @pytest.mark.parametrize(("network", "smallest"), [("alex", 31), ("vgg", 16)])
@@ -168,7 +172,7 @@ def test_frames_too_small_for_the_network_are_refused(network, smallest, tmp_pat
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     backbone, heads = write(tmp_path, "alex")
-    with pytest.raises(FileNotFoundError, match=r"weights not found: .*absent\.pth"):
+    with pytest.raises(FileNotFoundError, match=r"file not found: .*absent\.pth"):
         Lpips(tmp_path / "absent.pth")
     with pytest.raises(
         ValueError, match=r"heads\.pth must hold features\.\* of torchvision's alex"
@@ -176,9 +180,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         Lpips(heads)
     wrong = random_weights("alex") | {"features.6.bias": torch.zeros(3)}
     torch.save(wrong, tmp_path / "wrong.pth")
-    with pytest.raises(ValueError, match=r"features\.6\.bias must be \(384,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"features\.6\.bias \(expected \(384,\), got \(3,\)\)"):
         Lpips(tmp_path / "wrong.pth")
-    with pytest.raises(ValueError, match=r"lin0\.model\.1\.weight must be \(1, 64, 1, 1\), got No"):
+    with pytest.raises(ValueError, match=r"does not fit LPIPS of alex: 5 missing tensors: lin0"):
         Lpips(backbone, backbone)
     torch.save(random_weights("alex") | {"features.6.bias": torch.full((384,), torch.nan)}, heads)
     with pytest.raises(ValueError, match=r"heads\.pth: features\.6\.bias holds NaN or infinity"):
@@ -193,12 +197,12 @@ class _Trap:
 def test_a_weight_file_never_runs_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": _Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(ValueError, match=r"trap\.pth is no state dict"):
+    with pytest.raises(ValueError, match=r"trap\.pth: refused"):
         Lpips(tmp_path / "trap.pth")
     assert not (tmp_path / "trapped").exists()
     (tmp_path / "text.pth").write_text("weights")
-    with pytest.raises(ValueError, match=r"text\.pth is no state dict"):
+    with pytest.raises(ValueError, match=r"text\.pth: no PyTorch checkpoint"):
         Lpips(tmp_path / "text.pth")
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match=r"list\.pth is no state dict: expected names and tensors"):
+    with pytest.raises(ValueError, match=r"list\.pth: expected a dict of tensors"):
         Lpips(tmp_path / "list.pth")

@@ -79,7 +79,7 @@ def test_numpy_scalars_beside_the_weights_do_no_harm(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"model\.pt: file not found"):
+    with pytest.raises(FileNotFoundError, match=r"^file not found: .*model\.pt$"):
         read_torch_file(tmp_path / "model.pt")
 
 
@@ -87,7 +87,7 @@ def test_a_missing_file_is_named(tmp_path):
 def test_a_truncated_file_is_refused(share, tmp_path):
     content = (FIXTURES / "cosmos_tiny_a" / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=r"model\.pt: no PyTorch checkpoint, or a truncated one"):
+    with pytest.raises(ValueError, match=r"model\.pt: (no PyTorch|damaged) checkpoint[,:] "):
         read_torch_file(tmp_path / "model.pt")
 
 
@@ -99,7 +99,7 @@ def test_a_file_without_its_pickle_is_refused(tmp_path):
 
 
 def test_an_old_style_pickle_is_refused(tmp_path):
-    (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": 1}))
+    (tmp_path / "model.pt").write_bytes(pickle.dumps({"w": 1}, protocol=2))
     with pytest.raises(ValueError, match=r"model\.pt: no PyTorch checkpoint"):
         read_torch_file(tmp_path / "model.pt")
 

@@ -69,7 +69,8 @@ def test_the_lowest_id_wins_a_tie():
 
 
 def test_mini_batches_change_nothing():
-    one, all_at_once = (VQTokenizer(small_tokenizer().model, batch_size=size) for size in (2, 8))
+    one, all_at_once = small_tokenizer(), small_tokenizer()
+    one.batch_size = 2
     frames = rectangles(5)
     tokens = one.encode(frames)
     assert tokens.equal(all_at_once.encode(frames))
@@ -157,15 +158,15 @@ def test_diffusers_reads_what_we_write(saved):
 @pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
 def test_a_missing_file_is_named(saved, name):
     (saved / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"^tokenizer file not found: .*{name}$"):
+    with pytest.raises(FileNotFoundError, match=rf"^file not found: .*{name}$"):
         VQTokenizer.from_pretrained(saved)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", rf"{CONFIG_NAME} is no JSON: "),
-        ("[]", "must hold a JSON object, got list"),
+        ("{", rf"{CONFIG_NAME}: not valid JSON: "),
+        ("[]", "expected a JSON object, got list"),
         ("{}", "_class_name must be VQModel, got None"),
         ('{"_class_name": "UNet2DModel"}', "_class_name must be VQModel, got 'UNet2DModel'"),
         ('{"_class_name": "VQModel", "norm_num_groups": 0}', "describes no VQModel: "),
@@ -183,8 +184,8 @@ def test_a_bad_config_is_refused(saved, text, message):
     ("changes", "message"),
     [
         ({"layers_per_block": 10**7}, r"must be at most the \d+ tensors of .*, got 10000000$"),
-        ({"num_vq_embeddings": 2**40}, r"must be \(\d+, 6\) as config\.json says, got \(20, 6\)"),
-        ({"block_out_channels": [2**20] * 2}, "(misses|must be) "),
+        ({"num_vq_embeddings": 2**40}, r"\(expected \(\d+, 6\), got \(20, 6\)\)"),
+        ({"block_out_channels": [2**20] * 2}, "(missing|expected) "),
     ],
 )
 def test_sizes_that_the_weights_do_not_have_are_never_allocated(saved, changes, message):
@@ -199,7 +200,7 @@ def test_sizes_that_the_weights_do_not_have_are_never_allocated(saved, changes, 
 def test_truncated_weights_are_refused(saved):
     content = (saved / WEIGHTS_NAME).read_bytes()
     (saved / WEIGHTS_NAME).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=rf"{WEIGHTS_NAME} is no safetensors file \(corrupt\?\): "):
+    with pytest.raises(ValueError, match=rf"{WEIGHTS_NAME}: not a valid safetensors file: "):
         VQTokenizer.from_pretrained(saved)
 
 
@@ -208,11 +209,11 @@ def test_truncated_weights_are_refused(saved):
     [
         (
             lambda weights: [weights.pop(k) for k in list(weights) if "mid" in k],
-            r"misses weights \(does it fit config\.json\?\): decoder\.mid.*, .* and \d+ more$",
+            r"does not fit the config: \d+ missing tensors: encoder\.mid.*, \.\.\.$",
         ),
         (
             lambda weights: weights.update(extra=torch.zeros(1)),
-            r"holds unknown weights \(.*\): extra$",
+            r"1 unknown tensor: extra$",
         ),
         (
             lambda weights: weights["quantize.embedding.weight"][7].fill_(torch.nan),
@@ -242,44 +243,3 @@ def test_weights_that_do_not_fit_are_refused(saved, edit, message):
 def test_models_of_other_channels_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         VQTokenizer(convolutional_model(**changes))
-
-
-def test_batch_size_must_be_positive():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        VQTokenizer(small_tokenizer().model, batch_size=0)
-
-
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (torch.zeros(24, 40, 3, dtype=torch.uint8), r"frames must be \(T, H_px, W_px, 3\), got"),
-        (torch.zeros(1, 3, 24, 40, dtype=torch.uint8), r"got \(1, 3, 24, 40\)"),
-        (torch.zeros(0, 24, 40, 3, dtype=torch.uint8), r"got \(0, 24, 40, 3\)"),
-        (torch.zeros(1, 24, 40, 3), r"frames must be uint8, got torch\.float32"),
-        (
-            torch.zeros(1, 24, 44, 3, dtype=torch.uint8),
-            "frame height and width must be multiples of 8 px, got 24x44",
-        ),
-    ],
-)
-def test_frames_that_do_not_fit_are_refused(frames, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().encode(frames)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (
-            torch.zeros(3, 5, dtype=torch.int64),
-            r"tokens must be \(T, height, width\), got \(3, 5\)",
-        ),
-        (torch.zeros(0, 3, 5, dtype=torch.int64), r"got \(0, 3, 5\)"),
-        (torch.zeros(1, 3, 5), r"tokens must be integers, got torch\.float32"),
-        (torch.full((1, 3, 5), 20), r"tokens must be in \[0, codebook_size=20\), got 20 to 20"),
-        (torch.full((1, 3, 5), -1), "got -1 to -1"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().decode(tokens)

@@ -99,11 +99,7 @@ class Roamer(Explorer):
 
 
 class Hunter(Roamer):
-    """Shoot at monsters, fetch things, and explore where there is neither.
-
-    It is distracted now and then, each seed more or less often, so that every action is seen in
-    every kind of place.
-    """
+    """Shoot at monsters, fetch things, explore otherwise; distracted now and then, for variety."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -110,7 +110,7 @@ class GymGame:
 
 
 def native(space: Any, value: Any) -> Any:
-    """Convert a value written by hand to a space's own: a number or an array of its dtype."""
+    """Convert a value written by hand to a number or an array of a space's dtype."""
     array = np.asarray(value, dtype=space.dtype)
     return array if space.shape else array[()]
 

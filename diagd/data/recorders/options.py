@@ -1,8 +1,8 @@
 """Options of `diagd record`."""
 
-import re
 from dataclasses import dataclass
 
+from diagd.checks import check_at_least, parse_size
 from diagd.flags import OutputFolder
 
 
@@ -26,13 +26,7 @@ class RecordOptions:
     size: str | None = None  # HxW of a frame in pixels, multiples of 16; else what suits the game
 
     def __post_init__(self) -> None:
-        for name in ("clips", "frames", "repeat"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("first_seed", "skip"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        check_at_least(self, clips=1, frames=1, repeat=1, first_seed=0, skip=0)
         size_px = self.size_px
         if size_px and (min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16):
             raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {self.size!r}")
@@ -44,7 +38,4 @@ class RecordOptions:
     @property
     def size_px(self) -> tuple[int, int] | None:
         """Height and width of a frame; None is the game's own."""
-        if self.size is None:
-            return None
-        found = re.fullmatch(r"(\d+)x(\d+)", self.size)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return parse_size(self.size)

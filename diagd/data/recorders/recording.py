@@ -20,7 +20,7 @@ from diagd.data.recorders.options import RecordOptions
 from diagd.data.video import resize, write_video
 
 ATTEMPTS = 20
-NEXT_SEED = 10_000_000  # from an episode that ended early to the one played instead
+NEXT_SEED = 10_000_000  # from an episode that ends before its clip is full to the one instead
 FRAMES_PER_SECOND = 10  # what clips come near to unless told otherwise
 ACTIONS_FILE = "actions.json"
 
@@ -49,11 +49,7 @@ class Game(Protocol):
 def record_clips(
     options: RecordOptions, open_game: Callable[[RecordOptions], AbstractContextManager[Game]]
 ) -> dict[str, int]:
-    """Record the clips that are not there yet, and count them.
-
-    An episode that ends before its clip is full is replaced by one of another seed; `episodes`
-    counts all that were played.
-    """
+    """Record the clips that are not there yet, and count them and all `episodes` played."""
     with open_game(options) as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
         size_px = options.size_px or game.size_px

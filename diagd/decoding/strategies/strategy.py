@@ -21,6 +21,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
+from diagd.checks import check_at_least
 from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
 
 # What is written is raster's tokens, or others of raster's distribution, or neither.
@@ -123,14 +124,6 @@ class Strategy(ABC):
             raise ValueError(
                 f"{self} needs backend eager or native: its steps go by what earlier ones drew from"
             )
-
-
-def check_at_least(options: Any, **bounds: int) -> None:
-    """Raise ValueError where a number of some options is given and below its bound."""
-    for name, bound in bounds.items():
-        value = getattr(options, name)
-        if value is not None and value < bound:
-            raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
 def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:

@@ -5,17 +5,11 @@ YaRN) is that of the released models unless a config file with the original fiel
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor
 
-from diagd.families.cosmos.presets import (
-    LATENT_SHAPE,
-    PRESETS,
-    TEMPORAL_COMPRESSION,
-    WINDOW,
-    YARN_FACTOR,
-)
+from diagd.families.cosmos import presets
+from diagd.families.cosmos.presets import PRESETS
 from diagd.families.cosmos.tokenizer import DECODER_NAME, ENCODER_NAME, CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
@@ -48,7 +42,7 @@ _CROSS |= {
     _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}" for a, b in _ATTENTION.items()
 }
 _EMBEDDING = "tok_embeddings.weight"
-_CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
+_CONTEXT_FRAMES = 1 + presets.TEMPORAL_COMPRESSION  # two grids
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -66,7 +60,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     vocab_size = len(tensors["output.weight"])
     sizes = {(p.hidden_size, p.num_layers): p for p in PRESETS.values()}
     released = sizes.get((hidden_size, num_layers), PRESETS["cosmos-4b"])
-    frames, height, width = side.get("video_latent_shape") or LATENT_SHAPE
+    frames, height, width = side.get("video_latent_shape") or presets.LATENT_SHAPE
     has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
     yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
     config = replace(
@@ -86,7 +80,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         extra_embeddings=embedding_rows - vocab_size,
         norm_eps=float(side.get("norm_eps", released.norm_eps)),
         rope_theta=float(side.get("rope_theta", released.rope_theta)),
-        yarn_factor=float(side.get("yarn_scale") or YARN_FACTOR) if has_yarn else 1.0,
+        yarn_factor=float(side.get("yarn_scale") or presets.YARN_FACTOR) if has_yarn else 1.0,
         yarn_frames=yarn_shape[0],
         yarn_height=yarn_shape[1],
         context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
@@ -95,16 +89,12 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, weights
 
 
-def _load_tokenizer(folder: Path) -> CosmosTokenizer:
-    return CosmosTokenizer.from_jit(folder / ENCODER_NAME, folder / DECODER_NAME)
-
-
 def _defaults(found: Checkpoint) -> GenerationDefaults:
     is_small = found.config.num_layers <= PRESETS["cosmos-4b"].num_layers
     return GenerationDefaults(
         fps=25,
         context_frames=_CONTEXT_FRAMES,
-        num_frames=WINDOW - _CONTEXT_FRAMES,
+        num_frames=presets.WINDOW - _CONTEXT_FRAMES,
         row_lag=2 if is_small else 1,
         overlap=True,
         top_p=0.7 if found.config.context_size else 0.8,
@@ -120,7 +110,9 @@ COSMOS = Family(
         signature=(_EMBEDDING, "model." + _EMBEDDING),
         convert=_convert,
     ),
-    tokenizer_folder=TokenizerFolder(_load_tokenizer, torchscript=(ENCODER_NAME, DECODER_NAME)),
+    tokenizer_folder=TokenizerFolder(
+        CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
+    ),
     defaults=_defaults,
     presets=PRESETS,
 )

@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.presets import (
-    CODEBOOK_SIZE,
-    COMPRESSION,
-    LEVELS,
-    TEMPORAL_COMPRESSION,
-    WINDOW,
-    WINDOW_GRIDS,
-)
+from diagd.families.cosmos import presets
+from diagd.families.cosmos.presets import LEVELS, WINDOW, WINDOW_GRIDS
 from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
@@ -39,11 +33,7 @@ def codes_to_indices(codes: Tensor) -> Tensor:
 
 
 def fit_frames(frames: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Scale (T, H_px, W_px, 3) uint8 frames until they cover a size, and crop the centre.
-
-    Cosmos leaves the pixels unrounded here; ours become uint8 again, half a level off at most.
-    """
-    vq.check_frames(frames, 1)
+    """Scale frames until they cover a size, and crop the centre, as Cosmos does, but rounded."""
     full_height, full_width = frames.shape[1:3]
     scale = max(width_px / full_width, height_px / full_height)
     size = math.ceil(scale * full_height), math.ceil(scale * full_width)
@@ -62,13 +52,12 @@ class CosmosTokenizer:
     """A causal video tokenizer: 16 x 16 pixels a token, 8 frames a grid after the first.
 
     T frames <-> 1 + (T - 1) / 8 grids within a window; a longer clip is whole windows and then,
-    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11. Results lie on the device of their
-    input; the model may be elsewhere.
+    perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11.
     """
 
-    codebook_size = CODEBOOK_SIZE
-    compression = COMPRESSION
-    temporal_compression = TEMPORAL_COMPRESSION
+    codebook_size = presets.CODEBOOK_SIZE
+    compression = presets.COMPRESSION
+    temporal_compression = presets.TEMPORAL_COMPRESSION
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
@@ -78,11 +67,10 @@ class CosmosTokenizer:
         self.device, self.dtype = torch.device("cpu"), torch.float32
 
     @classmethod
-    def from_jit(cls, encoder_path: Path, decoder_path: Path) -> Self:
+    def from_jit(cls, folder: Path) -> Self:
         """Load the released files, which EXECUTES code in them: load what you trust."""
-        for path in (encoder_path, decoder_path):
-            vq.require_file(path)
-        return cls(load_torchscript(encoder_path), load_torchscript(decoder_path)).to("cpu")
+        names = ENCODER_NAME, DECODER_NAME
+        return cls(*(load_torchscript(folder / name) for name in names)).to("cpu")
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         self.device = torch.device(device)
@@ -98,7 +86,6 @@ class CosmosTokenizer:
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """(T, H_px, W_px, 3) uint8 RGB, sizes multiples of 16 -> (grids, height, width) int64."""
-        vq.check_frames(frames, self.compression)
         rest = len(frames) % WINDOW
         if rest and (rest - 1) % self.temporal_compression:
             lengths = ", ".join(map(str, range(1, WINDOW, self.temporal_compression)))
@@ -112,7 +99,6 @@ class CosmosTokenizer:
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(grids, height, width) ids -> (T, H_px, W_px, 3) uint8, rounded down as NVIDIA does."""
-        vq.check_tokens(tokens, self.codebook_size)
         windows = [self._decode_window(window) for window in tokens.split(WINDOW_GRIDS)]
         return torch.cat(windows).to(tokens.device)
 

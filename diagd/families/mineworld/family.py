@@ -17,11 +17,12 @@ from diagd.families.family import (
     ReleasedFormat,
     Source,
     count_layers,
-    tensors_under,
 )
 from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.vq import VQTokenizer, load_vq_model, read_tensors, read_vq_config
+from diagd.tokenizers.vq import VQTokenizer, load_vq_model
+from diagd.weight_files import read_tensors, tensors_under
 
 _TOKENIZER, _TRANSFORMER = "tokenizer.", "transformer."  # prefixes of a main checkpoint
 _EMBEDDING = "model.embed_tokens.weight"
@@ -92,12 +93,8 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> VQTokenizer:
-    """Load the VQ-VAE of a MineWorld checkpoint, as the config.json of a diffusers VQModel says.
-
-    A main checkpoint keeps its weights under `tokenizer.model.`, beside the transformer; `vae.ckpt`
-    has nothing else, under `model.`.
-    """
-    fields = read_vq_config(config)
+    """Load the VQ-VAE of a main checkpoint, under `tokenizer.model.`, or of `vae.ckpt`."""
+    fields = read_json_object(config)
     tensors = read_tensors(weights) if isinstance(weights, Path) else weights
     tensors = tensors_under(_TOKENIZER, tensors) or tensors
     plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}

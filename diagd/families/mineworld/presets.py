@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diagd.models.config import ModelConfig
@@ -66,7 +66,7 @@ class MinecraftActions:
 
     Words are the buttons (`inventory`, `swapHands` and `ESC` excepted: no token stands for them),
     `camera(PITCH,YAW)` in degrees, `look_left` and the like for 5 degrees, and `none`. Camera words
-    add up. The last two local ids are spare: they fill the model's vocabulary, and mean nothing.
+    add up. The last two local ids are spare.
     """
 
     names = ("none", *SEEN_BUTTONS, *LOOKS)
@@ -195,35 +195,24 @@ GRID = (14, 24)  # rows and columns of a frame
 FRAMES = 16  # that the models hold, each with an action
 HEAD_DIM = 64
 _NUM_CODES = 8192
-
-
-def _mc_ar(
-    hidden_size: int,
-    intermediate_size: int,
-    num_heads: int,
-    num_layers: int = 20,
-    num_kv_heads: int = 4,
-    vocab_size: int = _NUM_CODES + MinecraftActions.num_ids,
-) -> ModelConfig:
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=HEAD_DIM,
-        vocab_size=vocab_size,
-        image_vocab_size=_NUM_CODES,
-        max_positions=FRAMES * (math.prod(GRID) + MinecraftActions.num_tokens),
-        grid_height=GRID[0],
-        grid_width=GRID[1],
-        num_action_tokens=MinecraftActions.num_tokens,
-    )
-
-
+_300M = ModelConfig(
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_layers=20,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=HEAD_DIM,
+    vocab_size=_NUM_CODES + MinecraftActions.num_ids,
+    image_vocab_size=_NUM_CODES,
+    max_positions=FRAMES * (math.prod(GRID) + MinecraftActions.num_tokens),
+    grid_height=GRID[0],
+    grid_width=GRID[1],
+    num_action_tokens=MinecraftActions.num_tokens,
+)
+_42M = {"hidden_size": 512, "intermediate_size": 2048, "num_layers": 8, "vocab_size": 8448}
 PRESETS = {
-    "mc-ar-42m": _mc_ar(512, 2048, num_heads=8, num_layers=8, num_kv_heads=8, vocab_size=8448),
-    "mc-ar-300m": _mc_ar(1024, 4096, num_heads=16),
-    "mc-ar-700m": _mc_ar(2048, 4096, num_heads=32),
-    "mc-ar-1.2b": _mc_ar(2048, 8192, num_heads=32),
+    "mc-ar-42m": replace(_300M, **_42M, num_heads=8, num_kv_heads=8),
+    "mc-ar-300m": _300M,
+    "mc-ar-700m": replace(_300M, hidden_size=2048, num_heads=32),
+    "mc-ar-1.2b": replace(_300M, hidden_size=2048, intermediate_size=8192, num_heads=32),
 }

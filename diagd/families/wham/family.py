@@ -15,10 +15,10 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from diagd.families.family import (
     TokenizerFolder,
     count_layers,
     rename,
-    tensors_under,
 )
 from diagd.families.wham.presets import PRESETS, SIZE_PX, WHAMActions, actions_of_rows
 from diagd.families.wham.tokenizer import (
@@ -45,8 +44,9 @@ from diagd.families.wham.tokenizer import (
     WHAMTokenizer,
     wham_tokenizer_from_weights,
 )
+from diagd.files import require_file
 from diagd.models.config import ModelConfig
-from diagd.weight_files import Record
+from diagd.weight_files import Record, tensors_under
 
 _GPT = "predictor.gpt_model."
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.h.{i}."
@@ -185,29 +185,26 @@ def npz_actions(path: str | Path) -> list[str]:
         raise ValueError(f"{path}: {error}") from None
 
 
-@dataclass(frozen=True)
-class StoredArray:
-    """An array inside an opened npz file; rows lie along its first axis."""
+class StoredArray(NamedTuple):
+    """An array inside an opened npz file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype  # never object
-    _file: IO[bytes]
+    file: IO[bytes]  # at the first row
 
     def rows(self, numbers: Iterable[int]) -> Iterator[NDArray]:
-        """Yield rows of ascending numbers, each of shape `shape[1:]`, one in memory at a time."""
+        """Yield rows of ascending numbers along the first axis, one in memory at a time."""
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        start = self._file.tell()
+        start = self.file.tell()
         for number in numbers:
-            self._file.seek(start + number * size)
-            data = bytearray(self._file.read(size))
-            yield np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+            self.file.seek(start + number * size)
+            yield np.frombuffer(bytearray(self.file.read(size)), self.dtype).reshape(self.shape[1:])
 
 
 @contextlib.contextmanager
 def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
     """Open one array of an npz file; ValueError where it is damaged or would need unpickling."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"clip not found: {path}")
+    require_file(path, "clip")
     damaged = f"{path} cannot be read as npz (corrupt or truncated)"
     try:
         with zipfile.ZipFile(path) as archive:
@@ -220,8 +217,10 @@ def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 stored = archive.getinfo(f"{name}.npy").file_size - file.tell()
                 if stored != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
-                if name == "images":
-                    _check_images(path, shape, dtype)
+                is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
+                if name == "images" and not is_video:
+                    rule = "images must be (T, 3, H_px, W_px) uint8"
+                    raise ValueError(f"{path}: {rule}, got {dtype} {shape}")
                 yield StoredArray(shape, dtype, file)
     except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
@@ -244,11 +243,6 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype
     if column_major and len(shape) > 1:
         raise ValueError(f"{where} is stored column by column; save it in C order")
     return shape, dtype
-
-
-def _check_images(path: str | Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if dtype != np.uint8 or len(shape) != 4 or shape[1] != 3 or min(shape) == 0:
-        raise ValueError(f"{path}: images must be (T, 3, H_px, W_px) uint8, got {dtype} {shape}")
 
 
 WHAM = Family(

@@ -6,8 +6,9 @@ Which button is which, and the order of the axes, is not published: words number
 
 import itertools
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,8 @@ _BINS = {str(number): number for number in range(NUM_BINS)} | {"min": 0, "max": 
 class WHAMActions:
     """WHAM's actions as an `ActionCodec`.
 
-    Words are `button1` to `button12`, `stick1=0` to `stick4=10` (bins; `stick1=min` and
-    `stick1=max` are the ends) and `none`. Words for one axis add up, counted from rest, so that
-    opposite keys cancel each other.
+    Words are `button1` to `button12`, `stick1=0` to `stick4=10` (bins, also `min` and `max`) and
+    `none`. Words for one axis add up, counted from rest, so that opposite keys cancel each other.
     """
 
     names = (
@@ -62,11 +62,7 @@ class WHAMActions:
         return tuple(first + min(max(value, 0), count - 1) for first, value, count in limits)
 
     def action_of(self, record: dict[str, Any]) -> str:
-        """Read one line of an action file.
-
-        It holds `{"action": WORDS}`, `{"action": [NUMBERS]}` as a row of an npz file, or
-        `{"buttons": [NUMBERS], "sticks": [BINS]}`.
-        """
+        """Read `{"action": WORDS or a row of numbers}` or `{"buttons": [...], "sticks": [...]}`."""
         action, buttons, sticks = (record.get(name) for name in ("action", "buttons", "sticks"))
         if isinstance(action, str):
             self.tokens_of(action)
@@ -111,36 +107,30 @@ def _words(values: Sequence[int]) -> str:
 
 
 SIZE_PX = (180, 300)  # height and width of the frames of both models
-_PATCH_PX = 10
+_GRID = (18, 30)
 _NUM_CODES = 16384
 _FRAMES = 10  # that the models hold
-
-
-def _wham(hidden_size: int, num_layers: int, num_heads: int, norm_affine: bool) -> ModelConfig:
-    height, width = (size // _PATCH_PX for size in SIZE_PX)
-    return ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=4 * hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        vocab_size=_NUM_CODES + WHAMActions.num_ids,
-        image_vocab_size=_NUM_CODES,
-        max_positions=_FRAMES * (height * width + WHAMActions.num_tokens),
-        grid_height=height,
-        grid_width=width,
-        num_action_tokens=WHAMActions.num_tokens,
-        norm="layer",
-        norm_affine=norm_affine,
-        mlp="gelu",
-        bias=True,
-        position="learned",
-        tie_embeddings=True,
-    )
-
-
+_1_6B = ModelConfig(
+    hidden_size=2304,
+    intermediate_size=4 * 2304,
+    num_layers=24,
+    num_heads=18,
+    num_kv_heads=18,
+    head_dim=128,
+    vocab_size=_NUM_CODES + WHAMActions.num_ids,
+    image_vocab_size=_NUM_CODES,
+    max_positions=_FRAMES * (math.prod(_GRID) + WHAMActions.num_tokens),
+    grid_height=_GRID[0],
+    grid_width=_GRID[1],
+    num_action_tokens=WHAMActions.num_tokens,
+    norm="layer",
+    mlp="gelu",
+    bias=True,
+    position="learned",
+    tie_embeddings=True,
+)
+_200M = {"hidden_size": 1024, "intermediate_size": 4096, "num_layers": 16, "norm_affine": False}
 PRESETS = {
-    "wham-200m": _wham(hidden_size=1024, num_layers=16, num_heads=16, norm_affine=False),
-    "wham-1.6b": _wham(hidden_size=2304, num_layers=24, num_heads=18, norm_affine=True),
+    "wham-200m": replace(_1_6B, **_200M, num_heads=16, num_kv_heads=16, head_dim=64),
+    "wham-1.6b": _1_6B,
 }

@@ -9,15 +9,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.data.video import resize
-from diagd.families.family import count_layers, tensors_under
+from diagd.families.family import count_layers, rename
+from diagd.files import read_json_object
 from diagd.tokenizers import vq
+from diagd.weight_files import assign_weights, check_fit, read_weights, tensors_under
 
 TOKENIZER_PREFIX = "context_encoders.images."  # of its weights in WHAM's checkpoints
 HEAD_SIZE = 64  # where nothing says other
@@ -26,18 +26,23 @@ WEIGHTS_NAME = "model.safetensors"
 _NORM_EPS = 1e-5
 _MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)  # of ImageNet, RGB in [0, 1]
 _DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-_THEIR_NAMES = {
-    "codebook.": "vq_vae._embedding.",
-    ".input_proj.": ".proj1.",
-    ".positions.": ".pos_embeds.",
-    ".blocks.": ".vit.",
-    ".attention_norm.": ".ln_1.",
-    ".qkv_proj.": ".attn.c_attn.",
-    ".o_proj.": ".attn.c_proj.",
-    ".mlp_norm.": ".ln_2.",
-    ".up_proj.": ".mlp.c_fc.",
-    ".down_proj.": ".mlp.c_proj.",
-    ".output_norm.": ".output_ln.",
+_SIDE_MODULES = {
+    "input_proj": "proj1",
+    "positions": "pos_embeds",
+    "blocks.{i}.attention_norm": "vit.{i}.ln_1",
+    "blocks.{i}.qkv_proj": "vit.{i}.attn.c_attn",
+    "blocks.{i}.o_proj": "vit.{i}.attn.c_proj",
+    "blocks.{i}.mlp_norm": "vit.{i}.ln_2",
+    "blocks.{i}.up_proj": "vit.{i}.mlp.c_fc",
+    "blocks.{i}.down_proj": "vit.{i}.mlp.c_proj",
+    "output_norm": "output_ln",
+    "output_proj": "output_proj",
+}
+_MODULES = {"codebook": "vq_vae._embedding"}
+_MODULES |= {
+    f"{side}.{ours}": f"{side}.{theirs}"
+    for side in ("encoder", "decoder")
+    for ours, theirs in _SIDE_MODULES.items()
 }
 _TRAINING_ONLY = ("patch_gan.", "target_patchgan.", "lpips_model.")
 
@@ -71,8 +76,6 @@ class ViTVQGANConfig:
 
 
 class ViTVQGAN(nn.Module):
-    """Encoder, codebook and decoder."""
-
     def __init__(self, config: ViTVQGANConfig) -> None:
         super().__init__()
         self.config = config
@@ -84,9 +87,7 @@ class ViTVQGAN(nn.Module):
     def latents(self, pictures: Tensor) -> Tensor:
         """Encode to unit vectors: (B, 3, height_px, width_px) float -> (B, rows, columns, C)."""
         config = self.config
-        rows, columns = config.grid
-        below = rows * config.patch_size - config.height_px
-        right = columns * config.patch_size - config.width_px
+        right, below = -config.width_px % config.patch_size, -config.height_px % config.patch_size
         padded = functional.pad(pictures, (0, right, 0, below))
         patches = functional.pixel_unshuffle(padded, config.patch_size)  # (B, 3 * p * p, rows, ..)
         vectors = self.encoder(patches.flatten(2).mT)
@@ -147,15 +148,8 @@ class Block(nn.Module):
         return states + self.down_proj(hidden)
 
 
-class WHAMTokenizer:
+class WHAMTokenizer(vq.FrameTokenizer):
     """A frame-by-frame `VideoTokenizer` for frames of one size."""
-
-    temporal_compression = 1
-    fit_frames = staticmethod(resize)
-
-    def __init__(self, model: ViTVQGAN, batch_size: int = vq.BATCH_SIZE) -> None:
-        self.model = model.eval()
-        self.batch_size = batch_size  # frames at once; bounds the memory
 
     @property
     def codebook_size(self) -> int:
@@ -173,85 +167,65 @@ class WHAMTokenizer:
             raise ValueError(f"a frame must be {rows}x{columns} tokens, got {height}x{width}")
         return config.height_px, config.width_px
 
-    def to(self, device: torch.device | str) -> Self:
-        self.model.to(device)
-        return self
-
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
         """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
-        vq.check_frames(frames, 1)
-        expected, given = self.frame_size_px(*self.model.config.grid), frames.shape[1:3]
-        if given != expected:
-            raise ValueError("frames must be {}x{} px, got {}x{}".format(*expected, *given))
-        device, ids = self.model.codebook.weight.device, []
-        for chunk in frames.split(self.batch_size):
-            values = chunk.to(device).movedim(-1, 1).float() / 255
-            pictures = (values - _MEAN.to(device)) / _DEVIATION.to(device)
-            ids.append(self.model.nearest(self.model.latents(pictures)))
-        return torch.cat(ids).to(frames.device)
+        return self.in_batches(self._ids, frames)
+
+    def _ids(self, frames: Tensor) -> Tensor:
+        values = frames.movedim(-1, 1).float() / 255
+        pictures = (values - _MEAN.to(values.device)) / _DEVIATION.to(values.device)
+        return self.model.nearest(self.model.latents(pictures))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
-        vq.check_tokens(tokens, self.codebook_size)
-        self.frame_size_px(*tokens.shape[1:])
-        device, chunks = self.model.codebook.weight.device, []
-        for chunk in tokens.split(self.batch_size):
-            pictures = self.model.pixels(chunk.to(device, torch.int64))
-            values = pictures * _DEVIATION.to(device) + _MEAN.to(device)
-            chunks.append(vq.paint(values * 255, "down"))
-        return torch.cat(chunks).to(tokens.device)
+        return self.in_batches(self._paint, tokens)
+
+    def _paint(self, tokens: Tensor) -> Tensor:
+        pictures = self.model.pixels(tokens.long())
+        values = pictures * _DEVIATION.to(tokens.device) + _MEAN.to(tokens.device)
+        return vq.paint(values * 255, "down")
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write config.json and model.safetensors, each under its name only when whole."""
         config = {"kind": WHAM_KIND} | asdict(self.model.config)
-        vq.save_files(folder, config, self.model.state_dict(), WEIGHTS_NAME, dtype)
+        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
+    def from_pretrained(cls, folder: str | Path) -> "WHAMTokenizer":
         config_path, weights_path = Path(folder) / vq.CONFIG_NAME, Path(folder) / WEIGHTS_NAME
-        values = vq.read_vq_config(config_path)
-        kind = values.pop("kind", None)
-        if kind != WHAM_KIND:
-            raise ValueError(f"{config_path}: kind must be {WHAM_KIND}, got {kind!r}")
+        values = read_json_object(config_path)
         try:
+            if values.pop("kind", None) != WHAM_KIND:
+                raise ValueError("it is of another kind")
             config = ViTVQGANConfig(**values)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{config_path} describes no {WHAM_KIND}: {error}") from None
-        weights = vq.read_tensors(weights_path)
+        weights = read_weights(weights_path)
         if config.num_layers > len(weights):  # which would be built one by one
             raise ValueError(
                 f"{config_path}: num_layers must be at most the {len(weights)} tensors of "
                 f"{weights_path}, got {config.num_layers}"
             )
-        model = _empty(config)
-        vq.check_weights(weights_path, weights, model.state_dict())
-        model.load_state_dict({n: w.float() for n, w in weights.items()}, assign=True)
-        return cls(model)
+        return _build(config, weights, weights_path)
 
 
 def wham_tokenizer_from_weights(
     weights: Mapping[str, Tensor], height_px: int, width_px: int, head_size: int
 ) -> WHAMTokenizer:
-    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`.
-
-    The shapes tell all sizes but those of a frame and of an attention head.
-    """
+    """Extract the tokenizer of a WHAM checkpoint, or of its part under `TOKENIZER_PREFIX`."""
     where = "the WHAM tokenizer"
     found = {
         name: weight
         for name, weight in (tensors_under(TOKENIZER_PREFIX, weights) or weights).items()
         if not name.endswith(".attn_mask") and not name.startswith(_TRAINING_ONLY)
     }
-    shapes = []
-    for name in ("encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"):
-        if name not in found:
-            raise ValueError(f"{where} misses weights: {name}")
-        if found[name].dim() != 2:
-            raise ValueError(f"{where}: {name} must be a matrix, got {tuple(found[name].shape)}")
-        shapes.append(found[name].shape)
-    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = shapes
+    matrices = ["encoder.proj1.weight", "encoder.pos_embeds.weight", "vq_vae._embedding.weight"]
+    if bad := [name for name in matrices if name not in found or found[name].dim() != 2]:
+        raise ValueError(f"{where} has no matrix {bad[0]}")
+    (hidden_size, patch), (num_positions, _), (codebook_size, code_dim) = (
+        found[name].shape for name in matrices
+    )
     patch_px, num_layers = math.isqrt(patch // 3), count_layers(found, "encoder.vit.")
     config = ViTVQGANConfig(
         height_px, width_px, patch_px, hidden_size, num_layers, head_size, code_dim, codebook_size
@@ -262,20 +236,21 @@ def wham_tokenizer_from_weights(
             f"{where} has {num_positions} positions, but frames of {height_px}x{width_px} px have "
             f"{rows}x{columns} patches of {patch_px}x{patch_px} px"
         )
-    model = _empty(config)
-    names = {name: _their_name(name) for name in model.state_dict()}
-    expected = {names[name]: value for name, value in model.state_dict().items()}
-    vq.check_weights(where, found, expected, "its patches, positions and codebook")
-    model.load_state_dict({n: found[theirs].float() for n, theirs in names.items()}, assign=True)
+    try:
+        renamed = rename(found, _MODULES, num_layers)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return _build(config, renamed, where, "its patches, positions and codebook")
+
+
+def _build(
+    config: ViTVQGANConfig,
+    weights: Mapping[str, Tensor],
+    where: str | Path,
+    described_by: str = "the config",
+) -> WHAMTokenizer:
+    with torch.device("meta"):
+        model = ViTVQGAN(config)
+    check_fit(model, weights, where, described_by)
+    assign_weights(model, weights, where)
     return WHAMTokenizer(model)
-
-
-def _empty(config: ViTVQGANConfig) -> ViTVQGAN:
-    with torch.device("meta"):  # its weights are assigned
-        return ViTVQGAN(config)
-
-
-def _their_name(name: str) -> str:
-    for ours, theirs in _THEIR_NAMES.items():
-        name = name.replace(ours, theirs)
-    return name

@@ -25,7 +25,7 @@ from diagd.data.video import read_video, resize, write_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import find_model, model_path
-from diagd.files import write_json
+from diagd.files import require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.study.options import StudyOptions
 
@@ -94,8 +94,7 @@ def find_pairs(
 
     Raises FileNotFoundError or ValueError for clips that are missing or cannot be shown fairly.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder of pairs not found: {folder}")
+    require_folder(folder, "folder of pairs")
     systems = sorted(path.name for path in folder.iterdir() if any(path.glob("*.mp4")))
     if len(systems) < 2:
         raise ValueError(
@@ -237,9 +236,7 @@ def _remember(options: StudyOptions) -> None:
 def _prompt_paths(options: StudyOptions) -> list[Path]:
     if options.clips is None:
         return [model_path(options.model) / "prompt.mp4"]
-    if not options.clips.is_dir():
-        raise FileNotFoundError(f"folder of prompt clips not found: {options.clips}")
-    paths = sorted(options.clips.glob("*.mp4"))
+    paths = sorted(require_folder(options.clips, "folder of prompt clips").glob("*.mp4"))
     if not paths:
         raise ValueError(f"{options.clips} holds no mp4 clips")
     return paths

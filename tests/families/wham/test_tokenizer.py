@@ -34,7 +34,9 @@ SIZES = ViTVQGANConfig(
 
 def small_tokenizer(batch_size: int = 8) -> WHAMTokenizer:
     torch.manual_seed(0)
-    return WHAMTokenizer(ViTVQGAN(SIZES), batch_size)
+    tokenizer = WHAMTokenizer(ViTVQGAN(SIZES))
+    tokenizer.batch_size = batch_size
+    return tokenizer
 
 
 def build(**changes) -> WHAMTokenizer:
@@ -151,24 +153,24 @@ def test_a_saved_tokenizer_loads_again_bit_by_bit(tmp_path):
     [
         (
             {"encoder.proj1.weight": None},
-            r"the WHAM tokenizer misses weights: encoder\.proj1\.weight",
+            r"the WHAM tokenizer has no matrix encoder\.proj1\.weight",
         ),
         (
             {"vq_vae._embedding.weight": torch.zeros(3)},
-            r"the WHAM tokenizer: vq_vae\._embedding\.weight must be a matrix, got \(3,\)",
+            r"the WHAM tokenizer has no matrix vq_vae\._embedding\.weight",
         ),
         (
-            {"decoder.vit.0.attn.c_proj.weight": None, "decoder.output_ln.bias": None},
-            r"the WHAM tokenizer misses weights \(does it fit its patches, positions and codebook"
-            r"\?\): decoder\.output_ln\.bias, decoder\.vit\.0\.attn\.c_proj\.weight",
+            {"decoder.output_ln.bias": None},
+            r"the WHAM tokenizer: does not fit its patches, .*: 1 missing tensor: "
+            r"decoder\.output_norm\.bias",
         ),
         (
             {"decoder.vit.1.ln_1.weight": torch.zeros(24)},
-            r"holds unknown weights \(.*\): decoder\.vit\.1\.ln_1\.weight",
+            r"1 unknown tensor: decoder\.vit\.1\.ln_1\.weight",
         ),
         (
             {"encoder.vit.0.mlp.c_fc.weight": torch.zeros(24, 24)},
-            r"encoder\.vit\.0\.mlp\.c_fc\.weight must be \(96, 24\) as .*, got \(24, 24\)",
+            r"encoder\.blocks\.0\.up_proj\.weight \(expected \(96, 24\), got \(24, 24\)\)",
         ),
     ],
 )
@@ -193,11 +195,11 @@ def test_frames_of_other_sizes_or_heads_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "other"}, r"config\.json: kind must be wham-vit-vqgan, got 'other'$"),
+        ({"kind": "other"}, r"config\.json describes no wham-vit-vqgan: it is of another kind$"),
         ({"head_dim": 5}, "describes no wham-vit-vqgan: head_dim must divide hidden_size=12"),
         ({"head_dim": "4"}, "head_dim must be a positive integer, got '4'$"),
         ({"depth": 5}, "describes no wham-vit-vqgan: .*unexpected keyword argument 'depth'"),
-        ({"codebook_size": 8}, r"codebook\.weight must be \(8, 5\) as config\.json says, got \(9,"),
+        ({"codebook_size": 8}, r"codebook\.weight \(expected \(8, 5\), got \(9,"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
@@ -213,7 +215,7 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, changes, message):
 def test_a_missing_file_is_named(tmp_path, name):
     small_tokenizer().save_pretrained(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"^tokenizer file not found: .*{name}$"):
+    with pytest.raises(FileNotFoundError, match=rf"^file not found: .*{name}$"):
         WHAMTokenizer.from_pretrained(tmp_path)
 
 
@@ -222,29 +224,5 @@ def test_stored_weights_must_be_complete(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     del weights["encoder.positions.weight"]
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"misses weights .*: encoder\.positions\.weight$"):
+    with pytest.raises(ValueError, match=r"1 missing tensor: encoder\.positions\.weight$"):
         WHAMTokenizer.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("frames", "message"),
-    [
-        (torch.zeros(1, 11, 7, 3, dtype=torch.uint8), "^frames must be 7x11 px, got 11x7$"),
-        (torch.zeros(1, 7, 11, 3), r"^frames must be uint8, got torch\.float32$"),
-    ],
-)
-def test_frames_that_do_not_fit_are_refused(frames, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().encode(frames)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        (torch.zeros(1, 4, 3, dtype=torch.int64), "^a frame must be 3x4 tokens, got 4x3$"),
-        (torch.full((1, 3, 4), 9), r"^tokens must be in \[0, codebook_size=9\), got 9 to 9$"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(tokens, message):
-    with pytest.raises(ValueError, match=message):
-        small_tokenizer().decode(tokens)

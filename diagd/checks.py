@@ -1,0 +1,27 @@
+"""Checks of options, which raise ValueError."""
+
+import re
+from typing import Any
+
+
+def check_at_least(options: Any, **bounds: int) -> None:
+    """Refuse a number of some options that is given and below its bound."""
+    for name, bound in bounds.items():
+        value = getattr(options, name)
+        if value is not None and value < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def parse_size(text: str | None) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH` in pixels; (0, 0) for anything else."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)x(\d+)", text, flags=re.ASCII)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
+    """Refuse a value by the first rule (name, whether its value is valid, what it must be)."""
+    for name, is_valid, expected in rules:
+        if not is_valid:
+            raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
