@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
+from diagd.commands.bench import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
 from diagd.files import write_text
 from diagd.reporting.plots import save_figure
 

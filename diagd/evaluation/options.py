@@ -9,9 +9,8 @@ import tyro
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategies
-from diagd.evaluation.drift import DRIFT_FRAMES
+from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
-from diagd.evaluation.revisit import REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import OutputFolder
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
