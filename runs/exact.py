@@ -33,10 +33,9 @@ from diagd.decoding.strategies.strategy import Exact, Strategy, parse_strategies
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults
-from diagd.files import write_json
+from diagd.files import save_figure, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.reporting.plots import save_figure
 from diagd.system import cpu_name, fingerprint
 
 SHOWN = "exact"  # the strategy in the picture

@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt
 import tyro
 
 from diagd.commands.bench import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
-from diagd.files import write_text
-from diagd.reporting.plots import save_figure
+from diagd.files import save_figure, write_text
 
 SPEED = {
     "steps": "{steps}",

@@ -7,22 +7,20 @@ diagd attention --clips work/doom/heldout --layer 3
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from diagd.attention.analysis import KINDS, FrameAttention, measure_attention
 from diagd.attention.options import AttentionOptions
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
-from diagd.data.actions import read_actions
-from diagd.data.video import read_video, resize
 from diagd.families.checkpoints import model_path
-from diagd.files import replacing, write_json
-from diagd.pipeline.generator import VideoGenerator
+from diagd.files import save_figure, write_json
+from diagd.pipeline.generator import VideoGenerator, read_scene
 from diagd.pipeline.world_folder import load_parts
 
 REACH = 6  # rows and columns around a place that the figure shows
@@ -84,14 +82,10 @@ def _clips(options: AttentionOptions) -> list[Path]:
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
     """Return (1, N) tokens of the clip's last frames with the actions between them."""
-    frames = read_video(clip).frames
-    if len(frames) < num_frames:
-        raise ValueError(f"{clip} has {len(frames)} frames, expected at least {num_frames}")
-    actions = None
-    if world.vocabulary is not None:
-        taken = read_actions(clip.with_suffix(".jsonl"), world.vocabulary, len(frames))
-        actions = taken[len(taken) - num_frames + 1 :]
-    return world.prompt(resize(frames[-num_frames:], *world.frame_size_px), actions)[0]
+    scene = read_scene(clip, world, num_frames)
+    if (found := len(scene.frames)) < num_frames:
+        raise ValueError(f"{clip} has {found} frames, expected at least {num_frames}")
+    return world.prompt(scene.frames, scene.actions)[0]
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -109,10 +103,9 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
-    figure, axes = plt.subplot_mosaic(
+    figure = Figure(figsize=(14, 11.5), layout="constrained")
+    axes = figure.subplot_mosaic(
         [["map", "map", "map"], ["before", "itself", "shares"]],
-        figsize=(14, 11.5),
-        layout="constrained",
         width_ratios=[1, 1, 1.7],
         height_ratios=[1.25, 1],
     )
@@ -127,9 +120,7 @@ def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
     image = axes["itself"].images[0]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
     _draw_shares(axes["shares"], attention.report())
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
+    save_figure(figure, path, dpi=110)
 
 
 def _draw_map(axis: Axes, attention: FrameAttention) -> None:

@@ -487,7 +487,7 @@ class StartScene:
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
     """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
     prompt = folder / "prompt.mp4"
-    first = [_read_scene(prompt, world, context_frames)] if prompt.is_file() else []
+    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
     return first + folder_scenes(folder / "scenes", world, context_frames)
 
 
@@ -498,19 +498,17 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
     """
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
-        _read_scene(path, world, context_frames)
+        read_scene(path, world, context_frames)
         for path in files
         if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
     ]
 
 
-def _read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    prompt, actions = (
-        world.read_prompt(path, context_frames=context_frames),
-        path.with_suffix(".jsonl"),
-    )
-    if len(prompt.frames) > 1 and not actions.is_file():
-        raise FileNotFoundError(f"action file not found: {actions}")
+def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
+    """Read frames to go on from; where there are several, the actions are in a file beside."""
+    prompt = world.read_prompt(path, context_frames=context_frames)
+    if prompt.context_actions and not (file := path.with_suffix(".jsonl")).is_file():
+        raise FileNotFoundError(f"action file not found: {file}")
     name = path.stem.replace("-", " ").replace("_", " ")
     fps = Fraction(prompt.fps).limit_denominator(1001)
     return StartScene(name, prompt.frames, tuple(prompt.context_actions or ()), fps)

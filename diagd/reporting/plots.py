@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,7 +14,7 @@ from diagd.data.video import write_video
 from diagd.evaluation.comparison import METRICS
 from diagd.evaluation.results import BASELINES, RASTER, Groups, per_horizon
 from diagd.evaluation.tables import Column, Row, Table
-from diagd.files import replacing
+from diagd.files import save_figure
 
 Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
 
@@ -31,13 +30,9 @@ def write_strip(path: Path, rows: dict[str, Frames]) -> None:
     times = np.unique(np.linspace(0, length - 1, min(length, STRIP_COLUMNS)).round().astype(int))
     height_px, width_px = next(iter(rows.values())).shape[1:3]
     cell = 1.5 * width_px / height_px, 1.5
-    figure, axes = plt.subplots(
-        len(rows),
-        len(times),
-        figsize=(cell[0] * len(times) + 1.2, cell[1] * len(rows) + 0.3),
-        squeeze=False,
-        layout="constrained",
-    )
+    size = cell[0] * len(times) + 1.2, cell[1] * len(rows) + 0.3
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(times), squeeze=False)
     for line, (label, frames) in zip(axes, rows.items(), strict=True):
         for axis, time in zip(line, times, strict=True):
             axis.imshow(frames[time])
@@ -71,13 +66,6 @@ def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None
     write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
 
 
-def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
-    """Write a figure as PNG, under its name only when it is whole, and close it."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=dpi, format="png")
-    plt.close(figure)
-
-
 def _label(text: str, width_px: int) -> Frames:
     """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3)."""
     figure = Figure(figsize=(width_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
@@ -103,9 +91,8 @@ def plot_frontier(rows: list[Row], path: Path) -> None:
     """
     table = Table(METRICS, [row for row in rows if row["strategy"] not in BASELINES])
     width = len(table.columns)
-    figure, axes = plt.subplots(
-        1, width, figsize=(4.6 * width, 4), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(4.6 * width, 4), layout="constrained")
+    axes = figure.subplots(1, width, squeeze=False)
     models = dict.fromkeys(row["model"] for row in table.rows)
     for axis, column in zip(axes[0], table.columns, strict=True):
         for number, model in enumerate(models):
@@ -184,15 +171,9 @@ def _draw_curves(curves: Curves, inches: tuple[float, float], path: Path, **styl
     """Draw each model's curves below its name, each panel so wide and high."""
     models = list(dict.fromkeys(model for model, _ in curves))
     columns = list(dict.fromkeys(column for _, column in curves))
-    figure, axes = plt.subplots(
-        len(columns),
-        len(models),
-        figsize=(inches[0] * len(models), inches[1] * len(columns)),
-        squeeze=False,
-        sharex=True,
-        sharey="row",
-        layout="constrained",
-    )
+    size = inches[0] * len(models), inches[1] * len(columns)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(columns), len(models), squeeze=False, sharex=True, sharey="row")
     for (model, column), own in curves.items():
         axis = axes[columns.index(column), models.index(model)]
         for strategy, points in own.items():

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -25,9 +24,9 @@ from diagd.files import (
     append_line,
     read_json_lines,
     recover_folder,
-    replacing,
     replacing_folder,
     rewind_log,
+    save_figure,
     write_json,
 )
 from diagd.models.transformer import Transformer
@@ -325,16 +324,10 @@ def plot_loss(folder: Path) -> None:
 @contextmanager
 def chart(path: Path, height: float = 4, legend: str | None = None, **labels: str) -> Iterator[Any]:
     """Yield the axes of a chart with a grid and a legend, and write it as PNG."""
-    figure, axis = plt.subplots(figsize=(7, height), layout="constrained")
+    figure = Figure(figsize=(7, height), layout="constrained")
+    axis = figure.subplots()
     yield axis
     axis.set(**labels)
     axis.grid(alpha=0.3)
     axis.legend(title=legend)
     save_figure(figure, path)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all, and close it."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-    plt.close(figure)

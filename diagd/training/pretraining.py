@@ -21,8 +21,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from rich.console import Console
 from torch import Tensor
 
@@ -33,13 +34,13 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.families.checkpoints import TOKENIZER_FOLDER
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
-from diagd.files import read_json_lines, write_json
+from diagd.files import read_json_lines, save_figure, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
-from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, save_figure, windows
+from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
 from diagd.training.mixture import MixtureLoss, begin_run, next_steps
 from diagd.training.options import RunOptions, TrainOptions
 from diagd.training.setup import (
@@ -288,14 +289,11 @@ class DreamStrip:
 
 def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
     """Draw strips of frames, picture files under their labels, below each other."""
-    pictures = {label: plt.imread(picture) for label, picture in rows.items()}
+    pictures = {label: imread(picture) for label, picture in rows.items()}
     height, width = next(iter(pictures.values())).shape[:2]
-    figure, axes = plt.subplots(
-        len(rows),
-        figsize=(9, 0.4 + len(rows) * 8 * height / width),
-        layout="constrained",
-        squeeze=False,
-    )
+    size = 9, 0.4 + len(rows) * 8 * height / width
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), squeeze=False)
     for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
         axis.imshow(picture, interpolation="nearest")
         axis.set(xticks=[], yticks=[])

@@ -1,4 +1,3 @@
-import matplotlib.pyplot as plt
 import numpy as np
 
 from diagd.console import make_console
@@ -81,7 +80,6 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
     assert words == {"tiny", "raster's tokens", "raster's distribution, other tokens", "neither"}
     markers = [line.get_marker() for line in figure.axes[0].lines if line.get_marker() in "oDx"]
     assert sorted(markers[:3]) == ["D", "o", "x"]
-    plt.close(figure)
 
 
 def test_a_table_is_written_as_markdown_and_as_html():
