@@ -33,13 +33,13 @@ from diagd.commands.bench import (
     CACHE_BYTES,
     MARK,
     after,
-    cell,
     config_of,
     disturbed_note,
-    num_parameters,
 )
+from diagd.console import cell
 from diagd.files import read_json_lines, write_text
 from diagd.models.config import ModelConfig
+from diagd.models.transformer import num_parameters
 from diagd.system import git_commit, only_writer
 
 ROOT = Path(__file__).resolve().parent.parent

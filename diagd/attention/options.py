@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from diagd.decoding.strategies.strategy import check_at_least
 from diagd.flags import Device, OutputFile, output_file
 
 
@@ -20,10 +21,7 @@ class AttentionOptions:
     output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
 
     def __post_init__(self) -> None:
-        if self.frame < 1:
-            raise ValueError(f"frame must be at least 1, got {self.frame}")
-        if self.num_clips < 1:
-            raise ValueError(f"num_clips must be at least 1, got {self.num_clips}")
+        check_at_least(self, frame=1, num_clips=1)
         if self.output.suffix != ".png":
             raise ValueError(f"output must end in .png, got {self.output}")
         for path in (self.output, self.output.with_suffix(".json")):

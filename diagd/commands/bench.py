@@ -33,7 +33,7 @@ from diagd.benchmark.steps import (
     flops,
     measure_ceilings,
 )
-from diagd.console import make_console, print_table, progress
+from diagd.console import cell, make_console, print_records, progress
 from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
@@ -42,7 +42,7 @@ from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import cache_argument, llama_of
-from diagd.models.transformer import Transformer
+from diagd.models.transformer import Transformer, num_parameters
 from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
 
@@ -364,20 +364,18 @@ def print_rows(document: dict[str, Any]) -> None:
     kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
     common = " ".join(one for values in kinds.values() if len(values) == 1 for one in values)
     told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["strategy"]
-    names = [
-        " ".join(row[key] for key in told_apart if row[key]) + after(row, rows) for row in rows
-    ]
-    for title, texts in (("speed", SPEED), ("limits; parts of a step in ms", LIMITS)):
-        columns = shown_columns(texts, rows)
-        lines = [
-            [name + f" {MARK}" * row["disturbed"], *(cell(t, row) for t in columns.values())]
-            for name, row in zip(names, rows, strict=True)
-            if texts is SPEED or "step_ms" in row
-        ]
-        header = ["", *(heading.strip() for heading in columns)]
-        print_table(console, f"{title} {common and f'({common})'}", header, lines)
-    disturbed = [name for name, row in zip(names, rows, strict=True) if row["disturbed"]]
-    if disturbed:
+    named = []
+    for row in rows:
+        name = " ".join(row[key] for key in told_apart if row[key]) + after(row, rows)
+        named.append({**row, "name": name, "mark": f" {MARK}" * row["disturbed"]})
+    stepped = [row for row in named if "step_ms" in row]
+    for title, texts, shown in (
+        ("speed", SPEED, named),
+        ("limits; parts of a step in ms", LIMITS, stepped),
+    ):
+        columns = {"": "{name}{mark}", **shown_columns(texts, rows)}
+        print_records(console, f"{title} {common and f'({common})'}", columns, shown)
+    if disturbed := [row["name"] for row in named if row["disturbed"]]:
         console.print(disturbed_note(disturbed))
 
 
@@ -390,14 +388,6 @@ def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Format how many frames a row goes on from, where rows differ in that."""
     counts = {other["context_frames"] for other in rows}
     return f" after {row['context_frames']}" if len(counts) > 1 else ""
-
-
-def cell(text: str, row: dict[str, Any]) -> str:
-    """Format a number, or a dash where this row has none."""
-    try:
-        return text.format(**row)
-    except (KeyError, TypeError):
-        return "-"
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
@@ -462,11 +452,6 @@ def _inputs(
         raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
     text = torch.randn(1, NUM_PLACES, config.context_size, generator=generator).to(device)
     return Inputs(prompt, count, coming, text if config.context_size else None)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
 def config_of(name: str) -> ModelConfig:

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import make_console, print_table, progress, waiting
+from diagd.console import make_console, print_records, progress, waiting
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.strategy import Raster, Strategy
@@ -34,7 +34,7 @@ from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, read_text, seed_of
 from diagd.pipeline.world_folder import WorldSource
-from diagd.system import fingerprint, only_writer, provenance
+from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.workers import do_tasks
 
 # Paths, whose files may have moved; of a model its contents count.
@@ -226,15 +226,10 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
         return False
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["settings"]
-        found = {setting: before[setting] for setting in settings}
+        found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
-    for setting, value in found.items():
-        if setting not in _MAY_DIFFER and value != settings[setting]:
-            raise ValueError(
-                f"{path} was made with {setting}={value}, now {settings[setting]}; "
-                "choose another --out"
-            )
+    refuse_other_run(f"{path} was made with", found, settings)
     return (out / f"{name}.mp4").is_file()
 
 
@@ -328,20 +323,20 @@ def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]
     return report
 
 
+COLUMNS = {
+    "": "{strategy}",
+    "frames": "{num_frames}",
+    "steps": "{num_steps}",
+    "seconds": "{seconds:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "speedup": "{speedup:.1f}x",
+}
+
+
 def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
-    lines = [
-        [
-            row["strategy"],
-            str(row["num_frames"]),
-            str(row["num_steps"]),
-            f"{row['seconds']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['frames_per_second']:.2f}",
-            f"{row['speedup']:.1f}x" if len(report) > 1 and row["speedup"] else "-",
-        ]
-        for row in report
-    ]
-    header = "", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"
-    print_table(console, title, header, lines)
+    print_records(
+        console, title, COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}, report
+    )
     if dropped := report[-1]["num_dropped_frames"]:
         console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")

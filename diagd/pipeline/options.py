@@ -11,7 +11,13 @@ import tyro
 
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Raster, Strategy, parse_strategy
+from diagd.decoding.strategies.strategy import (
+    Conditions,
+    Raster,
+    Strategy,
+    check_at_least,
+    parse_strategy,
+)
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
 from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag
@@ -116,10 +122,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
     out: OutputFolder | None = None
 
     def __post_init__(self) -> None:
-        for name, lowest in (("frames", 1), ("context_frames", 1), ("raster_frames", 0)):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        check_at_least(self, frames=1, context_frames=1, raster_frames=0)
         strategy = self.decoding(GenerationDefaults(), 1)
         strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
         check_suffix(self.output)

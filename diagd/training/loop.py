@@ -30,7 +30,7 @@ from diagd.files import (
     write_json,
 )
 from diagd.models.transformer import Transformer
-from diagd.system import keep_freed_memory
+from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.options import RunOptions
 from diagd.training.setup import choose_precision, make_optimizers
@@ -153,17 +153,12 @@ class TrainingRun:
         if state_file.is_file():
             state = json.loads(state_file.read_text(encoding="utf-8"))
             step, seconds = state.pop("step"), state.pop("seconds")
-            for name, value in self.settings.items():
-                before = state.pop(name)
-                if before != value:
-                    raise ValueError(
-                        f"{self.options.out} holds a run of {name} {before}, now {value}; "
-                        "choose another --out"
-                    )
+            held = f"{self.options.out} holds a run of"
+            before = {name: state.pop(name) for name in self.settings}
+            refuse_other_run(held, before, self.settings)
             if state != self.identity:
                 raise ValueError(
-                    f"{self.options.out} holds a run of another model, tokenizer or schedule; "
-                    "choose another --out"
+                    f"{held} another model, tokenizer or schedule; choose another --out"
                 )
             self.accelerator.load_state(str(self.checkpoint))
             self.step, self.seconds, self.agreed_at = step, seconds, step

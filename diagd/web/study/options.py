@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy, check_at_least, parse_strategy
 from diagd.flags import OutputFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -44,9 +44,7 @@ class StudyOptions:
     seed: int = 0  # of the dreams, and of the order and sides that each rater gets
 
     def __post_init__(self) -> None:
-        for name, low in (("make", 0), ("frames", 1), ("context_frames", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        check_at_least(self, make=0, frames=1, context_frames=1)
         if self.make:
             names = []
             for system in self.parsed_systems():
