@@ -1,11 +1,11 @@
 import numpy as np
 
+from diagd.commands import report
+from diagd.commands.report import plot_frontier, plot_horizons
 from diagd.console import make_console
 from diagd.evaluation.comparison import DIFFERENCES, compare
 from diagd.evaluation.results import Results, grouped, summarize
 from diagd.evaluation.tables import MODEL, STRATEGY, Column, Table
-from diagd.reporting import plots
-from diagd.reporting.plots import plot_frontier, plot_horizons
 from tests.evaluation.lines import clip_line, run_line
 
 
@@ -72,7 +72,7 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
     rows = summarize(results_with_every_metric())
     rows[0]["lossless"] = "tokens"
     drawn = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.append(figure))
     rows.insert(1, {**rows[1], "strategy": "sjd", "lossless": "distribution"})
     plot_frontier(rows, tmp_path / "frontier.png")
     (figure,) = drawn
