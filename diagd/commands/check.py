@@ -371,14 +371,10 @@ def _print_rows(console: Console, clip: CheckedClip) -> None:
 
 def _print_timing(console: Console, timing: RowTiming) -> None:
     if timing.gains:
-        rows = [
-            [
-                ROWS[n] + " <-" * (n == timing.found),
-                f"{max(gain, 0):.1%}",
-                f"{timing.scores[n]:.1f}",
-            ]
-            for n, gain in timing.gains.items()
-        ]
+        rows = []
+        for n, gain in timing.gains.items():
+            mark = " <-" * (n == timing.found)
+            rows.append([ROWS[n] + mark, f"{max(gain, 0):.1%}", f"{timing.scores[n]:.1f}"])
         print_table(console, "", ["frame t tells of", "gain", "standard errors"], rows)
         console.print("gain: how much the movement into frame t tells beyond the rows before")
     if timing.found == 0:

@@ -185,15 +185,6 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
     }
 
 
-def print_report(report: dict[str, Any], console: Console) -> None:
-    before = f", {report['done_before']} were there before" if report["done_before"] else ""
-    console.print(f"{report['generated']} videos written to {report['out']}{before}")
-    if failed := report["failed"]:
-        console.print(f"prompts without a video: {len(failed)}")
-        for name, why in failed.items():
-            console.print(f"  {name}: {why}")
-
-
 def find_prompts(folder: Path) -> list[Path]:
     """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
     if not folder.is_dir():
@@ -240,8 +231,13 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
     if options.prompts is None or options.out is None:
         return _continue_one(options)
-    report = continue_prompts(options, options.prompts, options.out)
-    print_report(report, make_console())
+    report, console = continue_prompts(options, options.prompts, options.out), make_console()
+    before = f", {report['done_before']} were there before" if report["done_before"] else ""
+    console.print(f"{report['generated']} videos written to {report['out']}{before}")
+    if failed := report["failed"]:
+        console.print(f"prompts without a video: {len(failed)}")
+        for name, why in failed.items():
+            console.print(f"  {name}: {why}")
     return report
 
 

@@ -186,9 +186,16 @@ class TrainingRun:
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)
                     if is_main:
-                        self._log(mean, speed, seen)
-                    if seen and is_main:
-                        plot_loss(options.out)
+                        size = self.accelerator.num_processes * self.batch_size
+                        line = {
+                            "step": self.step,
+                            "loss": mean,
+                            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+                            "tokens_per_second": size * options.length_of(self.clips) * speed,
+                        }
+                        append_line(self.log_file, json.dumps(line | seen))
+                        if seen:
+                            plot_loss(options.out)
                     losses, logged = [], time.monotonic()
                     if self.seconds - saved > options.save_minutes * 60:
                         self.save(loss)  # with the log, so that a resumed run logs the same means
@@ -267,17 +274,6 @@ class TrainingRun:
 
     def _reduce(self, value: Tensor, how: str) -> float:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
-        size = self.accelerator.num_processes * self.batch_size
-        line = {
-            "step": self.step,
-            "loss": loss,
-            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "tokens_per_second": size * self.options.length_of(self.clips) * steps_per_second,
-            **seen,
-        }
-        append_line(self.log_file, json.dumps(line))
 
     def save(self, loss: Loss) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
