@@ -7,9 +7,9 @@ COLUMNS is set. A bar moves on a terminal; elsewhere a line now and then tells t
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -58,6 +58,22 @@ def print_table(
         console.print(Text(titles, "bold"), soft_wrap=True)
         for line in ("-" * _width(block), *lines, ""):
             console.print(Text(line), soft_wrap=True)
+
+
+def print_records(
+    console: Console, title: str, columns: Mapping[str, str], records: Sequence[dict[str, Any]]
+) -> None:
+    """Print a table of records, made of a heading and a format for each column."""
+    rows = [[cell(form, record) for form in columns.values()] for record in records]
+    print_table(console, title, [heading.strip() for heading in columns], rows)
+
+
+def cell(form: str, record: dict[str, Any]) -> str:
+    """Format a part of a record, or a dash where there is none."""
+    try:
+        return form.format(**record)
+    except (KeyError, TypeError):
+        return "-"
 
 
 def _width(columns: list[list[str]]) -> int:

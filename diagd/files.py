@@ -61,6 +61,12 @@ def write_json(path: str | Path, value: object, indent: int | None = None) -> No
     write_text(path, json.dumps(value, indent=indent, default=os.fspath) + "\n")
 
 
+def save_figure(figure: Any, path: Path, dpi: int = 120) -> None:
+    """Write a figure of matplotlib as PNG, whole or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format="png")
+
+
 def append_line(path: Path, line: str) -> None:
     """Append a line to a log and wait until it is on disk; after an error it is not there."""
     with _errors_naming(path), path.open("ab", buffering=0) as file:

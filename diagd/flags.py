@@ -186,7 +186,7 @@ def _with_shared(options: type) -> type:
     fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
     hints = get_type_hints(Shared, include_extras=True)
     hints |= get_type_hints(options, include_extras=True)
-    shown = tyro.conf.arg(help_behavior_hint=_default)
+    shown = tyro.conf.arg(help_behavior_hint=lambda label: f"(default: {label})" if label else "")
     record = dataclasses.make_dataclass(
         options.__name__,
         [(name, Annotated[hints[name], shown], copy.copy(fields[name])) for name in fields],
@@ -202,10 +202,6 @@ def _with_shared(options: type) -> type:
     order = dict.fromkeys([*_fields(options), *fields])
     record.__dataclass_fields__ = {name: record.__dataclass_fields__[name] for name in order}
     return record
-
-
-def _default(label: str) -> str:
-    return f"(default: {label})" if label else ""
 
 
 @_REGISTRY.primitive_rule

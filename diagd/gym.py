@@ -70,8 +70,12 @@ class Episodes:
             seeds.append(int(random.integers(2**31)))
             drawn = int(random.integers(len(self.scenes)))
             scenes.append(self._scene(options.get("scene", drawn)))
-        starts = [(scene.frames, scene.actions) for scene in scenes]
-        self._engine = self.world.start_batch(starts, seeds, self.sampling)
+        self._engine = self.world.start(
+            [scene.frames for scene in scenes],
+            context_actions=[scene.actions for scene in scenes],
+            sampling=self.sampling,
+            seed=seeds,
+        )
         self.frames = torch.stack([scene.frames[-1] for scene in scenes]).numpy()
         return self.frames, [scene.name for scene in scenes]
 

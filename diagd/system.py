@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -158,6 +158,13 @@ def git_commit(root: Path = _ROOT) -> str | None:
     except FileNotFoundError:  # no git here
         return None
     return done.stdout.strip() or None
+
+
+def refuse_other_run(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError, beginning with `what`, where a setting differs from what it was before."""
+    for name, value in before.items():
+        if now[name] != value:
+            raise ValueError(f"{what} {name}={value}, now {now[name]}; choose another --out")
 
 
 def cpu_name() -> str:

@@ -37,8 +37,8 @@ from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Raster
 from diagd.decoding.teacher_forcing import strategy_nll
+from diagd.evaluation.comparison import walk
 from diagd.evaluation.results import appending
-from diagd.evaluation.revisit import walk
 from diagd.families.checkpoints import model_path
 from diagd.files import read_json_lines, replacing, write_text
 from diagd.metrics.frechet import frechet_distance

@@ -16,8 +16,7 @@ import tyro
 from torch import Tensor
 
 from diagd.decoding.teacher_forcing import spell_error
-from diagd.files import read_json_lines, write_text
-from diagd.reporting.plots import save_figure
+from diagd.files import read_json_lines, save_figure, write_text
 
 CONTROL = "raster"  # the arm that all are compared with, and its strategy
 PARTS = {"column 0": slice(0, 1), "1": slice(1, 2), "2 to 5": slice(2, 6), "6 on": slice(6, None)}

@@ -23,20 +23,19 @@ from rich.progress import track
 from torch import Tensor
 
 from diagd.backends.devices import DTypeName, dtype_of
+from diagd.commands.evaluate import choose_clips
 from diagd.data.actions import split_actions
 from diagd.decoding.engine import VerifiedStep
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import step_costs
 from diagd.decoding.strategies.strategy import Exact, Strategy, parse_strategies
-from diagd.evaluation.measure import choose_clips
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults
-from diagd.files import write_json
+from diagd.files import save_figure, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.prompts import seed_of
-from diagd.reporting.plots import save_figure
 from diagd.system import cpu_name, fingerprint
 
 SHOWN = "exact"  # the strategy in the picture

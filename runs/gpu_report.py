@@ -27,12 +27,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import tyro
 
-from diagd.benchmark.rows import CACHE_BYTES, MARK, after, cell, disturbed_note
 from diagd.benchmark.steps import slot_bytes
 from diagd.commands import doctor
-from diagd.commands.bench import config_of, num_parameters
+from diagd.commands.bench import (
+    CACHE_BYTES,
+    MARK,
+    after,
+    config_of,
+    disturbed_note,
+)
+from diagd.console import cell
 from diagd.files import read_json_lines, write_text
 from diagd.models.config import ModelConfig
+from diagd.models.transformer import num_parameters
 from diagd.system import git_commit, only_writer
 
 ROOT = Path(__file__).resolve().parent.parent

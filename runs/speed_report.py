@@ -11,9 +11,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import tyro
 
-from diagd.benchmark.rows import MARK, after, cell, disturbed_note, is_disturbed, shown_columns
-from diagd.files import write_text
-from diagd.reporting.plots import save_figure
+from diagd.commands.bench import MARK, after, disturbed_note, is_disturbed, shown_columns
+from diagd.console import cell
+from diagd.files import save_figure, write_text
 
 SPEED = {
     "steps": "{steps}",

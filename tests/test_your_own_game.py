@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from diagd.commands.check import check_clips
 from diagd.data.recorders.doom import open_doom
 from diagd.data.recorders.recording import RecordOptions, record_clips
-from diagd.training.clip_check import check_clips
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-own-game.md").read_text()

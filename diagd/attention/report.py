@@ -4,26 +4,294 @@ diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from torch import Tensor
+from matplotlib.figure import Figure
+from torch import Tensor, nn
 
-from diagd.attention.analysis import KINDS, FrameAttention, measure_attention
 from diagd.attention.options import AttentionOptions
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
-from diagd.data.actions import read_actions
-from diagd.data.video import read_video, resize
+from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.families.checkpoints import model_path
-from diagd.files import replacing, write_json
-from diagd.pipeline.generator import VideoGenerator
+from diagd.files import save_figure, write_json
+from diagd.models.attention import Attention, split_heads
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.rotary import rotate
+from diagd.models.transformer import Transformer
+from diagd.pipeline.generator import VideoGenerator, read_scene
 from diagd.pipeline.world_folder import load_parts
+
+# layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
+Sink = Callable[[int, int, Tensor], None]
+
+# What a token is to the one that is written: the first of these that holds
+KINDS = (
+    "conditioning",  # a prefix or action token
+    "previous_in_row",  # (t, i, j - 1)
+    "row_above",  # (t, i - 1, j)
+    "two_rows_above",  # (t, i - 2, j)
+    "further_up",  # same column, three rows above or more
+    "previous_frame",  # (t - 1, i, j)
+    "older_frames",  # the same place, two frames before or more
+    "neighbours",  # at most a row and a column away, in this frame or the one before
+    "elsewhere",
+)
+ROW_LAGS = (1, 2, 4)
+_LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
+
+
+@torch.no_grad()
+def capture_attention(
+    model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
+) -> None:
+    """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
+
+    A fused attention never holds its probabilities: hooks on the attention modules compute those of
+    a chunk, one layer after the other, in the memory of one layer and one chunk. The sink is called
+    for each. A model of transformers must run eager attention.
+    """
+    length = tokens.shape[1]
+    if not 0 <= first < length <= model.max_positions:
+        raise ValueError(
+            f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
+            f"got first {first} of {length} tokens"
+        )
+    modules = _attention_modules(model)
+    probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
+    cache: Any = model.make_cache(len(tokens), length + 1)
+
+    def feed(start: int, end: int) -> None:
+        slots = torch.arange(start, end, device=tokens.device)
+        visible = torch.arange(end, device=tokens.device) <= slots[:, None]
+        model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
+
+    def hook(layer: int, start: int, *call: Any) -> None:
+        sink(layer, start, probabilities(*call))
+
+    for start in range(0, first, chunk):
+        feed(start, min(start + chunk, first))
+    for start in range(first, length, chunk):
+        with ExitStack() as hooks:
+            for layer, module in enumerate(modules):
+                hooks.enter_context(module.register_forward_hook(partial(hook, layer, start)))
+            feed(start, min(start + chunk, length))
+
+
+def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
+    if isinstance(model, Transformer):
+        return [block.self_attn for block in model.model.blocks]
+    name, config = type(model.model).__name__, model.config
+    if config._attn_implementation != "eager":
+        raise ValueError(
+            f"{name} must run eager attention, which holds its probabilities: load it with "
+            f"attn_implementation='eager', got {config._attn_implementation!r}"
+        )
+    found: dict[int, nn.Module] = {}
+    for module in model.model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and type(module).__name__.endswith("Attention"):
+            found[layer] = module
+    if sorted(found) != list(range(config.num_hidden_layers)):
+        raise ValueError(
+            f"{name} has {config.num_hidden_layers} layers, "
+            f"found attention modules of layers {sorted(found)}"
+        )
+    return [found[layer] for layer in sorted(found)]
+
+
+def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor:
+    return output[1].float()
+
+
+def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
+    """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
+    assert isinstance(module, Attention)
+    x, rotary, _, visible, cache = inputs
+    queries = split_heads(module.q_proj(x), module.head_dim)
+    if module.q_norm is not None:
+        queries = module.q_norm(queries)
+    if rotary is not None:
+        queries = rotate(queries, *rotary)
+    keys, _ = cache.read(module.layer, visible.shape[1])
+    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+    scores = queries.float() @ keys.float().transpose(2, 3) / module.head_dim**0.5
+    return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+
+
+@dataclass(frozen=True)
+class FrameAttention:
+    """Attention of the tokens of one frame: Q = height * width queries over N tokens."""
+
+    height: int
+    width: int
+    frame: int  # counted from 0
+    slots_per_frame: int  # its tokens and the actions after them
+    # (Q, N) float32: a row is a token written, a column a token attended to; the mean over clips
+    # and the layers and heads asked for
+    mean_map: Tensor
+    shares: Tensor  # (layers, heads, kinds) float32, attention mass by `KINDS`; sums to 1
+    # (layers, heads, row lags) float32, mass on tokens that diagonals with the lags `ROW_LAGS` have
+    # not written yet
+    hidden: Tensor
+    even_shares: Tensor  # (kinds,), if every visible token got the same attention
+    even_hidden: Tensor  # (row lags,), likewise
+
+    def report(self) -> dict[str, Any]:
+        """Return the numbers as plain data: over all, by layer, by layer and head."""
+        return {
+            "frame": self.frame,
+            "grid": f"{self.height}x{self.width}",
+            "shares": _named(KINDS, self.shares.mean((0, 1))),
+            "shares_if_even": _named(KINDS, self.even_shares),
+            "not_written_yet": _named(_LAG_NAMES, self.hidden.mean((0, 1))),
+            "not_written_yet_if_even": _named(_LAG_NAMES, self.even_hidden),
+            "layers": [
+                {
+                    "shares": _named(KINDS, shares.mean(0)),
+                    "not_written_yet": _named(_LAG_NAMES, hidden.mean(0)),
+                    "heads": [_named(KINDS, head) for head in shares],
+                }
+                for shares, hidden in zip(self.shares, self.hidden, strict=True)
+            ],
+        }
+
+    def around(self, frames_back: int, reach: int) -> Tensor:
+        """Return the mean mass at row and column offsets -reach .. reach from the token written.
+
+        (2 * reach + 1, 2 * reach + 1) float32; NaN at offsets that no attended token has.
+        """
+        count, size = self.height * self.width, 2 * reach + 1
+        end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
+        mass = self.mean_map[:, end - count : end]
+        rows, columns = _places(self.height, self.width)
+        row_offset = rows[None] - rows[:, None] + reach
+        column_offset = columns[None] - columns[:, None] + reach
+        near = (row_offset >= 0) & (row_offset < size)
+        near &= (column_offset >= 0) & (column_offset < size)
+        if frames_back == 0:
+            near &= torch.ones_like(near).tril(-1)
+        offsets = (row_offset * size + column_offset)[near]
+        total = torch.zeros(size * size).index_add_(0, offsets, mass[near])
+        return (total / offsets.bincount(minlength=size * size)).view(size, size)
+
+
+def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
+    return {name: round(mass, 5) for name, mass in zip(names, masses.tolist(), strict=True)}
+
+
+def measure_attention(
+    model: Transformer | HuggingFaceModel,
+    tokens: Tensor,
+    height: int,
+    width: int,
+    frame: int = 1,
+    *,
+    num_action_tokens: int = 0,
+    prefix_length: int = 0,
+    layer: int | None = None,
+    head: int | None = None,
+    chunk: int = 64,
+) -> FrameAttention:
+    """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
+
+    Args:
+        tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
+            the first frame; tokens after `frame` are ignored.
+        layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
+        chunk: queries at a time.
+    """
+    size = height * width
+    start = prefix_length + frame * (size + num_action_tokens)
+    if tokens.ndim != 2 or start < 1 or tokens.shape[1] < start + size:
+        raise ValueError(
+            f"frame {frame} of {height}x{width} takes tokens [{start}, {start + size}) and one "
+            f"before, got tokens of shape {tuple(tokens.shape)}"
+        )
+    if isinstance(model, Transformer):
+        layers, heads = model.config.num_layers, model.config.num_heads
+    else:
+        layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
+        if chosen is not None and not 0 <= chosen < count:
+            raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
+    kinds = _kinds(height, width, frame, num_action_tokens, prefix_length)
+    classes = torch.cat([kinds, _unwritten(height, width, start)])  # (kinds + row lags, Q, N) bool
+    mean_map = torch.zeros(size, start + size)
+    masses = torch.zeros(layers, heads, len(classes))
+
+    def add(at: int, query: int, probabilities: Tensor) -> None:
+        mean = probabilities.mean(0).cpu()  # (heads, L, M) over the clips
+        rows = slice(query - start + 1, query - start + 1 + mean.shape[1])
+        seen = mean.shape[2]
+        masses[at] += mean.flatten(1) @ classes[:, rows, :seen].flatten(1).float().T
+        if layer in (None, at):
+            mean_map[rows, :seen] += mean.mean(0) if head is None else mean[head]
+
+    capture_attention(model, tokens[:, : start + size - 1], start - 1, add, chunk)
+    even = torch.ones(size, start + size).tril(start - 1)
+    even /= even.sum(1, keepdim=True)
+    shares, hidden = (masses / size).split((len(KINDS), len(ROW_LAGS)), -1)
+    even_shares, even_hidden = (
+        (part * even).sum((1, 2)) / size for part in classes.split((len(KINDS), len(ROW_LAGS)))
+    )
+    mean_map /= layers if layer is None else 1
+    place = height, width, frame, size + num_action_tokens
+    return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
+
+
+def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
+    cells = torch.arange(height * width)
+    return cells // width, cells % width
+
+
+def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -> Tensor:
+    """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
+    rows, columns = _places(height, width)
+    slots_per_frame = height * width + num_actions
+    slots = torch.arange((frame + 1) * slots_per_frame - num_actions)
+    cell, frames_back = slots % slots_per_frame, frame - slots // slots_per_frame
+    up, left = rows[:, None] - cell // width, columns[:, None] - cell % width
+    is_same_place = (up == 0) & (left == 0)
+    is_above = (frames_back == 0) & (left == 0)
+    holds = torch.stack(
+        [
+            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
+            (frames_back == 0) & (up == 0) & (left == 1),
+            is_above & (up == 1),
+            is_above & (up == 2),
+            is_above & (up > 2),
+            (frames_back == 1) & is_same_place,
+            (frames_back > 1) & is_same_place,
+            (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
+            torch.ones_like(is_same_place),
+        ]
+    )
+    first = F.pad(holds.int().argmax(0), (prefix, 0))  # 0: the prefix is conditioning, too
+    return first == torch.arange(len(KINDS)).view(-1, 1, 1)
+
+
+def _unwritten(height: int, width: int, start: int) -> Tensor:
+    """Mark the earlier tokens that diagonals have yet to write; (row lags, Q, N) bool."""
+    grid = TokenGrid(1, height, width)
+    earlier = torch.ones(height * width, height * width, dtype=torch.bool).tril(-1)
+    late = []
+    for lag in ROW_LAGS:
+        step_of = DiagonalSchedule.spatial(grid, min(lag, width)).step_of
+        steps = torch.tensor([step_of(0, i, j) for i in range(height) for j in range(width)])
+        late.append(earlier & (steps[None] >= steps[:, None]))
+    return F.pad(torch.stack(late), (start, 0))
+
 
 REACH = 6  # rows and columns around a place that the figure shows
 
@@ -84,14 +352,10 @@ def _clips(options: AttentionOptions) -> list[Path]:
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
     """Return (1, N) tokens of the clip's last frames with the actions between them."""
-    frames = read_video(clip).frames
-    if len(frames) < num_frames:
-        raise ValueError(f"{clip} has {len(frames)} frames, expected at least {num_frames}")
-    actions = None
-    if world.vocabulary is not None:
-        taken = read_actions(clip.with_suffix(".jsonl"), world.vocabulary, len(frames))
-        actions = taken[len(taken) - num_frames + 1 :]
-    return world.prompt(resize(frames[-num_frames:], *world.frame_size_px), actions)[0]
+    scene = read_scene(clip, world, num_frames)
+    if (found := len(scene.frames)) < num_frames:
+        raise ValueError(f"{clip} has {found} frames, expected at least {num_frames}")
+    return world.prompt(scene.frames, scene.actions)[0]
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -109,10 +373,9 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
-    figure, axes = plt.subplot_mosaic(
+    figure = Figure(figsize=(14, 11.5), layout="constrained")
+    axes = figure.subplot_mosaic(
         [["map", "map", "map"], ["before", "itself", "shares"]],
-        figsize=(14, 11.5),
-        layout="constrained",
         width_ratios=[1, 1, 1.7],
         height_ratios=[1.25, 1],
     )
@@ -127,9 +390,7 @@ def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
     image = axes["itself"].images[0]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
     _draw_shares(axes["shares"], attention.report())
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
+    save_figure(figure, path, dpi=110)
 
 
 def _draw_map(axis: Axes, attention: FrameAttention) -> None:

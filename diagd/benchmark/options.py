@@ -11,6 +11,7 @@ from diagd.decoding.strategies.strategy import (
     Diagonal,
     Raster,
     Strategy,
+    check_at_least,
     parse_strategies,
 )
 from diagd.families.defaults import GenerationDefaults
@@ -53,11 +54,9 @@ class BenchOptions:
     seed: int = 0  # of random weights, prompt and actions
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "context_frames", "steps"):
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else [value]
-            if any(number is not None and number < 1 for number in values):
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_at_least(self, repeats=1, steps=1)
+        if min(self.context_frames, default=1) < 1:
+            raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
         if self.quick:
             self.shortened()  # is checked like any other
             return

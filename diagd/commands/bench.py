@@ -2,41 +2,392 @@
 
 Speedup is over raster of the same dtype and backend. Efficiency is the speedup divided by the cut
 in steps: 1 means that a step of many lanes costs what a step of one lane costs, so the whole cut
-became wall-clock. All rows run in turns, so a machine that slows down slows all of them; the first
-run of each (with compilation) is timed apart.
+became wall-clock. The first run of each row (with compilation) is timed apart.
 
     diagd bench --model mc-ar-42m --grid 2x14x24 -k 1 2 4 --dtype int8
     diagd bench --quick
     diagd bench --strategy exact zipar=4 --temperature 1 --baseline none
 """
 
-from dataclasses import asdict
-from typing import Any
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+from transformers import DynamicCache
 
 from diagd.backends.devices import DTypeName, device_of, dtype_of
-from diagd.backends.prepare import choose_dtype
+from diagd.backends.linears import int8_companion
+from diagd.backends.native.model import NativeModel
+from diagd.backends.prepare import Backend, choose_dtype, prepare
 from diagd.benchmark.options import BenchOptions
-from diagd.benchmark.rows import (
-    Inputs,
-    Row,
-    engine_rows,
-    hugging_face_rows,
-    print_rows,
-    report_rows,
-    time_rows,
+from diagd.benchmark.steps import (
+    Ceilings,
+    StepTimes,
+    Stopwatch,
+    bytes_read,
+    flops,
+    measure_ceilings,
 )
-from diagd.benchmark.steps import measure_ceilings
-from diagd.decoding.generate_tokens import peak_memory_bytes
+from diagd.console import cell, make_console, print_records, progress
+from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
+from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions
+from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
-from diagd.models.transformer import Transformer
+from diagd.models.huggingface import cache_argument, llama_of
+from diagd.models.transformer import Transformer, num_parameters
 from diagd.system import provenance
 from diagd.tokenizers.text import NUM_PLACES
+
+HUGGING_FACE = "hugging face"
+CACHE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Start of a row: prompt and actions."""
+
+    prompt: Tensor  # (1, P)
+    context_frames: int
+    actions: Tensor  # (1, T, n)
+    text: Tensor | None = None  # (1, M, size)
+
+
+class Run(NamedTuple):
+    """One run of a row."""
+
+    seconds: float  # of decoding, captures of CUDA graphs left out
+    tokens: Tensor  # (1, T, H, W)
+    num_steps: int
+    num_fed: int | None = None  # tokens fed in them
+    capture_seconds: float = 0.0
+    times: StepTimes | None = None  # Hugging Face's steps are not timed
+
+
+@dataclass
+class Row:
+    """One line of the table: how to run it, and the runs."""
+
+    dtype: str
+    backend: str
+    strategy: str
+    context_frames: int
+    run: Callable[[], Run]
+    weight_bytes: int = 0  # of each weight, as the backend keeps it
+    first: Run | None = None  # to warm up
+    timed: list[Run] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(run.seconds for run in self.timed)
+
+
+def engine_rows(
+    model: Transformer,
+    dtype: str,
+    backend: Backend,
+    strategies: Sequence[Strategy],
+    grid: TokenGrid,
+    inputs: Sequence[Inputs],
+    sampling: SamplingOptions,
+    sample: int | None = None,
+) -> list[Row]:
+    """Make a row for each strategy after each prompt (all of one text); the model is used up.
+
+    All share an engine with the whole context. For `sample` see `Stopwatch`.
+    """
+    num_action_tokens, on_cpu = model.config.num_action_tokens, model.device.type == "cpu"
+    prepared, backend = prepare(model, backend, dtype == "int8")
+    for strategy in strategies:
+        strategy.check(Conditions(sampling.temperature, grid, replays=prepared.replays))
+    stopwatch = Stopwatch(prepared, on_cpu and not prepared.replays, sample)
+    engine = DecodingEngine(
+        stopwatch,
+        grid.height,
+        grid.width,
+        num_action_tokens=num_action_tokens,
+        sampling=sampling,
+        context=inputs[0].text,
+    )
+    own = isinstance(prepared, NativeModel)
+    weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
+    run = partial(_run_engine, engine, stopwatch, grid)
+    return [
+        Row(dtype, backend, one.name, given.context_frames, partial(run, one, given), weight_bytes)
+        for given in inputs
+        for one in strategies
+    ]
+
+
+def hugging_face_rows(
+    model: Transformer, dtype: str, grid: TokenGrid, inputs: Sequence[Inputs]
+) -> list[Row]:
+    """Make the rows of the baseline everybody has: the same weights in transformers."""
+    run = partial(_run_hugging_face, llama_of(model), grid)
+    return [
+        Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)) for given in inputs
+    ]
+
+
+def _run_engine(
+    engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
+) -> Run:
+    stopwatch.skips = stopwatch.sample_size is not None
+    engine.prefill(given.prompt, given.context_frames)
+    stopwatch.skips = False
+    if strategy.has_schedule:
+        stopwatch.begin(strategy.schedule(grid).num_steps)
+    started = synchronized_time(given.prompt.device)
+    frames = list(engine.decode(strategy, given.actions))
+    seconds = synchronized_time(given.prompt.device) - started - engine.capture_seconds
+    times = stopwatch.take()
+    if stopwatch.sample_size:
+        seconds = statistics.mean(times.seconds) * engine.stream.num_steps
+    counts = engine.stream.num_steps, engine.stream.num_fed
+    return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
+
+
+@torch.inference_mode()
+def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
+    """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
+    prompt, actions = inputs.prompt, inputs.actions
+    cache = {cache_argument(llama): DynamicCache(config=llama.config)}
+    llama(prompt[:, :-1], logits_to_keep=1, **cache)
+    started, sequence = synchronized_time(prompt.device), prompt
+    for t in range(grid.num_frames):
+        sequence = torch.cat([sequence, actions[:, t]], dim=1)
+        sequence = llama.generate(
+            sequence,
+            attention_mask=torch.ones_like(sequence),
+            max_new_tokens=grid.tokens_per_frame,
+            do_sample=False,
+            eos_token_id=None,
+            **cache,
+        )
+    seconds = synchronized_time(prompt.device) - started
+    frames = sequence[:, prompt.shape[1] :].unflatten(1, (grid.num_frames, -1))
+    visual = frames[:, :, actions.shape[2] :]
+    return Run(seconds, visual.unflatten(2, (grid.height, grid.width)), grid.num_tokens)
+
+
+def time_rows(rows: list[Row], repeats: int) -> None:
+    """Run every row once to warm up and print its speed, then time all rows in turns.
+
+    So a machine that is slow throughout slows all of them alike. What that cannot even out is
+    another process that takes the machine for a moment: such a row contradicts itself (see
+    `is_disturbed`).
+    """
+    console = make_console()
+    with progress("benchmark", len(rows) * (repeats + 1)) as job:
+        for turn in range(repeats + 1):
+            for row in rows:
+                name = " ".join(filter(None, (row.dtype, row.backend, row.strategy)))
+                job.describe(f"{'timing' if turn else 'warming up'} {name}")
+                run = row.run()
+                if turn:
+                    row.timed.append(run)
+                else:
+                    row.first = run
+                    pace = f"{run.tokens.shape[1] / run.seconds:.3g} frames/s"
+                    console.print(f"{name} after {row.context_frames}: {pace} in its first run")
+                job.advance()
+
+
+def report_rows(
+    rows: list[Row], config: ModelConfig, grid: TokenGrid, ceilings: dict[str, Ceilings]
+) -> list[dict[str, Any]]:
+    """Return each row's numbers; speedups are over the same dtype after the same prompt."""
+    report = []
+    for row in rows:
+        beside = [other for other in rows if other.context_frames == row.context_frames]
+        rasters = [
+            other
+            for other in beside
+            if (other.strategy, other.dtype) == ("raster", row.dtype)
+            and row.backend in ("", other.backend)
+        ]
+        raster = min(rasters, key=lambda other: other.seconds)
+        baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
+        baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
+        run, reference, seconds = row.first, raster.first, row.seconds
+        assert run is not None
+        assert reference is not None
+        speedup, step_ratio = raster.seconds / seconds, grid.num_tokens / run.num_steps
+        line: dict[str, Any] = {
+            "dtype": row.dtype,
+            "backend": row.backend,
+            "strategy": row.strategy,
+            "context_frames": row.context_frames,
+            "steps": run.num_steps,
+            "fed_per_token": None if run.num_fed is None else run.num_fed / grid.num_tokens,
+            "seconds": seconds,
+            "seconds_min": min(run.seconds for run in row.timed),
+            "seconds_max": max(run.seconds for run in row.timed),
+            "ms_per_step": seconds / run.num_steps * 1000,
+            "tokens_per_second": grid.num_tokens / seconds,
+            "frames_per_second": grid.num_frames / seconds,
+            "over_hugging_face": baseline / seconds if baseline else None,
+            "speedup": speedup,
+            "step_ratio": step_ratio,
+            "efficiency": speedup / step_ratio,
+            "warm_up_seconds": run.seconds,
+            "capture_seconds": run.capture_seconds,
+            "tokens_equal_to_raster": (run.tokens == reference.tokens).float().mean().item(),
+        }
+        if run.times:
+            line |= _limits(row, config, ceilings[row.dtype])
+            line["attention"] = _attention(row, config, run.tokens.device)
+        report.append(line | {"disturbed": is_disturbed(line)})
+    return report
+
+
+def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]:
+    """Compare the steps with the machine's ceilings, and split their time into parts."""
+    times = [run.times for run in row.timed if run.times]
+    seconds = sorted(second for one in times for second in one.seconds)
+    count, total = len(seconds), sum(seconds)
+    cache_bytes = CACHE_BYTES[row.dtype]
+    read = sum(bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
+    done = sum(flops(config, one) for one in times)
+    return {
+        "step_ms": {
+            "p50": statistics.median(seconds) * 1000,
+            "p99": seconds[min(count - 1, int(count * 0.99))] * 1000,
+            "min": seconds[0] * 1000,
+            "max": seconds[-1] * 1000,
+        },
+        "megabytes_per_step": read / count / 1e6,
+        "megaflops_per_step": done / count / 1e6,
+        "bandwidth_share": read / total / ceilings.bytes_per_second,
+        "flops_share": done / total / ceilings.flops_per_second,
+        "parts_ms": {
+            part: sum(one.parts[part] for one in times) / count * 1000 for part in times[0].parts
+        },
+    }
+
+
+def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
+    """Name what attends in the widest step: our kernels, or the one that PyTorch chooses."""
+    if row.backend == "native":
+        return "native"
+    if row.backend in ("triton", "compiled-graph"):
+        return "triton"
+    times = [run.times for run in row.timed if run.times]
+    lanes, slots = max(pair for one in times for pair in zip(one.lanes, one.slots, strict=True))
+    lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds
+    dtype = int8_companion(device) if row.dtype == "int8" else getattr(torch, row.dtype)
+    make: dict[str, Any] = {"dtype": dtype, "device": device}
+    queries, keys = (
+        torch.empty(1, config.num_kv_heads, count, config.head_dim, **make)
+        for count in (lanes, slots)
+    )
+    mask = torch.ones(lanes, slots, dtype=torch.bool, device=device)
+    choice: int = torch._fused_sdp_choice(queries, keys, keys, mask)  # pyright: ignore[reportPrivateImportUsage]
+    return SDPBackend(choice).name.lower()
+
+
+# The bounds are far from what undisturbed rows showed (docs/results/bench_cpu.jsonl).
+# Repeats do the same work; undisturbed, the slowest took at most 1.26 times as long as the fastest.
+# One that takes twice as long had half of the machine.
+MAX_REPEATS_APART = 2.0
+# Steps differ in lanes and in slots that they see, so the slowest take up to 3 times the median.
+# From 10 times on, one step in a hundred adds a tenth to the time of all.
+MAX_TAIL = 10.0
+# The parts of a step are means over all repeats; the milliseconds of a step are the median
+# repeat's. Undisturbed, the parts added up to at most 1.1 times those.
+MAX_PARTS_OVER_STEP = 1.5
+MARK = "!"
+
+
+def is_disturbed(row: dict[str, Any]) -> bool:
+    """Return whether a row of the report contradicts itself."""
+    steps, parts = row.get("step_ms"), row.get("parts_ms", {})
+    whole = sum(parts.get(part, 0.0) for part in ("forward", "sampling", "bookkeeping"))
+    return (
+        row["seconds_max"] > MAX_REPEATS_APART * row["seconds_min"]
+        or (steps is not None and steps["p99"] > MAX_TAIL * steps["p50"])
+        or whole > MAX_PARTS_OVER_STEP * row["ms_per_step"]
+    )
+
+
+def disturbed_note(names: Sequence[str]) -> str:
+    """Format the line under a table for the rows marked in it."""
+    return f"{MARK} disturbed: {', '.join(names)} (times contradict each other): measure again"
+
+
+SPEED = {  # heading and format of each column; shown where a row has any
+    "steps": "{steps}",
+    "ms/step": "{ms_per_step:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "over HF": "{over_hugging_face:.1f}x",
+    "speedup": "{speedup:.1f}x",
+    "fed/token": "{fed_per_token:.2f}",
+    "= raster": "{tokens_equal_to_raster:.0%}",
+    "efficiency": "{efficiency:.2f}",
+    "first s": "{warm_up_seconds:.1f}",
+}
+LIMITS = {
+    "p99": "{step_ms[p99]:.2f}",
+    "MB/step": "{megabytes_per_step:.0f}",
+    "of peak": "{bandwidth_share:.0%}",
+    "MFLOP/step": "{megaflops_per_step:.0f}",
+    "of peak ": "{flops_share:.0%}",
+    "forward": "{parts_ms[forward]:.2f}",
+    "linears": "{parts_ms[linears]:.2f}",
+    "attention": "{parts_ms[attention]:.2f}",
+    "sampling": "{parts_ms[sampling]:.2f}",
+    "other": "{parts_ms[bookkeeping]:.2f}",
+}
+
+
+def print_rows(document: dict[str, Any]) -> None:
+    """Print speed and limits of every row; disturbed ones are marked."""
+    options, rows, console = document["options"], document["rows"], make_console()
+    console.print(
+        f"{options['model']}, {document['parameters'] / 1e6:.1f}M parameters, "
+        f"{document['device']}, {document['threads']} threads, torch {document['torch']}; "
+        f"medians of {options['repeats']}; after N: frames in the context"
+    )
+    for dtype, ceiling in document["ceilings"].items():
+        rate, products = (ceiling[f"{unit}_per_second"] / 1e9 for unit in ("bytes", "flops"))
+        console.print(
+            f"{dtype}: this machine reads {rate:.0f} GB/s, multiplies {products:.0f} GFLOP/s"
+        )
+    kinds = {key: {row[key] for row in rows} - {""} for key in ("dtype", "backend")}
+    common = " ".join(one for values in kinds.values() if len(values) == 1 for one in values)
+    told_apart = [key for key, values in kinds.items() if len(values) > 1] + ["strategy"]
+    named = []
+    for row in rows:
+        name = " ".join(row[key] for key in told_apart if row[key]) + after(row, rows)
+        named.append({**row, "name": name, "mark": f" {MARK}" * row["disturbed"]})
+    stepped = [row for row in named if "step_ms" in row]
+    for title, texts, shown in (
+        ("speed", SPEED, named),
+        ("limits; parts of a step in ms", LIMITS, stepped),
+    ):
+        columns = {"": "{name}{mark}", **shown_columns(texts, rows)}
+        print_records(console, f"{title} {common and f'({common})'}", columns, shown)
+    if disturbed := [row["name"] for row in named if row["disturbed"]]:
+        console.print(disturbed_note(disturbed))
+
+
+def shown_columns(texts: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the columns in which any row has a number."""
+    return {h: text for h, text in texts.items() if any(cell(text, row) != "-" for row in rows)}
+
+
+def after(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Format how many frames a row goes on from, where rows differ in that."""
+    counts = {other["context_frames"] for other in rows}
+    return f" after {row['context_frames']}" if len(counts) > 1 else ""
 
 
 def main(options: BenchOptions) -> dict[str, Any]:
@@ -101,11 +452,6 @@ def _inputs(
         raise ValueError(f"prompt and grid take {length} of {config.max_positions} positions")
     text = torch.randn(1, NUM_PLACES, config.context_size, generator=generator).to(device)
     return Inputs(prompt, count, coming, text if config.context_size else None)
-
-
-def num_parameters(config: ModelConfig) -> int:
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
 def config_of(name: str) -> ModelConfig:

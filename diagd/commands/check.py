@@ -3,14 +3,310 @@
 diagd check clips
 """
 
-from dataclasses import asdict
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch import Tensor
+from torch.nn import functional
 
-from diagd.console import make_console, print_table
-from diagd.training.clip_check import CheckedClip, ClipsReport, RowTiming, check_clips
+from diagd.console import make_console, print_table, track
+from diagd.data.actions import ActionVocabulary, read_actions
+from diagd.data.video import read_video
+from diagd.tokenizers.shards import STILL, actions_of, find_clips
 from diagd.training.options import CheckOptions
+
+STILL_LEVELS = 0.1  # of 255: mean change from frame to frame, which compression alone makes
+RARE_SHARE = 0.01  # of the frames, below which an action is hardly learnt
+WRONG_ROWS = {
+    -1: (
+        "row t - 1 led to frame t, so row t is the action taken after frame t (or the game answers "
+        'one frame late); to mend it write {"action": "none"} as the first row, drop the last one'
+    ),
+    1: (
+        "row t + 1 led to frame t, so the rows come one frame late; to mend it drop the first row, "
+        "and the last frame, which then has none"
+    ),
+}
+SHIFTS = (-1, 0, 1)  # from the frame's own row to the one that is asked about
+SCALES = (((24, 36), (3, 4)), ((12, 18), (2, 3)))  # pictures, and the blocks they are seen in
+REACH_PX = 6  # how far the whole of the larger picture may move
+COMPONENTS = 16  # of the movement
+ROWS_BEFORE = 2
+RIDGE = 0.1  # of the variance of a regressor
+CHUNK_FRAMES = 32  # the unit of which means and errors of gains are taken
+MIN_CHUNKS = 8
+FOLDS = 8
+SURE = 4.0  # standard errors
+STANDS_OUT = 3.0  # times the gain of rows that could be taken for it
+
+
+@dataclass(frozen=True)
+class RowTiming:
+    """Evidence for each shift of the rows of action files; empty if it cannot be measured."""
+
+    gains: dict[int, float]  # as `row_timing` defines them
+    scores: dict[int, float]  # gains in standard errors
+
+    @property
+    def found(self) -> int | None:
+        """The row that led to frame t, counted from row t; None where it cannot be told.
+
+        It must stand out from the rows after it. Rows before it gain, too, where bodies have
+        inertia; a row after it only where a player answers to the movement at once, which could
+        be taken for a late row, so that one must stand out from all.
+        """
+        if not self.gains:
+            return None
+        best = max(self.gains, key=self.gains.__getitem__)
+        rivals = [s for s in SHIFTS if s > best or s < best == max(SHIFTS)]
+        stands_out = self.gains[best] > STANDS_OUT * max(self.gains[shift] for shift in rivals)
+        return best if stands_out and self.scores[best] >= SURE else None
+
+
+@dataclass(frozen=True)
+class CheckedClip:
+    """A clip that can be read."""
+
+    path: Path
+    size_px: tuple[int, int]
+    fps: Fraction
+    actions: list[str]  # one a frame; none without an action file
+    movement: Tensor  # (T - 1, D), see `movement_between`
+    changes: list[float]  # of a pixel into each frame but the first, mean absolute, of 255
+
+    @property
+    def num_frames(self) -> int:
+        return 1 + len(self.changes)
+
+
+@dataclass(frozen=True)
+class ActionUse:
+    """Statistics of an action; all 0 where it is never used."""
+
+    frames: int  # that it led to
+    share: float  # of all frames but the first ones
+    held_frames: float  # frames for which it is kept, on average
+    change: float  # of a pixel into a frame of the action, mean absolute, of 255
+
+
+@dataclass(frozen=True)
+class ClipsReport:
+    """The contents of a folder of clips."""
+
+    clips: list[CheckedClip]  # those that can be used
+    problems: list[str]  # a line for each clip that cannot, and for wrong rows
+    notes: list[str]  # a line for each thing that can be trained on, but will disappoint
+    uses: dict[str, ActionUse]  # by action; empty without action files
+    timing: RowTiming | None  # None without action files
+
+
+def check_clips(folder: Path) -> ClipsReport:
+    """Read all clips of a folder, with or without action files, and list all that is wrong.
+
+    Raises:
+        FileNotFoundError: no folder, or no videos in it.
+        ValueError: `actions.json` is no vocabulary.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder of clips not found: {folder}")
+    paths = find_clips(folder)
+    acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
+    vocabulary = actions_of(acted) if acted else STILL
+    clips: list[CheckedClip] = []
+    problems: list[str] = []
+    for path in track(paths, "reading clips"):
+        try:
+            clips.append(_read(path, vocabulary if acted else None, clips[0] if clips else None))
+        except (FileNotFoundError, ValueError) as error:
+            problems.append(str(error))
+    notes = [
+        f"{clip.path}: nothing moves in it" for clip in clips if fmean(clip.changes) < STILL_LEVELS
+    ]
+    if not acted:
+        notes.append("there are no action files (NAME.jsonl beside NAME.mp4): nobody acts")
+    if not acted or not clips:
+        return ClipsReport(clips, problems, notes, {}, None)
+    ids = [torch.tensor([vocabulary.id_of(name) for name in clip.actions]) for clip in clips]
+    timing = row_timing([clip.movement for clip in clips], ids)
+    if timing.found in WRONG_ROWS:
+        problems.append(WRONG_ROWS[timing.found])
+    uses = {name: _use(name, clips) for name in vocabulary.names}
+    never = [name for name, use in uses.items() if not use.frames]
+    rarely = [name for name, use in uses.items() if 0 < use.share < RARE_SHARE]
+    if never:
+        notes.append(f"never used, so the world cannot learn them: {', '.join(never)}")
+    if rarely:
+        notes.append(f"used in less than 1% of the frames: {', '.join(rarely)}")
+    if len(uses) - len(never) < 2:
+        notes.append("only one action is ever used: nobody could steer this world")
+    return ClipsReport(clips, problems, notes, uses, timing)
+
+
+def _read(
+    path: Path, vocabulary: ActionVocabulary | None, first: CheckedClip | None
+) -> CheckedClip:
+    """Read a clip, or raise ValueError unless it is like the first one, if there is one."""
+    video = read_video(path)
+    frames, size_px = video.frames, (video.frames.shape[1], video.frames.shape[2])
+    if len(frames) < 2:
+        raise ValueError(f"{path}: expected at least 2 frames, got {len(frames)}")
+    actions: list[str] = []
+    if vocabulary is not None:
+        actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
+    if first and size_px != first.size_px:
+        raise ValueError(
+            f"{path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
+            f"{first.path.name}, got {size_px[0]}x{size_px[1]}"
+        )
+    if first and abs(video.fps / first.fps - 1) > 0.01:
+        raise ValueError(
+            f"{path}: expected {float(first.fps):g} frames a second as in {first.path.name}, "
+            f"got {float(video.fps):g}"
+        )
+    changes = frames.float().diff(dim=0).abs().mean(dim=(1, 2, 3)).tolist()
+    return CheckedClip(path, size_px, video.fps, actions, movement_between(frames), changes)
+
+
+def _use(name: str, clips: list[CheckedClip]) -> ActionUse:
+    """Count an action; the rows of first frames, which led to nothing, are left out."""
+    total, holds, changes = 0, list[int](), list[float]()
+    for clip in clips:
+        rows = clip.actions[1:]
+        total += len(rows)
+        holds += [len(list(held)) for action, held in groupby(rows) if action == name]
+        changes += [c for row, c in zip(rows, clip.changes, strict=True) if row == name]
+    used = len(changes)
+    return ActionUse(used, used / total, fmean(holds or [0.0]), fmean(changes or [0.0]))
+
+
+def movement_between(frames: Tensor) -> Tensor:
+    """Describe what moves between (T, H_px, W_px, 3) uint8 frames, cheaply: (T - 1, D) float.
+
+    In blocks, at two sizes: movement along and across (from brightness that changes where it has a
+    slope), and how much changes. For the whole: how well a shift to each side explains the change.
+    """
+    grey = frames.float().mean(dim=-1)[:, None] / 255
+    pictures = [functional.interpolate(grey, size_px, mode="area")[:, 0] for size_px, _ in SCALES]
+    parts = []
+    for small, (_, blocks) in zip(pictures, SCALES, strict=True):
+        change, middle = small.diff(dim=0), (small[1:] + small[:-1]) / 2
+        slopes = torch.gradient(middle, dim=(1, 2))
+        steepness = _block_means(slopes[0] ** 2 + slopes[1] ** 2, blocks).add(1e-3).sqrt()
+        parts += [_block_means(-change * slope, blocks) / steepness for slope in slopes]
+        parts.append(_block_means(change.abs(), blocks).sqrt())
+    return torch.cat([*parts, _shift_errors(pictures[0])], dim=1)
+
+
+def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
+    return functional.adaptive_avg_pool2d(values[:, None], blocks).flatten(1)
+
+
+def _shift_errors(pictures: Tensor) -> Tensor:
+    """Compare each picture's inside with the one before, moved: (T - 1, 2 * 2 * REACH_PX + 1)."""
+    height, width = (side - 2 * REACH_PX for side in pictures.shape[1:])
+
+    def inside(part: Tensor, i: int = 0, j: int = 0) -> Tensor:
+        return part[:, REACH_PX + i :, REACH_PX + j :][:, :height, :width]
+
+    steps = range(-REACH_PX, REACH_PX + 1)
+    shifts = [*((0, step) for step in steps), *((step, 0) for step in steps if step)]
+    errors = [
+        (inside(pictures[:-1], i, j) - inside(pictures[1:])).abs().mean(dim=(1, 2))
+        for i, j in shifts
+    ]
+    stacked = torch.stack(errors, dim=1)
+    return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
+
+
+def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTiming:
+    """Measure which row led to a frame; nothing for too few frames, or if nothing moves or acts.
+
+    Given are each clip's movement, (T - 1, D), and action ids, (T,) int64. Row t should be the
+    action that led to frame t. A recorder that writes the action *after* frame t is off by one, and
+    a model trained on its clips answers every key one frame late. So we ask of the rows t - 1, t
+    and t + 1 what the movement into frame t tells about them. People hold a key for many frames,
+    and bodies keep moving, so neighbouring rows look alike; what counts is only what the movement
+    tells *beyond* the two rows before, and the movement before:
+
+        gain = 1 - error(row | rows before, movement before, movement)
+                   / error(row | rows before, movement before)
+
+    with errors of ridge regressions on frames that they did not see. Of the rows, the one that led
+    to the frame has a gain; a later one, which the player has yet to choose, has next to none, and
+    an earlier one has less.
+    """
+    ids, nothing = torch.cat([torch.zeros(0, dtype=torch.int64), *actions]), RowTiming({}, {})
+    if len(ids.unique()) < 2 or not any(movement.std() > 0 for movement in movements):
+        return nothing
+    principal = _principal_components(movements)
+    rows = [functional.one_hot(action, int(ids.max()) + 1).float() for action in actions]
+    gains, scores = dict[int, float](), dict[int, float]()
+    for shift in SHIFTS:
+        samples = [_samples(m, r, shift) for m, r in zip(principal, rows, strict=True)]
+        given, seen, wanted = (torch.cat(parts) for parts in zip(*samples, strict=True))
+        numbers = [_chunks(len(part[2])) + 1000 * clip for clip, part in enumerate(samples)]
+        _, chunks = torch.cat(numbers).unique(return_inverse=True)
+        if len(chunks.unique()) < MIN_CHUNKS:
+            return nothing
+        without = _sums(_errors(given, wanted, chunks), chunks)
+        saved = without - _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
+        gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()
+        spread = saved.std().item() / math.sqrt(len(saved))
+        scores[shift] = saved.mean().item() / max(spread, 1e-9)
+    return RowTiming(gains, scores)
+
+
+def _principal_components(movements: Sequence[Tensor]) -> list[Tensor]:
+    """Standardise, cut outliers, and keep the strongest components of all clips' movements."""
+    together = torch.cat(list(movements))
+    mean, spread = together.mean(dim=0), together.std(dim=0) + 1e-6
+    standard = ((together - mean) / spread).clamp(-3, 3)
+    _, directions = torch.linalg.eigh(standard.T @ standard / len(standard))
+    projected = standard @ directions[:, -COMPONENTS:]
+    return list(projected.split([len(movement) for movement in movements]))
+
+
+def _samples(movement: Tensor, rows: Tensor, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is given, what is seen and which row is wanted, for each frame that has all."""
+    first = 1 + ROWS_BEFORE + max(SHIFTS)  # the row of frame 0 led to nothing
+    frames = torch.arange(first, max(first, len(rows) - max(SHIFTS)))
+    before = [rows[frames + shift - back] for back in range(1, ROWS_BEFORE + 1)]
+    given = torch.cat([*before, movement[frames - 2]], dim=1)
+    return given, movement[frames - 1], rows[frames + shift]
+
+
+def _chunks(count: int) -> Tensor:
+    """Number the chunks of a clip's frames; what is left over belongs to the last one."""
+    return (torch.arange(count) // CHUNK_FRAMES).clamp(max=max(count // CHUNK_FRAMES - 1, 0))
+
+
+def _errors(inputs: Tensor, wanted: Tensor, chunks: Tensor) -> Tensor:
+    """Return each sample's squared error (N,), predicted from the chunks of other folds."""
+    errors = torch.zeros(len(wanted))
+    folds = chunks % FOLDS
+    for fold in range(FOLDS):
+        learn, test = folds != fold, folds == fold
+        mean, spread = inputs[learn].mean(dim=0), inputs[learn].std(dim=0) + 1e-6
+        scaled = ((inputs - mean) / spread).clamp(-3, 3)
+        target = wanted - wanted[learn].mean(dim=0)
+        known = scaled[learn]
+        ridge = RIDGE * len(known) * torch.eye(known.shape[1])
+        weights = torch.linalg.solve(known.T @ known + ridge, known.T @ target[learn])
+        errors[test] = (target[test] - scaled[test] @ weights).square().sum(dim=1)
+    return errors
+
+
+def _sums(values: Tensor, chunks: Tensor) -> Tensor:
+    return torch.zeros(int(chunks.max()) + 1).index_add_(0, chunks, values)
+
 
 SHOWN_FRAMES = 6
 ROWS = {-1: "row t - 1", 0: "row t", 1: "row t + 1"}
@@ -75,14 +371,10 @@ def _print_rows(console: Console, clip: CheckedClip) -> None:
 
 def _print_timing(console: Console, timing: RowTiming) -> None:
     if timing.gains:
-        rows = [
-            [
-                ROWS[n] + " <-" * (n == timing.found),
-                f"{max(gain, 0):.1%}",
-                f"{timing.scores[n]:.1f}",
-            ]
-            for n, gain in timing.gains.items()
-        ]
+        rows = []
+        for n, gain in timing.gains.items():
+            mark = " <-" * (n == timing.found)
+            rows.append([ROWS[n] + mark, f"{max(gain, 0):.1%}", f"{timing.scores[n]:.1f}"])
         print_table(console, "", ["frame t tells of", "gain", "standard errors"], rows)
         console.print("gain: how much the movement into frame t tells beyond the rows before")
     if timing.found == 0:

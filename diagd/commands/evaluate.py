@@ -9,38 +9,306 @@ page.
 """
 
 import json
-from dataclasses import asdict
-from functools import partial
-from typing import Any
+import os
+import random
+import time
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from diagd.backends.devices import device_of
+import torch
+from torch import Tensor
+
+from diagd.backends.devices import device_of, dtype_of
+from diagd.backends.names import DTypeName
 from diagd.backends.prepare import choose_dtype
 from diagd.console import make_console, progress
+from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
-from diagd.evaluation.comparison import compare
-from diagd.evaluation.measure import (
-    ClipMeter,
-    Outcome,
-    Task,
-    choose_clips,
-    clip_after,
-    compare_likelihood,
-)
+from diagd.decoding.strategies.strategy import Strategy, parse_strategy
+from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
+from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     LIKELIHOOD_FILE,
+    RASTER,
     RESULTS_FILE,
     Record,
+    Results,
     appending,
     check_same,
     key_of,
+    pack,
     read_results,
     video_path,
 )
+from diagd.evaluation.tables import CLIPS, STRATEGY, Column
 from diagd.families.checkpoints import model_path
-from diagd.families.clip_files import find_clips
+from diagd.families.clip_files import Clip, find_clips
+from diagd.metrics import quality
+from diagd.metrics.perceptual import Lpips, VideoFeatures
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.prompts import seed_of
 from diagd.system import clip_fingerprint, fingerprint, provenance
+from diagd.tokenizers.vq import VQTokenizer
 from diagd.workers import do_tasks
+
+
+def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
+    """Draw clips of a folder at random; more clips of one seed contain the fewer ones."""
+    names = list(find_clips(folder))
+    if not 1 <= num_clips <= len(names):
+        raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
+    places = list(range(len(names)))
+    random.Random(seed).shuffle(places)
+    return [names[place] for place in sorted(places[:num_clips])]
+
+
+def clip_after(folder: Path, name: str) -> str:
+    """Return the clip of a folder that comes after this one by name, the first after the last."""
+    names = list(find_clips(folder))
+    if len(names) < 2:
+        raise ValueError(f"{folder} holds one clip only: another one is needed to compare with")
+    return names[(names.index(name) + 1) % len(names)]
+
+
+class Task(NamedTuple):
+    """One line to measure."""
+
+    model: str  # its label
+    strategy: str  # or baseline
+    clip: str
+
+
+class Outcome(NamedTuple):
+    """A clip line, and its frames (T, H_px, W_px, 3) uint8 if they are to be kept."""
+
+    record: Record
+    frames: Tensor | None
+
+
+class ClipMeter:
+    """Measures tasks one after the other; keeps the last model and the last clip."""
+
+    def __init__(self, options: EvaluateOptions, dtype: DTypeName) -> None:
+        self.options = options
+        self._dtype: DTypeName = dtype
+        device = torch.device(options.device)
+        backbone, detector = options.lpips_backbone, options.fvd_detector
+        self._lpips = Lpips(backbone, options.lpips_heads, device) if backbone else None
+        self._fvd = VideoFeatures(detector, options.fvd_resize, device) if detector else None
+        self._world: tuple[str, VideoGenerator] | None = None
+        self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
+        self._warm: set[tuple[str, str]] = set()
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Return the weight files of each metric; None where there are none."""
+        metrics = {"lpips": self._lpips, "fvd": self._fvd}
+        return {name: metric and metric.provenance for name, metric in metrics.items()}
+
+    def world(self, model: str) -> VideoGenerator:
+        """Return the world model of a label, loaded once in a row of tasks."""
+        if self._world is None or self._world[0] != model:
+            self._world = None  # before the next one is loaded: two may not fit
+            options = self.options
+            world = VideoGenerator.from_pretrained(
+                options.labelled_models()[model],
+                options.device,
+                dtype_of(self._dtype),
+                options.backend,
+                self._dtype == "int8",
+                tokenizer=options.tokenizer,
+            )
+            _check_world(world, options, model)
+            self._world = model, world
+        return self._world[1]
+
+    def check(self, model: str, names: Collection[str]) -> dict[str, str]:
+        """Check heads and action files of clips; return the error of each that cannot be read."""
+        world, options = self.world(model), self.options
+        for strategy in options.strategies():
+            world.check(strategy, options.sampling())
+        files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
+        for name in names:
+            try:
+                files[name].check(options.frames_read[0], options.start, options.lengths.fps)
+                files[name].actions()
+            except (ValueError, OSError) as error:
+                bad[name] = str(error)
+        return bad
+
+    def _read(self, model: str, name: str) -> Clip:
+        """Read a clip at the size of the model's frames."""
+        world, options = self.world(model), self.options
+        file = find_clips(options.clips, world.vocabulary)[name]
+        part = options.start, options.lengths.fps
+        min_frames, max_frames = options.frames_read
+        clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
+        return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
+
+    def __call__(self, task: Task) -> Outcome:
+        """Measure one line."""
+        if self.options.teacher_forced:
+            return Outcome({"kind": "clip", **task._asdict(), **self._likelihood(task)}, None)
+        clip, options = self.clip(task.model, task.clip), self.options
+        given = options.lengths.context_frames
+        truth, length = clip.frames[given:], options.lengths.frames - given
+        if options.revisit:
+            truth = clip.frames[-1:].expand(length, -1, -1, -1)
+        before = clip.frames[given - 1 : given]
+        seed = seed_of(clip.name, options.seed)
+        decoding: Record = {"stats": None}
+        tokens: Tensor | None = None
+        started = time.perf_counter()
+        if task.strategy == "truth":
+            frames = truth
+        elif task.strategy == "copy":
+            frames = before.expand_as(truth).contiguous()
+        elif task.strategy == "reconstruction":
+            tokenizer = self.world(task.model).tokenizer
+            shown = tokenizer.decode(tokenizer.encode(clip.frames)).cpu()
+            frames = shown[-1:].expand_as(truth) if options.revisit else shown[given:]
+        elif task.strategy == CHANCE:
+            other = self._read(task.model, clip_after(options.clips, clip.name))
+            frames = other.frames[-1:].expand_as(truth)
+        else:
+            strategy = parse_strategy(task.strategy)
+            if (task.model, task.strategy) not in self._warm:
+                world = self.world(task.model)
+                # it compiles and allocates; a graph is captured for each number of slots in use
+                warm_up = length if world.model.replays else world.tokenizer.temporal_compression
+                self._generate(task.model, clip, strategy, warm_up, seed)
+                self._warm.add((task.model, task.strategy))
+                started = time.perf_counter()
+            video = self._generate(task.model, clip, strategy, length, seed)
+            frames, tokens = video.frames, video.tokens.cpu()
+            decoding = {
+                "stats": asdict(video.stats),
+                "tokens": pack(tokens.numpy()),
+                "lossless": strategy.promise,
+            }
+        wall_seconds = time.perf_counter() - started
+        if options.drift:
+            decoding["drift"] = self._drift(task.model, before, frames, tokens)
+        is_truth = task.strategy == "truth"
+        record = {
+            "kind": "clip",
+            **task._asdict(),
+            "seed": seed,
+            "quality": {} if is_truth else self._quality(frames[: len(truth)], truth),
+            "features": self._features(task.model, before, frames),
+            **decoding,
+            "frame_size_px": list(truth.shape[1:3]),
+            "fps": float(clip.fps),
+            "wall_seconds": wall_seconds,  # with tokenizing and painting
+            "worker": os.getpid(),
+        }
+        return Outcome(record, frames if options.save_videos else None)
+
+    def _generate(
+        self, model: str, clip: Clip, strategy: Strategy, num_frames: int, seed: int
+    ) -> GeneratedVideo:
+        world, options, given = self.world(model), self.options, self.options.lengths.context_frames
+        between, coming = split_actions(clip.actions, given)
+        if options.revisit and world.vocabulary is not None:
+            still = idle_action(world.vocabulary)
+            coming = walk(*options.revisit_actions, still, options.revisit)
+        return world.generate(
+            clip.frames[:given],
+            coming and list(islice(cycle(coming), num_frames)),
+            num_frames,
+            strategy=strategy,
+            context_actions=between,
+            sampling=options.sampling(),
+            seed=seed,
+        )
+
+    def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
+        """Return each metric, frame by frame."""
+        metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
+        return {name: one(frames, truth).tolist() for name, one in metrics.items() if one}
+
+    def _drift(
+        self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
+    ) -> dict[str, list[float]]:
+        """Describe each frame without the truth; `before` is the last given one."""
+        tokenizer = self.world(model).tokenizer
+        grids = tokenizer.encode(frames) if tokens is None else tokens
+        whole = torch.cat([tokenizer.encode(before), grids])
+        return {
+            "sharpness": quality.sharpness(frames).tolist(),
+            "repeated": quality.repeated_tokens(whole).tolist(),
+            "distinct": quality.distinct_tokens(grids).tolist(),
+        }
+
+    def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
+        """Describe the clip for the Frechet distances."""
+        features = {}
+        if self._fvd is not None:
+            features["fvd"] = pack(self._fvd(frames).numpy())
+        tokenizer = self.world(model).tokenizer
+        if isinstance(tokenizer, VQTokenizer):
+            with torch.inference_mode():
+                pixels = torch.cat([before, frames]).to(tokenizer.codebook.device)
+                parts = [tokenizer.latents(chunk) for chunk in pixels.split(tokenizer.batch_size)]
+                features["tfd"] = pack(quality.frame_features(torch.cat(parts)).cpu().numpy())
+        return features
+
+    def _likelihood(self, task: Task) -> dict[str, Any]:
+        """Return the nats a token of a clip: all in all, by frame, by row and by column."""
+        world, clip = self.world(task.model), self.clip(task.model, task.clip)
+        tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
+        actions = world.action_ids(clip.actions, len(clip.frames), "frame")
+        step = world.tokenizer.temporal_compression
+        given = 1 + (self.options.lengths.context_frames - 1) // step
+        strategy = parse_strategy(task.strategy)
+        assert strategy.has_schedule
+        nll = strategy_nll(world.model, tokens, actions, strategy, given)
+        return {
+            "nll": nll.mean().item(),
+            "nll_by_frame": nll.mean((0, 2, 3)).tolist(),
+            "nll_by_row": nll.mean((0, 1, 3)).tolist(),
+            "nll_by_column": nll.mean((0, 1, 2)).tolist(),
+        }
+
+
+def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) -> None:
+    """Raise ValueError for a world in which drift or a way back cannot be measured."""
+    joined = world.tokenizer.temporal_compression
+    if (options.drift or options.revisit) and joined > 1:
+        raise ValueError(
+            f"drift and revisit go frame by frame, and the tokenizer of {model} joins {joined}"
+        )
+    if options.revisit:
+        if world.vocabulary is None:
+            raise ValueError(f"revisit needs a model that takes actions, and {model} takes none")
+        for action in options.revisit_actions:
+            world.vocabulary.tokens_of(action)
+
+
+LIKELIHOOD = (
+    Column("nll", "nats a token", "{:.4f}"),
+    Column("gap", "gap to raster", "{:+.4f}"),
+    Column("gap_error", "± error", "{:.4f}"),
+)
+
+
+def compare_likelihood(results: Results) -> Comparison:
+    """Return likelihood and gap of each model and strategy, on the clips that raster has too."""
+    by_key: dict[tuple[str, str], dict[str, float]] = {}
+    for line in results.clips:
+        by_key.setdefault((line["model"], line["strategy"]), {})[line["clip"]] = line["nll"]
+    rows = []
+    for (model, strategy), clips in by_key.items():
+        raster = by_key[model, RASTER]
+        pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
+        gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
+        rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
+    return Comparison(rows, (STRATEGY, CLIPS), (LIKELIHOOD,), [])
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:

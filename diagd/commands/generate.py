@@ -8,21 +8,221 @@ diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
-from dataclasses import asdict
+import json
+import time
+from dataclasses import asdict, fields, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from diagd.console import make_console, print_table, waiting
-from diagd.data.video import contact_sheet, save_frames, write_image
+from diagd.backends.devices import device_of
+from diagd.console import make_console, print_records, progress, waiting
+from diagd.data.actions import parse_actions, read_actions
+from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.strategy import Raster, Strategy
+from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
+from diagd.files import write_json
 from diagd.flags import output_file
-from diagd.pipeline.generator import GeneratedVideo
-from diagd.pipeline.many_prompts import PromptWorker, continue_prompts, print_report
-from diagd.pipeline.options import GenerateOptions
-from diagd.pipeline.prompts import Prompt
+from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
+from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
+from diagd.pipeline.prompts import Prompt, read_text, seed_of
+from diagd.pipeline.world_folder import WorldSource
+from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
+from diagd.workers import do_tasks
+
+# Paths, whose files may have moved; of a model its contents count.
+_MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
+
+
+class Continued(NamedTuple):
+    """A prompt continued."""
+
+    record: dict[str, Any]  # how that was made; JSON types
+    frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
+    fps: float
+
+
+class PromptWorker:
+    """A world that goes on from prompts, one after the other, as options say."""
+
+    def __init__(self, options: GenerateOptions) -> None:
+        self.options, self.device = options, device_of(options.device)
+        self.world = world = VideoGenerator.from_pretrained(
+            options.model,
+            self.device,
+            options.dtype,
+            options.backend,
+            config=options.config,
+            tokenizer=options.tokenizer,
+        )
+        self.sampling = options.sampling(world.defaults)
+        self.strategy = options.decoding(world.defaults, world.height)
+        self.num_frames = options.frames or world.defaults.num_frames
+        world.check(self.strategy, self.sampling)  # before anything ran in vain
+        world.num_grids(self.num_frames)
+        self._notes: list[str] = []
+        self._actions = self._read_actions(options.actions)
+        text = read_text(
+            options.text, options.text_encoder, options.text_embedding, world.config.context_size
+        )
+        self._text = None if text is None else text.to(self.device)
+
+    def _read_actions(self, asked: str | None) -> list[str]:
+        """Read one action for each frame from a jsonl file, or from text whose last one goes on."""
+        codec = self.world.vocabulary
+        if asked is None:
+            return []
+        if codec is None:
+            raise ValueError("this model takes no actions")
+        if asked.endswith(".jsonl"):
+            return self._one_a_frame(read_actions(asked, codec))
+        actions = parse_actions(asked, codec)
+        num_asked, last = len(actions), actions[-1]
+        if 1 < num_asked < self.num_frames:
+            self._notes.append(
+                f"{num_asked} actions for {self.num_frames} frames: {last!r} goes on to the end"
+            )
+        return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
+
+    def _one_a_frame(self, actions: list[str]) -> list[str]:
+        wanted, given = self.num_frames, len(actions)
+        if given != wanted:
+            raise ValueError(f"expected {wanted} actions (one a frame), got {given}")
+        return actions
+
+    def read(self, path: Path | None = None) -> Prompt:
+        """Read a prompt, by default the world's own, with one coming action for each frame."""
+        folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
+        prompt = self.world.read_prompt(
+            path or folder / "prompt.mp4",
+            context_frames=self.options.context_frames,
+            num_frames=self.num_frames,
+        )
+        actions = self._actions or prompt.coming_actions
+        if codec is not None and not actions:
+            walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
+            if not walk.is_file():
+                raise FileNotFoundError(f"no {walk} to follow: give --actions, such as {hint}")
+            actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
+        if codec is not None:
+            self._one_a_frame(actions)
+        return replace(prompt, coming_actions=actions, notes=[*prompt.notes, *self._notes])
+
+    def generate(
+        self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
+    ) -> GeneratedVideo:
+        return self.world.generate(
+            prompt,
+            prompt.coming_actions[:num_frames] if self.world.vocabulary else None,
+            num_frames,
+            strategy=strategy,
+            sampling=self.sampling,
+            seed=seed,
+            text=self._text,
+        )
+
+    @cached_property
+    def _provenance(self) -> dict[str, Any]:
+        return provenance(self.device)
+
+    def __call__(self, path: Path) -> Continued:
+        """Read a prompt and generate its video."""
+        started = time.perf_counter()
+        prompt = self.read(path)
+        seed = seed_of(path.stem, self.options.seed)
+        video = self.generate(prompt, self.num_frames, self.strategy, seed)
+        record = {
+            "prompt": path.name,
+            "strategy": self.strategy.name,
+            "sampling": asdict(self.sampling),
+            "seed": seed,
+            "context_actions": prompt.context_actions,
+            "actions": prompt.coming_actions,
+            "notes": prompt.notes,
+            "stats": asdict(video.stats),
+            "wall_seconds": time.perf_counter() - started,  # with tokenizing and painting
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "dtype": self.world.dtype,
+            **self._provenance,
+        }
+        return Continued(record, torch.cat([prompt.frames, video.frames]), prompt.fps)
+
+
+def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
+    """Make the videos that are not there yet, and report how many, and of what `failed` why.
+
+    Beside NAME.mp4 lies NAME.json, which is written after it: a prompt that has both is done.
+    """
+    paths = find_prompts(prompts)
+    if out.resolve() == prompts.resolve():
+        raise ValueError(f"out must be another folder than the prompts', got {out}")
+    settings = _settings(options)
+    failed: dict[str, str] = {}
+    with only_writer(out):
+        missing = [path for path in paths if not _is_done(path.stem, out, settings)]
+        num_done = len(paths) - len(missing)
+        with progress("prompts", len(paths), num_done) as job:
+            for path, made in do_tasks(missing, partial(PromptWorker, options), options.pool()):
+                if isinstance(made, ValueError):
+                    failed[path.name] = str(made)
+                else:  # the video, then the file that says it is there
+                    save_frames(out / f"{path.stem}.mp4", made.frames, made.fps)
+                    record = {**made.record, "settings": settings}
+                    write_json(out / f"{path.stem}.json", record, indent=1)
+                job.advance()
+    return {
+        "out": str(out),
+        "generated": len(missing) - len(failed),
+        "done_before": num_done,
+        "failed": failed,
+    }
+
+
+def find_prompts(folder: Path) -> list[Path]:
+    """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"folder of prompts not found: {folder}")
+    suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
+    paths: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in suffixes or path.name.startswith(".") or path.is_dir():
+            continue
+        if path.stem in paths:
+            raise ValueError(f"two prompts have one name: {paths[path.stem]} and {path}")
+        paths[path.stem] = path
+    if not paths:
+        raise FileNotFoundError(f"no prompts ({', '.join(suffixes)}) in {folder}")
+    return list(paths.values())
+
+
+def _settings(options: GenerateOptions) -> dict[str, Any]:
+    """Return the flags that a video depends on, and what stands for the model's weights."""
+    names = {field.name for field in fields(options)} - {"prompts", *ONE_VIDEO, *MANY_VIDEOS}
+    flags = {name: getattr(options, name) for name in sorted(names)}
+    paths = {name: str(value) for name, value in flags.items() if isinstance(value, Path)}
+    return {"weights": fingerprint(model_path(options.model)), **flags, **paths}
+
+
+def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
+    """Return whether a prompt has its video, or raise ValueError for one of other settings."""
+    path = out / f"{name}.json"
+    if not path.is_file():
+        return False
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+        found = {name: before[name] for name in settings if name not in _MAY_DIFFER}
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"{path}: expected what diagd generate writes beside a video") from None
+    refuse_other_run(f"{path} was made with", found, settings)
+    return (out / f"{name}.mp4").is_file()
+
 
 RASTER_FRAMES = 2
 
@@ -31,8 +231,13 @@ def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
     if options.prompts is None or options.out is None:
         return _continue_one(options)
-    report = continue_prompts(options, options.prompts, options.out)
-    print_report(report, make_console())
+    report, console = continue_prompts(options, options.prompts, options.out), make_console()
+    before = f", {report['done_before']} were there before" if report["done_before"] else ""
+    console.print(f"{report['generated']} videos written to {report['out']}{before}")
+    if failed := report["failed"]:
+        console.print(f"prompts without a video: {len(failed)}")
+        for name, why in failed.items():
+            console.print(f"  {name}: {why}")
     return report
 
 
@@ -114,20 +319,20 @@ def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]
     return report
 
 
+COLUMNS = {
+    "": "{strategy}",
+    "frames": "{num_frames}",
+    "steps": "{num_steps}",
+    "seconds": "{seconds:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "speedup": "{speedup:.1f}x",
+}
+
+
 def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
-    lines = [
-        [
-            row["strategy"],
-            str(row["num_frames"]),
-            str(row["num_steps"]),
-            f"{row['seconds']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['frames_per_second']:.2f}",
-            f"{row['speedup']:.1f}x" if len(report) > 1 and row["speedup"] else "-",
-        ]
-        for row in report
-    ]
-    header = "", "frames", "steps", "seconds", "tokens/s", "frames/s", "speedup"
-    print_table(console, title, header, lines)
+    print_records(
+        console, title, COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}, report
+    )
     if dropped := report[-1]["num_dropped_frames"]:
         console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")

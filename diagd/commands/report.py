@@ -6,18 +6,327 @@ Needs no model. Everything on the page is computed from results.jsonl, whose run
     diagd report --results work/study --out docs/results/study
 """
 
+import html
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
 from diagd.console import make_console
-from diagd.evaluation.comparison import DIFFERENCES, Comparison, compare
+from diagd.data.video import read_video, write_video
+from diagd.evaluation.comparison import DIFFERENCES, METRICS, Comparison, compare
 from diagd.evaluation.options import ReportOptions
-from diagd.evaluation.results import RASTER, RESULTS_FILE, Groups, Results, grouped, read_results
-from diagd.evaluation.tables import MODEL, STRATEGY, Table
-from diagd.files import write_text
-from diagd.reporting.page import Section, as_markdown, as_page, example_sections
-from diagd.reporting.plots import plot_drift, plot_frontier, plot_horizons
+from diagd.evaluation.results import (
+    BASELINES,
+    RASTER,
+    RESULTS_FILE,
+    Groups,
+    Record,
+    Results,
+    file_name,
+    grouped,
+    per_horizon,
+    read_results,
+)
+from diagd.evaluation.tables import MODEL, STRATEGY, Column, Row, Table
+from diagd.files import save_figure, write_text
+
+Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
+
+STRIP_COLUMNS = 8
+CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
+LABEL_HEIGHT_PX = 24
+GAP_PX = 4
+
+
+def write_strip(path: Path, rows: dict[str, Frames]) -> None:
+    """Draw a few frames of each video in a row of its own, labelled, all at the same times."""
+    length = min(len(frames) for frames in rows.values())
+    times = np.unique(np.linspace(0, length - 1, min(length, STRIP_COLUMNS)).round().astype(int))
+    height_px, width_px = next(iter(rows.values())).shape[1:3]
+    cell = 1.5 * width_px / height_px, 1.5
+    size = cell[0] * len(times) + 1.2, cell[1] * len(rows) + 0.3
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), len(times), squeeze=False)
+    for line, (label, frames) in zip(axes, rows.items(), strict=True):
+        for axis, time in zip(line, times, strict=True):
+            axis.imshow(frames[time])
+            axis.set(xticks=[], yticks=[])
+        line[0].set_ylabel(label, fontsize=13)
+    for axis, time in zip(axes[0], times, strict=True):
+        axis.set_title(f"frame {time + 1}", fontsize=13)
+    save_figure(figure, path, dpi=80)
+
+
+def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None:
+    """Write one mp4 of all videos in a grid, a label above each."""
+    height_px, width_px = next(iter(cells.values())).shape[1:3]
+    factor = max(1, round(CELL_HEIGHT_PX / height_px))
+    columns = min(len(cells), 3)
+    length = min(len(frames) for frames in cells.values())
+    blocks = []
+    for label, frames in cells.items():
+        large = frames[:length].repeat(factor, axis=1).repeat(factor, axis=2)
+        head = _label(label, width_px * factor)[None].repeat(length, axis=0)
+        block = np.concatenate([head, large], axis=1)
+        gaps = (0, 0), (0, GAP_PX), (0, GAP_PX), (0, 0)
+        blocks.append(np.pad(block, gaps, constant_values=255))
+    blocks += [np.full_like(blocks[0], 255)] * (-len(blocks) % columns)
+    lines = [
+        np.concatenate(blocks[start : start + columns], axis=2)
+        for start in range(0, len(blocks), columns)
+    ]
+    whole = np.concatenate(lines, axis=1)
+    even_height, even_width = (size // 2 * 2 for size in whole.shape[1:3])
+    write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
+
+
+def _label(text: str, width_px: int) -> Frames:
+    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3)."""
+    figure = Figure(figsize=(width_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
+    canvas = FigureCanvasAgg(figure)
+    figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=9)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3]
+
+
+MARKERS = {  # of a strategy that is lossless so: marker, label
+    "tokens": ("o", "raster's tokens"),
+    "distribution": ("D", "raster's distribution, other tokens"),
+    "no": ("x", "neither"),
+}
+JOINED = (RASTER, "k=")
+SHADES = {"chance": "0.8", "truth": "0", "reconstruction": "0.35", "copy": "0.6"}
+
+
+def plot_frontier(rows: list[Row], path: Path) -> None:
+    """Draw what speed costs: a colour for each model, a point for each strategy.
+
+    Lossless strategies are marked; a line joins raster and the diagonals.
+    """
+    table = Table(METRICS, [row for row in rows if row["strategy"] not in BASELINES])
+    width = len(table.columns)
+    figure = Figure(figsize=(4.6 * width, 4), layout="constrained")
+    axes = figure.subplots(1, width, squeeze=False)
+    models = dict.fromkeys(row["model"] for row in table.rows)
+    for axis, column in zip(axes[0], table.columns, strict=True):
+        for number, model in enumerate(models):
+            points = [
+                row for row in table.rows if row["model"] == model and column.value(row) is not None
+            ]
+            points.sort(key=lambda row: row["frames_per_second"])
+            _draw_frontier(axis, points, column, f"C{number}", model)
+        axis.set(xscale="log", xlabel="frames a second", ylabel=_axis_label(column))
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.margins(x=0.15, y=0.15)
+        axis.grid(alpha=0.3, which="both")
+    kinds = {row["lossless"] for row in table.rows}
+    for kind, (marker, words) in MARKERS.items():
+        if kind in kinds and len(kinds) > 1:
+            axes[0, 0].plot([], [], marker, color="0.4", label=words)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    place = {"loc": "outside lower center", "ncols": 2 * width, "fontsize": 8}
+    figure.legend(handles, labels, **place)
+    save_figure(figure, path)
+
+
+def _draw_frontier(axis: Any, points: list[Row], column: Column, color: str, model: str) -> None:
+    """Draw the points of a model, with bars of the paired difference to raster."""
+    speeds = [row["frames_per_second"] for row in points]
+    values = [column.value(row) for row in points]
+    bars = np.zeros((2, len(points)))
+    for bar, row in zip(bars.T, points, strict=True):
+        metric = row[column.key.split(".")[0]]
+        if edges := metric.get("difference_interval"):
+            bar[:] = metric["difference"] - edges[0], edges[1] - metric["difference"]
+    axis.errorbar(speeds, values, bars.clip(min=0), fmt="none", capsize=3, lw=1, color=color)
+    joined = [n for n, row in enumerate(points) if row["strategy"].startswith(JOINED)]
+    line = [speeds[n] for n in joined], [values[n] for n in joined]
+    axis.plot(*line, lw=1, color=color, label=model)
+    for n, (row, speed, value) in enumerate(zip(points, speeds, values, strict=True)):
+        axis.plot(speed, value, MARKERS[row["lossless"]][0], color=color)
+        up, va = ((-1, "top"), (1, "bottom"))[n % 2]  # neighbours on different sides
+        style = {"textcoords": "offset points", "rotation": 30 * up, "va": va}
+        axis.annotate(row["strategy"], (speed, value), (4, 5 * up), fontsize=8, **style)
+
+
+def plot_horizons(groups: Groups, path: Path) -> None:
+    """Draw quality frame by frame: a column for each model, a row for each metric."""
+    curves: Curves = {}
+    for column in METRICS:
+        name = column.key.split(".")[0]
+        for (model, strategy), clips in groups.items():
+            values = per_horizon(clips, name)
+            if values is not None:
+                times = np.arange(1, values.shape[1] + 1)
+                curves.setdefault((model, column), {})[strategy] = times, values.mean(axis=0)
+    _draw_curves(curves, (5.5, 3.2), path)
+
+
+def plot_drift(table: Table, path: Path) -> None:
+    """Draw how frames change, by eights: a column for each model, a row for each number."""
+    curves: Curves = {}
+    for column in table.columns:
+        for row in () if column.is_label else table.rows:
+            if column.value(row) is not None:
+                own = curves.setdefault((row["model"], column), {})
+                times, values = own.setdefault(row["strategy"], ([], []))
+                times.append(np.mean(row["frames"]))
+                values.append(column.value(row))
+    _draw_curves(curves, (7, 2.6), path, marker=".")
+
+
+# (model, column) -> strategy -> times and values
+Curves = dict[tuple[str, Column], dict[str, tuple[Any, Any]]]
+
+
+def _draw_curves(curves: Curves, inches: tuple[float, float], path: Path, **style: Any) -> None:
+    """Draw each model's curves below its name, each panel so wide and high."""
+    models = list(dict.fromkeys(model for model, _ in curves))
+    columns = list(dict.fromkeys(column for _, column in curves))
+    size = inches[0] * len(models), inches[1] * len(columns)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(columns), len(models), squeeze=False, sharex=True, sharey="row")
+    for (model, column), own in curves.items():
+        axis = axes[columns.index(column), models.index(model)]
+        for strategy, points in own.items():
+            shade = {"color": SHADES[strategy], "ls": "--"} if strategy in SHADES else {}
+            axis.plot(*points, label=strategy, lw=1.3, **style, **shade)
+    for line, column in zip(axes, columns, strict=True):
+        line[0].set_ylabel(_axis_label(column))
+    for model, axis in zip(models, axes[0], strict=True):
+        axis.set_title(model)
+    for axis in axes[-1]:
+        axis.set_xlabel("frames after the given ones")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    axes[0, 0].legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def _axis_label(column: Column) -> str:
+    return f"{column.heading} ({column.better} is better)" if column.better else column.heading
+
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
+  --page: #ffffff; --tint: #f3f4f6; --accent: #0b6e4f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e7e9; --soft: #9aa1ab; --line: #3a3f47;
+  --page: #16181b; --tint: #22262b; --accent: #5fd3a5; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 76rem; margin: 2rem auto 4rem; padding: 0 1.25rem; }
+h1 { font-size: 1.6rem; margin-bottom: .25rem; } h2 { margin-top: 2.5rem; font-size: 1.2rem; }
+p.lead, figcaption, .note { color: var(--soft); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+thead th { border-bottom: 2px solid var(--ink); } tr.first td { border-top: 1px solid var(--line); }
+td { vertical-align: top; } small { color: var(--soft); font-weight: 400; }
+td.best { font-weight: 700; color: var(--accent); }
+figure { margin: 1rem 0 2rem; } img, video { max-width: 100%; border-radius: 4px; }
+img { background: #fff; }
+pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 0; }
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    table: Table | None = None
+    figures: dict[str, str] = field(default_factory=dict)
+    videos: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+
+
+def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
+    parts = [f"# {title}", lead]
+    for section in sections:
+        parts += [f"## {section.title}", *section.text]
+        if section.table:
+            parts.append(section.table.markdown())
+        parts += [f"![{caption}]({path})" for path, caption in section.figures.items()]
+        if section.videos:
+            links = [f"- [{caption}]({path})" for path, caption in section.videos.items()]
+            parts.append("\n".join(links))
+        if section.code:
+            parts.append(f"```json\n{section.code}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def as_page(title: str, lead: str, sections: list[Section]) -> str:
+    """Write the report as one HTML page; pictures and videos are named by relative paths."""
+    parts = [f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>"]
+    for section in sections:
+        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
+        parts += [f"<p class=note>{html.escape(paragraph)}</p>" for paragraph in section.text]
+        if section.table:
+            parts.append(f"<div class=scroll>{section.table.html()}</div>")
+        for path, caption in {**section.figures, **section.videos}.items():
+            source, words = html.escape(path, quote=True), html.escape(caption)
+            content = f'<img src="{source}" alt="{words}" loading=lazy>'
+            if path in section.videos:
+                flags = "controls loop muted playsinline preload=metadata"
+                content = f'<video src="{source}" {flags}></video>'
+            parts.append(f"<figure>{content}<figcaption>{words}</figcaption></figure>")
+        if section.code:
+            code = html.escape(section.code)
+            parts.append(f"<details><summary>JSON</summary><pre>{code}</pre></details>")
+        parts.append("</section>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
+
+
+def example_sections(folder: Path, out: Path, groups: Groups, count: int) -> list[Section]:
+    """Draw the first clips by name, from a folder of results to the report's, a section each."""
+    kept: dict[str, list[Record]] = {}
+    for (_, strategy), lines in groups.items():
+        for clip, record in lines.items():
+            if record["video"] and strategy not in HIDDEN:
+                kept.setdefault(clip, []).append(record)
+    return [_section(folder, out, clip, kept[clip]) for clip in sorted(kept)[:count]]
+
+
+def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Section:
+    """Draw one clip: the truth of each model, then its strategies; a video for each model."""
+    models = list(dict.fromkeys(record["model"] for record in records))
+    strip, videos = {}, {}
+    (out / "videos").mkdir(exist_ok=True)
+    for model in models:
+        own = [record for record in records if record["model"] == model]
+        cells = {}
+        for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
+            frames = read_video(folder / record["video"]).frames.numpy()
+            cells[record["strategy"]] = frames
+            several = len(models) > 1 and record["strategy"] != "truth"
+            strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
+        path = f"videos/{file_name(clip)}_{file_name(model)}.mp4"
+        write_side_by_side(out / path, cells, records[0]["fps"])
+        videos[path] = f"{model}: {', '.join(cells)}"
+    picture = f"figures/{file_name(clip)}.png"
+    write_strip(out / picture, strip)
+    caption = "Frames after the given ones, the same times in every row."
+    return Section(f"Example {clip}", figures={picture: caption}, videos=videos)
 
 
 def main(options: ReportOptions) -> dict[str, Any]:

@@ -1,12 +1,204 @@
 """Summary of an evaluation: rows, the columns that show them, and notes on how to read them."""
 
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
-from diagd.evaluation import drift, revisit
-from diagd.evaluation.results import DISTANCES, Results, biased, summarize
+from diagd.evaluation.results import (
+    DISTANCES,
+    QUALITY,
+    Record,
+    Results,
+    biased,
+    bootstrap_interval,
+    grouped,
+    per_horizon,
+    summarize,
+    unpack,
+)
 from diagd.evaluation.tables import CLIPS, MODEL, STRATEGY, Column, Row, Table
+from diagd.metrics.frechet import frechet_distance
+
+DRIFT_FRAMES = 256  # dreamt where no other number is asked for
+EIGHT = 8  # frames that a row of the table speaks of
+FRAMES = Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True)
+SAMPLES = Column("samples", "samples", is_label=True)
+DRIFT_COLUMNS = (
+    (
+        Column("tfd", "TFD", "{:.3f}", better="lower"),
+        Column("psnr", "PSNR", "{:.2f}", better="higher"),
+        Column("ssim", "SSIM", "{:.3f}", better="higher"),
+        Column("lpips", "LPIPS", "{:.3f}", better="lower"),
+    ),
+    (
+        Column("sharpness", "sharpness", "{:.2f}"),
+        Column("repeated", "repeated", "{:.3f}"),
+        Column("distinct", "distinct", "{:.3f}"),
+    ),
+)
+
+
+def summarize_drift(results: Results) -> list[dict[str, Any]]:
+    """Return one row for each model, strategy and eight of frames of a dream that goes on and on.
+
+    A clip ends after some tens of frames; then its actions begin again, and PSNR and SSIM, which
+    need the true frame of the same moment, end. All else is read against true frames of any moment:
+    what a walk looks like does not depend on how long it has lasted, so the distance (TFD) of
+    frames 249-256 to all true frames of all clips tells whether those still look like this world.
+    The reference is one for all eights, and each eight has equally many frames of every clip; so
+    neither makes TFD rise, drift does. The row of the truth shows what TFD is without any drift.
+
+    A row holds `frames`, the first and the last (from 1, after the given ones), `samples`, how many
+    there are over all clips, and means over them, each None where it cannot be had: `tfd` against
+    all true frames, quality against the true frames of the same moment, `sharpness` as a multiple
+    of the true frames' mean, and the shares of `repeated` and `distinct` tokens (see
+    `diagd.metrics.quality`).
+    """
+    groups = grouped(results)
+    rows = []
+    for (model, strategy), clips in groups.items():
+        truth = groups.get((model, "truth"), {})
+        length = max(len(record["drift"]["sharpness"]) for record in clips.values())
+        for start in range(0, length, EIGHT):
+            end = min(start + EIGHT, length)
+            row = {"model": model, "strategy": strategy, "frames": [start + 1, end]}
+            rows.append(row | _eight(clips, truth, slice(start, end)))
+    return rows
+
+
+def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
+    def mean(records: dict[str, Record], part: str, name: str, frames: slice) -> float | None:
+        lists = (record[part].get(name, ())[frames] for record in records.values())
+        values = list(chain(*lists))
+        return float(np.mean(values)) if values else None
+
+    row: dict[str, Any] = {name: mean(clips, "quality", name, frames) for name in QUALITY}
+    row |= {name: mean(clips, "drift", name, frames) for name in ("repeated", "distinct")}
+    sharpness = mean(clips, "drift", "sharpness", frames)
+    usual = mean(truth, "drift", "sharpness", slice(None))
+    row["sharpness"] = sharpness / usual if sharpness is not None and usual else None
+    row["samples"] = sum(len(one["drift"]["sharpness"][frames]) for one in clips.values())
+    features, reference = _features(clips, frames), _features(truth, slice(None))
+    comparable = min(len(features), len(reference)) > 1
+    row["tfd"] = frechet_distance(features, reference) if comparable else None
+    return row
+
+
+def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
+    """Return the (N, D) features of some frames of all clips, N being 0 where there are none."""
+    packed = (record["features"].get("tfd") for record in clips.values())
+    found = [unpack(features)[frames] for features in packed if features]
+    return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+
+
+def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
+    """Explain the rows."""
+    notes = [
+        f"Every clip's first {results.runs[-1]['settings']['context_frames']} frames are given; "
+        "where its actions are over, they begin again. PSNR and SSIM are against the true frame of "
+        "the moment, as long as there is one.",
+        "TFD is the Frechet distance of these frames to all true frames, in statistics of our own "
+        "tokenizer's latents; the row of the truth shows what it is without drift.",
+        "Sharpness (variance of the Laplacian) is a multiple of the true frames'. Repeated is the "
+        "share of tokens equal to the frame before's, distinct how many ids a frame has a token. "
+        "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
+    ]
+    packed = [record["features"].get("tfd") for record in results.clips]
+    dimension = max((unpack(features).shape[1] for features in packed if features), default=0)
+    samples = min(row["samples"] for row in rows)
+    return notes + [biased("tfd", samples, dimension)] * (samples <= dimension)
+
+
+CHANCE = "chance"
+REVISIT_BASELINES = ("reconstruction", CHANCE)
+
+
+def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:
+    form, signed, above = f"{{:.{digits}f}}", f"{{:+.{digits}f}}", f"{name}.above"
+    return (
+        Column(f"{name}.turned", f"{name.upper()} turned", form),
+        Column(f"{name}.back", "back", form),
+        Column(f"{above}_turned", "back - turned", signed, f"{above}_turned_interval"),
+        Column(f"{above}_chance", "back - chance", signed, f"{above}_chance_interval"),
+    )
+
+
+REVISIT_COLUMNS = (
+    _revisit_columns("psnr", 2),
+    _revisit_columns("ssim", 3),
+    _revisit_columns("lpips", 3),
+)
+
+
+def walk(away: str, back: str, still: str, num_frames: int) -> list[str]:
+    """Return the actions: `away` for so many frames, `still` for one, `back` for as many."""
+    return [away] * num_frames + [still] + [back] * num_frames
+
+
+def summarize_revisit(results: Results) -> list[dict[str, Any]]:
+    """Return one row for each model and strategy: does a world remember where one turned away?
+
+    A dream turns away from the last given picture, stands still for a frame, and turns back; then
+    it should show that picture again. Each frame is compared with it. Beside it stand the
+    tokenizer's reconstruction of the picture, which no dream can be better than, and chance: the
+    last given picture of another clip. ViZDoom's turns are slow in the first tics; with the frame
+    in between, both are, and the game itself comes back to the very pixel (measured), if the player
+    stands still to begin with.
+
+    A row holds `clips`, and for each metric None or means over clips: `back`, of the last frame,
+    and `turned`, of the frame at the turning point; how far `back` is above `turned`,
+    `above_turned`, and above chance on the same clips, `above_chance`; and 95% intervals of both,
+    `above_turned_interval` and `above_chance_interval`. Baselines do not turn, and chance is not
+    compared with itself.
+    """
+    groups = grouped(results)
+    num_frames = results.runs[-1]["settings"]["revisit"]
+    rows: list[dict[str, Any]] = []
+    for (model, strategy), clips in groups.items():
+        chance = {} if strategy == CHANCE else groups.get((model, CHANCE), {})
+        row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
+        turning = None if strategy in REVISIT_BASELINES else num_frames
+        rows.append(row | {name: _revisited(name, clips, chance, turning) for name in QUALITY})
+    return rows
+
+
+def _revisited(
+    name: str, clips: dict[str, Record], chance: dict[str, Record], turning: int | None
+) -> dict[str, Any] | None:
+    values = per_horizon(clips, name)
+    if values is None:
+        return None
+    back, last = values[:, -1], {clip: one["quality"][name][-1] for clip, one in chance.items()}
+    both = [(value, last[clip]) for clip, value in zip(clips, back, strict=True) if clip in last]
+    above = {
+        "turned": [] if turning is None else back - values[:, turning],
+        "chance": [value - other for value, other in both],
+    }
+    summary: dict[str, Any] = {
+        "back": float(back.mean()),
+        "turned": None if turning is None else float(values[:, turning].mean()),
+    }
+    for other, differences in above.items():
+        found = np.array(differences, dtype=np.float64)
+        summary[f"above_{other}"] = float(found.mean()) if len(found) else None
+        summary[f"above_{other}_interval"] = bootstrap_interval(found)
+    return summary
+
+
+def revisit_notes(settings: Record) -> list[str]:
+    """Explain the rows of a run with these settings."""
+    away, back = settings["revisit_actions"]
+    return [
+        f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "
+        f"nothing for one, {back} for {settings['revisit']}. All frames are compared with the last "
+        "given one: turned is the one at the turning point, back the last one.",
+        "Chance is the last given picture of another clip; the reconstruction is the best that the "
+        "tokenizer can show. Intervals are 95% bootstrap intervals over clips, paired.",
+    ]
+
 
 METRICS = (
     Column("psnr.mean", "PSNR", "{:.2f}", "psnr.interval", "higher"),
@@ -55,13 +247,13 @@ def compare(results: Results) -> Comparison:
     """Sum up quality and speed, or drift, or the way back, whichever was measured."""
     settings = results.runs[-1]["settings"]
     if settings["drift"]:
-        rows = drift.summarize_drift(results)
-        labels = STRATEGY, drift.FRAMES, drift.SAMPLES
-        return Comparison(rows, labels, drift.COLUMNS, drift.drift_notes(results, rows))
+        rows = summarize_drift(results)
+        labels = STRATEGY, FRAMES, SAMPLES
+        return Comparison(rows, labels, DRIFT_COLUMNS, drift_notes(results, rows))
     if settings["revisit"]:
-        rows = revisit.summarize_revisit(results)
-        notes = revisit.revisit_notes(settings)
-        return Comparison(rows, (STRATEGY, CLIPS), revisit.COLUMNS, notes)
+        rows = summarize_revisit(results)
+        notes = revisit_notes(settings)
+        return Comparison(rows, (STRATEGY, CLIPS), REVISIT_COLUMNS, notes)
     rows = summarize(results)
     return Comparison(rows, (STRATEGY, CLIPS), (METRICS, SPEED), _notes(results, rows))
 

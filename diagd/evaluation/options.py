@@ -8,10 +8,14 @@ import tyro
 
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategies
-from diagd.evaluation.drift import DRIFT_FRAMES
+from diagd.decoding.strategies.strategy import (
+    Conditions,
+    Strategy,
+    check_at_least,
+    parse_strategies,
+)
+from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
-from diagd.evaluation.revisit import REVISIT_BASELINES
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import OutputFolder
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
@@ -78,15 +82,8 @@ class EvaluateOptions(MachineFlags, PoolFlags):
     def __post_init__(self) -> None:
         lengths = self.lengths
         generated = lengths.frames - lengths.context_frames
-        for name, value, lowest in (
-            ("num_clips", lengths.num_clips, 1),
-            ("context_frames", lengths.context_frames, 1),
-            ("frames", lengths.frames, lengths.context_frames + 1),
-            ("start", self.start, 0),
-            ("revisit", 1 if self.revisit is None else self.revisit, 1),
-        ):
-            if value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)
+        check_at_least(self, start=0, revisit=1)
         if self.revisit and self.frames is not None:
             raise ValueError("revisit says how many frames there are: leave frames out")
         if self.lpips_heads is not None and self.lpips_backbone is None:
@@ -173,5 +170,4 @@ class ReportOptions:
     examples: int = 4  # clips shown as strips and videos, where the evaluation saved videos
 
     def __post_init__(self) -> None:
-        if self.examples < 0:
-            raise ValueError(f"examples must be at least 0, got {self.examples}")
+        check_at_least(self, examples=0)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from diagd.files import append_line, read_json_lines
 from diagd.metrics.frechet import frechet_distance
-from diagd.system import only_writer
+from diagd.system import only_writer, refuse_other_run
 
 RESULTS_FILE = "results.jsonl"
 LIKELIHOOD_FILE = "teacher_forced.jsonl"
@@ -104,12 +104,7 @@ def check_same(path: Path, before: Results, run: Record) -> None:
         for key, what in (("tokenizer", "another tokenizer"), ("metrics", "other metric weights")):
             if earlier[key] != run[key]:
                 raise ValueError(f"{path} was measured with {what}; choose another --out")
-        for name, value in earlier["settings"].items():
-            if run["settings"][name] != value:
-                raise ValueError(
-                    f"{path} was measured with {name}={value}, now {run['settings'][name]}; "
-                    "choose another --out"
-                )
+        refuse_other_run(f"{path} was measured with", earlier["settings"], run["settings"])
 
 
 @contextmanager

@@ -231,3 +231,9 @@ def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
     rotated = config.position != "learned" and not config.position_table
     num_embeddings = config.vocab_size + config.extra_embeddings
     return ModelShape(config.vocab_size, num_embeddings, config.max_positions, device, rotated)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Count the weights of a model of this shape, without making one."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in Transformer(config).parameters())

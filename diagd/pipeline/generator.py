@@ -20,9 +20,8 @@ from diagd.data.actions import (
     as_actions,
     idle_action,
     parse_actions,
-    read_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, encode_video, read_video, resize, save_frames
+from diagd.data.video import IMAGE_SUFFIXES, encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -250,26 +249,21 @@ class VideoGenerator:
                 num_frames = len(as_actions(coming, self.vocabulary))
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
-        prompts = [self._read(clip, between) for clip, _, between in rows]
-        lengths = list(dict.fromkeys(len(prompt.frames) for prompt in prompts))
-        if len(lengths) > 1:
-            given = " and ".join(map(str, lengths))
-            raise ValueError(f"clips of a batch must have as many context frames, got {given}")
-        read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
-        num_context = len(read[0][1])
+        prompts, tokens, contexts = self._read_rows(rows)
+        num_context = len(contexts[0])
         # grids of several frames are painted behind the first one, which may not leave the context
         needs_first = self.tokenizer.temporal_compression > 1
         held = self.config.max_positions // self.config.tokens_per_frame
         if needs_first and num_context + num_grids > held:
             raise ValueError(
-                f"{lengths[0]} frames and {num_frames} to come are {num_context + num_grids} "
-                f"grids, the model holds {held}"
+                f"{len(prompts[0].frames)} frames and {num_frames} to come are "
+                f"{num_context + num_grids} grids, the model holds {held}"
             )
         if text is not None and len(text) == 1:
             text = text.expand(len(rows), -1, -1)
         out = generate_tokens(
             self.model,
-            torch.cat([tokens for tokens, _ in read]),
+            tokens,
             strategy,
             torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
             context_frames=num_context,
@@ -280,11 +274,29 @@ class VideoGenerator:
             keep_frames=self.defaults.keep_frames,
         )
         videos = []
-        for (_, context), tokens, prompt in zip(read, out.tokens, prompts, strict=True):
-            grids = torch.cat([context, tokens]) if needs_first else tokens
+        for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
+            grids = torch.cat([context, written]) if needs_first else written
             pixels = self.tokenizer.decode(grids)[-num_frames:].cpu()
-            videos.append(GeneratedVideo(pixels, tokens, out.stats, prompt.fps))
+            videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
+
+    def _read_rows(
+        self, rows: Sequence[tuple[Any, Any, Any]]
+    ) -> tuple[list[Prompt], Tensor, list[Tensor]]:
+        """Return each row's prompt, the tokens of all (B, P), and the grids of each context."""
+        prompts = []
+        for clip, _, between in rows:
+            if not isinstance(clip, Prompt):  # whose notes its reader has
+                clip = self.read_prompt(clip, between)
+                for note in clip.notes:
+                    logger.warning(note)
+            prompts.append(clip)
+        lengths = dict.fromkeys(len(prompt.frames) for prompt in prompts)
+        if len(lengths) > 1:
+            given = " and ".join(map(str, lengths))
+            raise ValueError(f"clips of a batch must have as many context frames, got {given}")
+        read = [self.prompt(prompt.frames, prompt.context_actions) for prompt in prompts]
+        return prompts, torch.cat([tokens for tokens, _ in read]), [grids for _, grids in read]
 
     def stream(
         self,
@@ -318,33 +330,19 @@ class VideoGenerator:
 
     def start(
         self,
-        frames: Clip | Prompt,
+        frames: Clip | Prompt | list[Any],
         *,
-        context_actions: Actions | None = None,
+        context_actions: Any = None,
         sampling: SamplingOptions | None = None,
-        seed: int = 0,
+        seed: int | list[int] = 0,
     ) -> DecodingEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
-        Arguments (frames, context_actions, sampling, seed) are those of `generate`.
-        Each frame may have a strategy of its own: `engine.decode("k=1",
+        Arguments (frames, context_actions, sampling, seed) are those of `generate`; a batch may
+        have a list of seeds. Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
-        prompt = self._read(frames, context_actions)
-        return self.start_batch([(prompt.frames, prompt.context_actions)], [seed], sampling)
-
-    def start_batch(
-        self,
-        starts: Sequence[tuple[Tensor, Sequence[str] | None]],
-        seeds: Sequence[int],
-        sampling: SamplingOptions | None = None,
-    ) -> DecodingEngine:
-        """Return an engine that goes on from several `starts` side by side, a batch row for each.
-
-        A start is context frames, as many as in any other, and the actions between them. There is
-        one of the `seeds` for each; `sampling` is as in `generate`.
-        """
-        prompts = [self.prompt(frames, actions) for frames, actions in starts]
+        prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
         max_slots, keep_frames = None, self.defaults.keep_frames
         if self.remembers is not None:
@@ -356,13 +354,13 @@ class VideoGenerator:
             self.height,
             self.width,
             num_action_tokens=num_actions,
-            batch_size=len(starts),
+            batch_size=len(prompts),
             sampling=self.sampling(sampling),
-            seed=list(seeds),
+            seed=seed,
             max_slots=max_slots,
             keep_frames=keep_frames,
         )
-        engine.prefill(torch.cat([tokens for tokens, _ in prompts]), len(prompts[0][1]))
+        engine.prefill(tokens, len(contexts[0]))
         return engine
 
     def check(
@@ -410,9 +408,7 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
-        where = "the prompt"
         if isinstance(clip, str | Path):
-            where = Path(clip).name
             prompt = read_clip(
                 Path(clip),
                 self.vocabulary,
@@ -434,16 +430,9 @@ class VideoGenerator:
             idle = idle_action(self.vocabulary)
             between = [idle] * (len(frames) - 1)
             if between:
+                where = Path(clip).name if isinstance(clip, str | Path) else "the prompt"
                 notes.append(f"{where} comes without actions: {idle!r} stands between its frames")
         return replace(prompt, frames=frames, context_actions=between)
-
-    def _read(self, clip: Clip | Prompt, actions: Actions | None) -> Prompt:
-        if isinstance(clip, Prompt):  # whoever read it has its notes
-            return clip
-        prompt = self.read_prompt(clip, actions)
-        for note in prompt.notes:
-            logger.warning(note)
-        return prompt
 
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None
@@ -498,7 +487,7 @@ class StartScene:
 def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
     """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
     prompt = folder / "prompt.mp4"
-    first = [_read_scene(prompt, world, context_frames)] if prompt.is_file() else []
+    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
     return first + folder_scenes(folder / "scenes", world, context_frames)
 
 
@@ -509,21 +498,17 @@ def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> l
     """
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
-        _read_scene(path, world, context_frames)
+        read_scene(path, world, context_frames)
         for path in files
         if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
     ]
 
 
-def _read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    video = read_video(path)
-    frames = resize(video.frames[-context_frames:], *world.frame_size_px).contiguous()
-    actions: list[str] = []
-    if len(frames) > 1:
-        assert world.vocabulary is not None
-        actions = read_actions(path.with_suffix(".jsonl"), world.vocabulary, len(video.frames))
-        actions = actions[1 - len(frames) :]
+def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
+    """Read frames to go on from; where there are several, the actions are in a file beside."""
+    prompt = world.read_prompt(path, context_frames=context_frames)
+    if prompt.context_actions and not (file := path.with_suffix(".jsonl")).is_file():
+        raise FileNotFoundError(f"action file not found: {file}")
     name = path.stem.replace("-", " ").replace("_", " ")
-    is_still = path.suffix.lower() in IMAGE_SUFFIXES
-    fps = Fraction(world.defaults.fps).limit_denominator(1001) if is_still else video.fps
-    return StartScene(name, frames, tuple(actions), fps)
+    fps = Fraction(prompt.fps).limit_denominator(1001)
+    return StartScene(name, prompt.frames, tuple(prompt.context_actions or ()), fps)

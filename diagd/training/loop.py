@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -25,13 +24,13 @@ from diagd.files import (
     append_line,
     read_json_lines,
     recover_folder,
-    replacing,
     replacing_folder,
     rewind_log,
+    save_figure,
     write_json,
 )
 from diagd.models.transformer import Transformer
-from diagd.system import keep_freed_memory
+from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.options import RunOptions
 from diagd.training.setup import choose_precision, make_optimizers
@@ -154,17 +153,12 @@ class TrainingRun:
         if state_file.is_file():
             state = json.loads(state_file.read_text(encoding="utf-8"))
             step, seconds = state.pop("step"), state.pop("seconds")
-            for name, value in self.settings.items():
-                before = state.pop(name)
-                if before != value:
-                    raise ValueError(
-                        f"{self.options.out} holds a run of {name} {before}, now {value}; "
-                        "choose another --out"
-                    )
+            held = f"{self.options.out} holds a run of"
+            before = {name: state.pop(name) for name in self.settings}
+            refuse_other_run(held, before, self.settings)
             if state != self.identity:
                 raise ValueError(
-                    f"{self.options.out} holds a run of another model, tokenizer or schedule; "
-                    "choose another --out"
+                    f"{held} another model, tokenizer or schedule; choose another --out"
                 )
             self.accelerator.load_state(str(self.checkpoint))
             self.step, self.seconds, self.agreed_at = step, seconds, step
@@ -192,9 +186,16 @@ class TrainingRun:
                     if look and int(NUM_STAGES * self.share_done) > stage:
                         seen, stage = look(), int(NUM_STAGES * self.share_done)
                     if is_main:
-                        self._log(mean, speed, seen)
-                    if seen and is_main:
-                        plot_loss(options.out)
+                        size = self.accelerator.num_processes * self.batch_size
+                        line = {
+                            "step": self.step,
+                            "loss": mean,
+                            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
+                            "tokens_per_second": size * options.length_of(self.clips) * speed,
+                        }
+                        append_line(self.log_file, json.dumps(line | seen))
+                        if seen:
+                            plot_loss(options.out)
                     losses, logged = [], time.monotonic()
                     if self.seconds - saved > options.save_minutes * 60:
                         self.save(loss)  # with the log, so that a resumed run logs the same means
@@ -274,17 +275,6 @@ class TrainingRun:
     def _reduce(self, value: Tensor, how: str) -> float:
         return self.accelerator.reduce(value, how).item()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _log(self, loss: float, steps_per_second: float, seen: dict[str, Any]) -> None:
-        size = self.accelerator.num_processes * self.batch_size
-        line = {
-            "step": self.step,
-            "loss": loss,
-            "learning_rate": self.optimizers[0].param_groups[0]["lr"],
-            "tokens_per_second": size * self.options.length_of(self.clips) * steps_per_second,
-            **seen,
-        }
-        append_line(self.log_file, json.dumps(line))
-
     def save(self, loss: Loss) -> None:
         """Write the model folder and, beside it, what a resumed run needs.
 
@@ -325,16 +315,10 @@ def plot_loss(folder: Path) -> None:
 @contextmanager
 def chart(path: Path, height: float = 4, legend: str | None = None, **labels: str) -> Iterator[Any]:
     """Yield the axes of a chart with a grid and a legend, and write it as PNG."""
-    figure, axis = plt.subplots(figsize=(7, height), layout="constrained")
+    figure = Figure(figsize=(7, height), layout="constrained")
+    axis = figure.subplots()
     yield axis
     axis.set(**labels)
     axis.grid(alpha=0.3)
     axis.legend(title=legend)
     save_figure(figure, path)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, whole or not at all, and close it."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
-    plt.close(figure)

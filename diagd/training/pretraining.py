@@ -21,8 +21,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from rich.console import Console
 from torch import Tensor
 
@@ -33,13 +34,12 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.families.checkpoints import TOKENIZER_FOLDER
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
-from diagd.files import read_json_lines, write_json
-from diagd.models.config import ModelConfig
-from diagd.models.transformer import Transformer
+from diagd.files import read_json_lines, save_figure, write_json
+from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
-from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, save_figure, windows
+from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
 from diagd.training.mixture import MixtureLoss, begin_run, next_steps
 from diagd.training.options import RunOptions, TrainOptions
 from diagd.training.setup import (
@@ -190,19 +190,13 @@ def plan_run(options: TrainOptions, clips: TokenClips) -> RunPlan:
     max_tokens = min(options.steps or steps, steps) * tokens_per_step
     plans: list[RunPlan] = []
     for name in names:
-        weights = num_weights(fit_config(name, clips, options.frames_held))
+        weights = num_parameters(fit_config(name, clips, options.frames_held))
         tokens = min(seconds_left * processes / _seconds_per_token(costs, weights), max_tokens)
         plans.append(RunPlan(name, weights, model is None, steps, tokens, data_tokens))
     affordable = [plan for plan in plans if plan.worth >= TOKENS_A_WEIGHT * plan.weights]
     plan = [*plans[:1], *affordable][-1]
     write_json(path, asdict(plan))
     return plan
-
-
-def num_weights(config: ModelConfig) -> int:
-    """Count the weights of a model; makes none."""
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in Transformer(config).parameters())
 
 
 def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> tuple[int, float]:
@@ -228,7 +222,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
         times.append((time.monotonic() - started) / tokens.numel())
         if time.monotonic() - began > limit:
             break
-    return num_weights(config), statistics.median(times[1:] or times)
+    return num_parameters(config), statistics.median(times[1:] or times)
 
 
 def _seconds_per_token(costs: Sequence[tuple[int, float]], weights: int) -> float:
@@ -288,14 +282,11 @@ class DreamStrip:
 
 def plot_dreams(path: Path, rows: Mapping[str, Path], num_given: int) -> None:
     """Draw strips of frames, picture files under their labels, below each other."""
-    pictures = {label: plt.imread(picture) for label, picture in rows.items()}
+    pictures = {label: imread(picture) for label, picture in rows.items()}
     height, width = next(iter(pictures.values())).shape[:2]
-    figure, axes = plt.subplots(
-        len(rows),
-        figsize=(9, 0.4 + len(rows) * 8 * height / width),
-        layout="constrained",
-        squeeze=False,
-    )
+    size = 9, 0.4 + len(rows) * 8 * height / width
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), squeeze=False)
     for axis, (label, picture) in zip(axes[:, 0], pictures.items(), strict=True):
         axis.imshow(picture, interpolation="nearest")
         axis.set(xticks=[], yticks=[])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import make_console, print_table, progress
+from diagd.console import make_console, print_records, print_table, progress
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
@@ -167,24 +167,23 @@ def _beats(row: dict[str, Any], other: dict[str, Any]) -> bool:
     return num_steps <= other["num_steps"] and (gap, num_steps) < (other["gap"], other["num_steps"])
 
 
+COLUMNS = {
+    "strategy": "{name}",
+    "steps": "{num_steps}",
+    "step ratio": "{speedup:.1f}x",
+    "nats": "{nll:.4f}",
+    "gap": "{gap:+.4f}",
+    "error": "{error}",
+    "best": "{best}",
+}
+
+
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     """Print the candidates, their gaps by the axes asked for, and the choice."""
     console, rows, choice = make_console(), document["rows"], document["choice"]
     title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
-    lines = [
-        [
-            row["name"],
-            str(row["num_steps"]),
-            f"{row['speedup']:.1f}x",
-            f"{row['nll']:.4f}",
-            f"{row['gap']:+.4f}",
-            spell_error(row["gap_error"]),
-            "*" if row["frontier"] else "",
-        ]
-        for row in rows
-    ]
-    header = "strategy", "steps", "step ratio", "nats", "gap", "error", "best"
-    print_table(console, title, header, lines)
+    marks = [{"error": spell_error(r["gap_error"]), "best": "*" * r["frontier"]} for r in rows]
+    print_records(console, title, COLUMNS, [r | mark for r, mark in zip(rows, marks, strict=True)])
     for axis in options.by:
         profiles = _profiles(rows, axis)
         lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.attention.analysis import KINDS, ROW_LAGS, capture_attention, measure_attention
+from diagd.attention.report import KINDS, ROW_LAGS, capture_attention, measure_attention
 from tests.models.architectures import architecture
 from tests.models.test_huggingface import make
 from tests.models.tiny import random_tokens, tiny_model

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.attention.analysis import capture_attention
+from diagd.attention.report import capture_attention
 from tests.models.test_huggingface import make
 from tests.models.tiny import KINDS, random_tokens, tiny_model
 

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from diagd.commands import generate as commands_generate
+from diagd.commands.generate import PromptWorker
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
-from diagd.pipeline import many_prompts
-from diagd.pipeline.many_prompts import PromptWorker
 from diagd.pipeline.prompts import seed_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 
@@ -146,7 +146,7 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
     whole = videos_of(tmp_path / "whole")
     read.clear()
     name = {"prompt": "seed_of", "video": "save_frames", "settings": "write_json"}[killed_at]
-    original, calls = getattr(many_prompts, name), []
+    original, calls = getattr(commands_generate, name), []
 
     def die(*given, **settings):
         calls.append(given)
@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_where_it_was(generate, tmp_path, monkeypatch, read
         return original(*given, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(many_prompts, name, die)
+        patch.setattr(commands_generate, name, die)
         assert generate().code == 130
     done = {path.stem for path in (tmp_path / "out").glob("*.json")}
     assert done == {"clip_0", "clip_1"}
@@ -260,7 +260,7 @@ def test_prompts_that_cannot_be_told_apart_or_are_none_are_refused(generate, pro
 
 
 def test_a_folder_that_another_run_writes_to_is_refused(generate, tmp_path):
-    with many_prompts.only_writer(tmp_path / "out"):
+    with commands_generate.only_writer(tmp_path / "out"):
         generate().assert_refused("is being written by another process")
 
 

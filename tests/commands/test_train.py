@@ -11,7 +11,7 @@ from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.presets import PRESETS
 from diagd.training import loop
-from diagd.web.play.server import start_scenes
+from diagd.web.play.welcome import start_scenes
 from tests.worlds import clips_of, model_config, write_shard
 
 SIZE_PX = (28, 42)  # no multiples of 8

@@ -1,8 +1,7 @@
 import pytest
 
-from diagd.evaluation.comparison import compare
+from diagd.evaluation.comparison import compare, walk
 from diagd.evaluation.results import Results
-from diagd.evaluation.revisit import walk
 from tests.evaluation.lines import clip_line, run_line
 
 

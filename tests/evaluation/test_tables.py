@@ -1,12 +1,11 @@
-import matplotlib.pyplot as plt
 import numpy as np
 
+from diagd.commands import report
+from diagd.commands.report import plot_frontier, plot_horizons
 from diagd.console import make_console
 from diagd.evaluation.comparison import DIFFERENCES, compare
 from diagd.evaluation.results import Results, grouped, summarize
 from diagd.evaluation.tables import MODEL, STRATEGY, Column, Table
-from diagd.reporting import plots
-from diagd.reporting.plots import plot_frontier, plot_horizons
 from tests.evaluation.lines import clip_line, run_line
 
 
@@ -73,7 +72,7 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
     rows = summarize(results_with_every_metric())
     rows[0]["lossless"] = "tokens"
     drawn = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.append(figure))
     rows.insert(1, {**rows[1], "strategy": "sjd", "lossless": "distribution"})
     plot_frontier(rows, tmp_path / "frontier.png")
     (figure,) = drawn
@@ -81,7 +80,6 @@ def test_lossless_strategies_are_told_apart_in_the_legend(tmp_path, monkeypatch)
     assert words == {"tiny", "raster's tokens", "raster's distribution, other tokens", "neither"}
     markers = [line.get_marker() for line in figure.axes[0].lines if line.get_marker() in "oDx"]
     assert sorted(markers[:3]) == ["D", "o", "x"]
-    plt.close(figure)
 
 
 def test_a_table_is_written_as_markdown_and_as_html():

@@ -4,11 +4,11 @@ from fractions import Fraction
 import pytest
 import torch
 
+from diagd.commands.check import WRONG_ROWS, check_clips
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
 from diagd.data.recorders.gym import open_gym
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
 from diagd.data.video import read_video, write_video
-from diagd.training.clip_check import WRONG_ROWS, check_clips
 
 CLIPS, FRAMES = 8, 40
 GAME = "tests.data.recorders.scroller:Scroller-v0"

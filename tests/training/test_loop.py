@@ -163,9 +163,9 @@ def test_a_finished_run_is_left_as_it_is(options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, "seed 0, now 1"),
-        ({"batch_size": 3}, "batch_size 2, now 3"),
-        ({"optimizer": "muon"}, "optimizer adamw, now muon"),
+        ({"seed": 1}, "seed=0, now 1"),
+        ({"batch_size": 3}, "batch_size=2, now 3"),
+        ({"optimizer": "muon"}, "optimizer=adamw, now muon"),
         ({"frames": 4}, "another model, tokenizer or schedule"),
     ],
 )

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from diagd.families.presets import WORLD_SIZES
-from diagd.models.transformer import Transformer
+from diagd.models.transformer import Transformer, num_parameters
 from diagd.training import pretraining
-from diagd.training.pretraining import RunPlan, num_weights, plan_run
+from diagd.training.pretraining import RunPlan, plan_run
 from diagd.training.setup import fit_config
 from tests.worlds import clips_of
 
@@ -16,7 +16,7 @@ SECONDS = 600
 
 
 def weights_of(name, options):
-    return num_weights(fit_config(name, CLIPS, options.frames))
+    return num_parameters(fit_config(name, CLIPS, options.frames))
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, 
 def test_the_probe_measures_real_steps(timed):
     weights, seconds = pretraining._probe(timed(), CLIPS, "mc-ar-128x3", 60.0)
     config = fit_config("mc-ar-128x3", CLIPS, 3)
-    assert weights == num_weights(config)
+    assert weights == num_parameters(config)
     assert weights == sum(weight.numel() for weight in Transformer.random(config, 0).parameters())
     assert 0 < seconds < 1
     assert torch.is_grad_enabled()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from diagd.checks import check_at_least
 from diagd.decoding.strategies.strategy import parse_strategy
 from diagd.pipeline.options import MachineFlags, OutputFolder
 
@@ -30,10 +31,7 @@ class PlayOptions(MachineFlags):
     recordings: Path = Path()  # folder for recordings that the end of the server cuts short
 
     def __post_init__(self) -> None:
-        for name in ("context_frames", "remember", "max_sessions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_at_least(self, context_frames=1, remember=1, max_sessions=1)
         if self.remember is not None and self.remember <= (self.context_frames or 1):
             raise ValueError(
                 f"remember must be above context_frames={self.context_frames or 1}, "
@@ -67,8 +65,7 @@ class ExportWebOptions:
     strategy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.context_frames is not None and self.context_frames < 1:
-            raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
+        check_at_least(self, context_frames=1)
         if self.strategy is not None:
             parse_strategy(self.strategy)
         if self.scenes is not None and not self.scenes.is_dir():

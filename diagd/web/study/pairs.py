@@ -20,11 +20,12 @@ import torch
 from av.bitstream import BitStreamFilterContext
 
 from diagd.console import track
-from diagd.data.actions import read_actions, split_actions, write_actions
-from diagd.data.video import read_video, resize, write_video
+from diagd.data.actions import split_actions, write_actions
+from diagd.data.video import read_video, write_video
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import find_model, model_path
+from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import require_folder, write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.study.options import StudyOptions
@@ -233,36 +234,33 @@ def _remember(options: StudyOptions) -> None:
     write_json(path, made, indent=1)
 
 
-def _prompt_paths(options: StudyOptions) -> list[Path]:
-    if options.clips is None:
-        return [model_path(options.model) / "prompt.mp4"]
-    paths = sorted(require_folder(options.clips, "folder of prompt clips").glob("*.mp4"))
-    if not paths:
-        raise ValueError(f"{options.clips} holds no mp4 clips")
-    return paths
-
-
 def _make_clip(
     options: StudyOptions, world: VideoGenerator, strategy: Strategy, number: int, target: Path
 ) -> None:
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
-    prompts, draw = _prompt_paths(options), random.Random(f"{options.seed}/{number}")
+    codec, seen, draw = (
+        world.vocabulary,
+        options.context_frames,
+        random.Random(f"{options.seed}/{number}"),
+    )
+    prompts = [ClipFile("prompt", model_path(options.model) / "prompt.mp4", codec)]
+    if options.clips:
+        prompts = list(find_clips(options.clips, codec).values())
     prompt = prompts[number % len(prompts)]
-    video, codec, seen = read_video(prompt), world.vocabulary, options.context_frames
-    given = len(video.frames)
+    given, _ = prompt.length()
     length = seen + (options.frames if options.clips else 0)
     if given < length:
-        raise ValueError(f"{prompt} has {given} frames, fewer than {length}")
+        raise ValueError(f"{prompt.path} has {given} frames, fewer than {length}")
     first = draw.randrange(given - length + 1) if options.clips else given - seen
-    frames = resize(video.frames[first : first + seen], *world.frame_size_px)
-    actions = None
-    if codec is not None:
-        actions = read_actions(prompt.with_suffix(".jsonl"), codec, given)[first : first + length]
+    clip = prompt.read(seen, first, size_px=world.frame_size_px)
+    actions = prompt.actions()
+    if codec is not None and actions is not None:
+        actions = actions[first : first + length]
         if options.clips is None:
             actions += _walk(codec.names, options.frames, draw)
     between, coming = split_actions(actions, seen)
     generated = world.generate(
-        frames,
+        clip.frames,
         coming,
         options.frames,
         context_actions=between,
@@ -271,7 +269,7 @@ def _make_clip(
     )
     if actions is not None:  # row 0 led to the first frame shown: nobody saw what from
         write_actions(target.with_suffix(".jsonl"), actions)
-    write_video(target, torch.cat([frames, generated.frames]), float(video.fps))
+    write_video(target, torch.cat([clip.frames, generated.frames]), float(clip.fps))
 
 
 def _walk(names: tuple[str, ...], length: int, draw: random.Random) -> list[str]:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from diagd.console import print_table
 from diagd.extras import require
-from diagd.files import replacing
+from diagd.files import save_figure
 
 PAGE = Path(__file__).with_name("static") / "results.html"
 OUTCOMES = ("win", "tie", "lose")
@@ -208,5 +208,4 @@ def write_chart(results: dict[str, Any], path: Path) -> None:
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(left=False)
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+    save_figure(figure, path, dpi=150)

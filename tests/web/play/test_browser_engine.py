@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
+    def log_message(self, format, *args):
         pass
 
 

@@ -2,14 +2,12 @@
 
 import ctypes
 import dataclasses
-import importlib.util
 import json
 import math
 import struct
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +23,7 @@ from diagd.web.play.export import KERNELS, export, pack
 from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionStart
 from diagd.web.play.welcome import start_scenes
+from runs import web_kernels
 from tests.worlds import (
     HEIGHT,
     NAMES,
@@ -39,7 +38,6 @@ from tests.worlds import (
 
 wasmtime = pytest.importorskip("wasmtime", reason="pip install -e '.[test]'")
 NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE = range(4)
-ROOT = Path(__file__).parents[3]
 
 
 class Kernels:
@@ -86,11 +84,8 @@ def packed(world, tmp_path_factory):
 
 
 def test_the_kernels_are_those_of_the_sources():
-    spec = importlib.util.spec_from_file_location("web_kernels", ROOT / "runs" / "web_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     said = (KERNELS / "SOURCES").read_text().strip()
-    assert said == module.digest(), "the C++ has changed: python runs/web_kernels.py"
+    assert said == web_kernels.digest(), "the C++ has changed: python runs/web_kernels.py"
 
 
 def test_both_sides_see_a_world_alike(kernels):
