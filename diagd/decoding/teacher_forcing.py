@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.inputs import check_ids
+from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import (
     DiagonalSchedule,

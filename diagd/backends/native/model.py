@@ -27,9 +27,9 @@ from diagd.backends.native.boundary import (
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, SlotRule, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
-from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
+from diagd.models.attention import SlotRule, check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores

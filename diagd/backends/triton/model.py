@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import ModelWrapper, SlotRule
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.decoding.visibility import NEVER, visible_slots
-from diagd.models.attention import RuleKernel, attend
+from diagd.decoding.wrapper import ModelWrapper
+from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, compress, islice, product, takewhile
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DrawRule, Lanes, Step, Stream, VerifiedStep
+from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
 from diagd.decoding.sampling import (
     Draw,
     gumbel_noise,
@@ -200,6 +201,16 @@ class Drafts:
         frame, within = divmod(lane, self.layout.slots_per_frame)
         row, column = divmod(max(0, within - self.layout.num_action_tokens), self.layout.grid.width)
         return frame, row, column
+
+
+class VerifiedStep(NamedTuple):
+    """One step of a strategy that checks draft tokens."""
+
+    frame: int  # that of the token which the slowest batch row waited for, in the whole stream
+    row: int
+    column: int
+    num_lanes: int  # fed
+    num_accepted: int  # tokens that became final, actions included
 
 
 def verify_frames(
