@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.strategies.strategy import Strategy, as_strategy
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import as_strategy
 from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
 
 try:
@@ -133,7 +134,7 @@ class GymEnv(gymnasium.Env[Frames, np.int64]):
         scenes: folder of clips and images to start from, in place of the model's own.
         context_frames: frames of a scene that an episode goes on from; fewer where a scene has
             fewer, since all episodes start alike. Default: as the model's makers have it.
-        strategy: how to decode, by name (see `diagd.decoding.strategies.strategy`) or as a value;
+        strategy: how to decode, by name (see `diagd.decoding.strategies.table`) or as a value;
             `k=1` by default.
         sampling: how tokens are drawn; the model's own by default.
 

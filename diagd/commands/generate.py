@@ -17,7 +17,8 @@ from rich.console import Console
 
 from diagd.console import make_console, print_table, waiting
 from diagd.data.video import contact_sheet, save_frames, write_image
-from diagd.decoding.strategies.strategy import Raster, Strategy
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Raster
 from diagd.flags import output_file
 from diagd.pipeline.generator import GeneratedVideo
 from diagd.pipeline.many_prompts import PromptWorker, continue_prompts, print_report

@@ -23,7 +23,11 @@ SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine k
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The tokens of a video: a grid of (frame t, row i, column j); each size is at least 1."""
+    """The tokens of a video: a grid of (frame t, row i, column j).
+
+    Attributes:
+        num_frames, height, width: in tokens, at least 1 each, or ValueError.
+    """
 
     num_frames: int
     height: int

@@ -16,7 +16,8 @@ from torch import Tensor
 from diagd.backends.devices import dtype_of
 from diagd.backends.names import DTypeName
 from diagd.data.actions import idle_action, split_actions
-from diagd.decoding.strategies.strategy import Strategy, parse_strategy
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import Comparison
 from diagd.evaluation.options import EvaluateOptions

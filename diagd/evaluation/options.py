@@ -8,7 +8,8 @@ import tyro
 
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy, parse_strategies
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.drift import DRIFT_FRAMES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.evaluation.revisit import REVISIT_BASELINES

@@ -11,14 +11,8 @@ import tyro
 
 from diagd.backends.native.compiler import find_compiler
 from diagd.decoding.schedule import RowStart, check_row_start
-from diagd.decoding.strategies.strategy import (
-    Conditions,
-    Diagonal,
-    Strategy,
-    check_at_least,
-    parse_strategies,
-    parse_strategy,
-)
+from diagd.decoding.strategies.strategy import Conditions, Strategy, check_at_least
+from diagd.decoding.strategies.table import Diagonal, parse_strategies, parse_strategy
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
 from diagd.tokenizers.options import TokenizerOptions, check_values

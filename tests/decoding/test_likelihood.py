@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from diagd.decoding import teacher_forcing
 from diagd.decoding.schedule import SequenceLayout
-from diagd.decoding.strategies.strategy import Exact, Raster
+from diagd.decoding.strategies.table import Exact, Raster
 from diagd.decoding.teacher_forcing import (
     gap_to_raster,
     spell_error,

@@ -11,7 +11,7 @@ from diagd.benchmark.rows import Inputs, engine_rows, report_rows, time_rows
 from diagd.benchmark.steps import Ceilings
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact
+from diagd.decoding.strategies.table import Diagonal, Exact
 from diagd.evaluation.measure import Task
 from diagd.web.play.session import Controls, Session, SessionStart
 from tests import oracles

@@ -20,7 +20,8 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.data.video import resize
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, Strategy
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Diagonal, Exact, Raster
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
