@@ -7,7 +7,6 @@ in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share 
 
 import ctypes
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -36,17 +35,13 @@ from diagd.system import usable_cores
 
 
 class NativeCache:
-    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there.
-
-    Attributes:
-        kind: what a model must have in common with the one that it was made for.
-    """
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype, block: int
     ) -> None:
         self.batch_size, self.num_slots = batch_size, num_slots
-        self.kind = _cache_kind(config, dtype)
+        self.kind = _cache_kind(config, dtype)  # what models that share it must have in common
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, block)
         size = heads * slots * whole_blocks(config.head_dim, block)
         if dtype == torch.int16:
@@ -86,12 +81,9 @@ class NativeModel(CausalModel):
             library: the kernels; those of `load_library` by default.
 
         Raises:
-            ValueError: Unknown `weights`, or a model with cross-attention or a position table.
+            ValueError: A model with cross-attention or a position table.
             OSError: There are no kernels for this machine (see `load_library`).
         """
-        if weights not in get_args(NativeDType):
-            names = ", ".join(get_args(NativeDType))
-            raise ValueError(f"weights must be one of {names}, got {weights!r}")
         if model.config.context_size or model.config.position_table:
             raise ValueError("the native kernels have no cross-attention and no position table")
         self.config, self.weights = model.config, weights
@@ -123,11 +115,6 @@ class NativeModel(CausalModel):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
-        """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
-
-        Raises:
-            ValueError: A context is given, or a size is below 1.
-        """
         refuse_context(context)
         check_sizes(batch_size, num_slots)
         weights = self._laid_out
@@ -146,13 +133,7 @@ class NativeModel(CausalModel):
         cache: NativeCache,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        """Feed lanes in one call of the kernels; arguments as in `CausalModel.forward`.
-
-        Args:
-            visible: a mask, or what `see` returned.
-
-        Returns:
-            (B, lanes kept, vocab_size) float32 logits, rows of a wider buffer.
+        """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
 
         Raises:
             ValueError: Arguments of another shape, dtype or device, a cache of another model or
@@ -195,11 +176,7 @@ class NativeModel(CausalModel):
         return logits[..., : self.vocab_size]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`).
-
-        Raises:
-            ValueError: Arguments of another shape, dtype or device.
-        """
+        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
         options, ranges = draw.options, draw.ranges
         batch, lanes = logits.shape[:2]
@@ -235,12 +212,7 @@ class NativeModel(CausalModel):
         return drawn
 
     def make_step(self, step: StepParts) -> StepFunction:
-        """Fuse the parts of a plain step into one call (`csrc/fused_step.cpp`), to the same bits.
-
-        Raises:
-            ValueError: Buffers of another shape, dtype or device, or a cache of another model.
-                The step itself raises what `forward` raises.
-        """
+        """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
             return step.run
         buffers, ranges, options = step.buffers, step.ranges, step.sampling

@@ -76,16 +76,10 @@ def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> st
 
 @cache
 def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """Return the kernels, tried on a device with heads of a model's size.
-
-    Raises:
-        OSError: they cannot be compiled here, or their numbers are not PyTorch's.
-    """
+    """Return the kernels, tried on a device with heads of a model's size, or raise OSError."""
     triton = importlib.import_module("triton")
-    attention, sampling = (
-        importlib.import_module(f"diagd.backends.triton.{name}")
-        for name in ("attention", "sampling")
-    )
+    attention = importlib.import_module("diagd.backends.triton.attention")
+    sampling = importlib.import_module("diagd.backends.triton.sampling")
     kernels = Kernels(attention.attend_slots, sampling.draw)
     try:
         _check_attention(kernels, config, dtype, device)
@@ -145,21 +139,13 @@ def _check_draws(
 
 
 class TritonModel(ModelWrapper[Transformer]):
-    """A `Transformer`, its steps with our kernels.
-
-    Args:
-        model: on CUDA; its weights stay as they are.
-
-    Raises:
-        OSError: the kernels do not run here (see `diagd.backends.triton.model.load_kernels`).
-    """
+    """A `Transformer` on CUDA, its steps with our kernels; OSError where those do not run."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
         self.kernels = load_kernels(model.config, model.dtype, model.device)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> RuleKernel:
-        """Leave the mask to the kernel."""
         return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at))
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

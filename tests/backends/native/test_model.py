@@ -289,11 +289,6 @@ def test_broken_numbers_reach_the_logits(name, number):
         assert not fed.isfinite().any(), weights
 
 
-def test_arguments_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="weights must be one of float32, bfloat16, int8, got 'x'"):
-        NativeModel(tiny_model(), "x")  # pyright: ignore[reportArgumentType]
-
-
 def test_a_wrapper_hands_on_the_fused_step_unless_it_feeds_or_draws_otherwise():
     class Own(ModelWrapper[NativeModel]):
         def sample(self, logits, draw):
