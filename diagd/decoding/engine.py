@@ -234,11 +234,7 @@ class Stream:
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
-        """Lay frames out behind the slots in use: actions and separators known, the rest hidden.
-
-        Args:
-            actions: (B, T, num_action_tokens) int64.
-        """
+        """Lay frames out behind the slots in use: actions (B, T, n) and separators are known."""
         num_actions, width = layout.num_action_tokens, layout.grid.width
         end = self.num_used + layout.num_slots
         slots = self.slots_between(self.num_used, end)
@@ -252,8 +248,7 @@ class Stream:
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[None]:
         """Write the frames that were laid out in an order; yield as each becomes whole."""
-        knows_row_ends = self.ranges.row_ends is not None
-        plan = make_plan(order, layout, self.model.replays, knows_row_ends)
+        plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         base, frame, lanes = self.num_used, 0, self.place(plan)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
             self.feed(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step])
@@ -296,10 +291,8 @@ class Stream:
     def finish_frame(self) -> Tensor:
         """Count the frame behind the slots in use, which is whole; return it, (B, height, width).
 
-        Here, once a frame, is looked whether every token could be drawn; on a GPU, it waits for it.
-
         Raises:
-            ValueError: the logits of a token had no best id; says which.
+            ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.slots_per_frame
         visual = self.tokens[:, self.slots_between(end - grid.tokens_per_frame, end)]

@@ -200,25 +200,14 @@ def strategy_nll(
         (B, T, height, width) float32, nats.
 
     Raises:
-        ValueError: shapes that do not fit the strategy or each other, foreign ids, a strategy
-            without a schedule, or a clip too long.
+        ValueError: frames that do not fit the strategy, foreign ids, a strategy without a schedule,
+            or a clip too long.
     """
-    if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
-        raise ValueError(
-            "tokens must be of shape (batch, frames, height, width) with more than "
-            f"context_frames={context_frames} frames, got {tuple(tokens.shape)}"
-        )
     batch_size, num_frames, height, width = tokens.shape
     grid = TokenGrid(num_frames - context_frames, height, width)
     if actions is None:
         actions = tokens.new_empty(batch_size, num_frames, 0)
-    if actions.ndim != 3 or actions.shape[:2] != tokens.shape[:2]:
-        raise ValueError(
-            f"actions must be of shape {(batch_size, num_frames, 'n')}, got {tuple(actions.shape)}"
-        )
     prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
-    if prefix.ndim != 2 or len(prefix) != batch_size:
-        raise ValueError(f"prefix must be of shape ({batch_size}, P), got {tuple(prefix.shape)}")
     check_ids(tokens, model.vocab_size, "tokens")
     check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
     check_ids(prefix, model.num_embeddings, "prefix")

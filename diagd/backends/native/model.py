@@ -60,11 +60,6 @@ class NativeModel(CausalModel):
     bits with one for each lane, keys and values of 12 bits (`csrc/integers.h`). That is for speed,
     at some loss, and computes the same bits on every processor.
 
-    Attributes:
-        seconds: None, or a (4,) float64 tensor of whoever times the kernels: every step adds to it
-            what its linear layers, its attention, the rest of the model and drawing took.
-        max_threads: a step uses as many threads as PyTorch does, but no more than this: at first
-            the cores that the process may use.
     """
 
     def __init__(
@@ -74,15 +69,13 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model.
+        """Pack the weights of a model, for the kernels of `load_library` by default.
 
-        Args:
-            use_up: empty the model layer by layer, so that a large one is never there twice.
-            library: the kernels; those of `load_library` by default.
+        `use_up` empties the model layer by layer, so that a large one is never there twice.
 
         Raises:
             ValueError: A model with cross-attention or a position table.
-            OSError: There are no kernels for this machine (see `load_library`).
+            OSError: There are no kernels for this machine.
         """
         if model.config.context_size or model.config.position_table:
             raise ValueError("the native kernels have no cross-attention and no position table")
@@ -93,19 +86,17 @@ class NativeModel(CausalModel):
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self._take = getattr(self._library, f"take_{suffix}")
+        # (4,) float64 of whoever times the kernels: every step adds to it what its linear layers,
+        # its attention, the rest of the model and drawing took
         self.seconds: Tensor | None = None
-        self.max_threads = usable_cores()
+        self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
+        self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property
     def shape(self) -> ModelShape:
         return self._shape
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of a weight, in memory and in what a step reads."""
-        return self._laid_out.weight_bytes
 
     @property
     def num_threads(self) -> int:

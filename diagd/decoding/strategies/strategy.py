@@ -48,11 +48,7 @@ class Strategy(ABC):
     has_schedule: ClassVar[bool] = False  # all lanes are known before the first step
     # draws depend on what earlier steps left outside of the stream, which no compiled step sees
     remembers: ClassVar[bool] = False
-
-    @property
-    def promise(self) -> Promise:
-        """Guarantee for what is written, compared with raster order under the same seed."""
-        return "no"
+    promise: ClassVar[Promise] = "no"  # compared with raster order under the same seed
 
     @property
     def name(self) -> str:

@@ -59,10 +59,7 @@ class Raster(Scheduled):
     """Next-token prediction: one token a step."""
 
     word, examples = "raster", ("raster",)
-
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
+    promise = "tokens"
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
         return DiagonalSchedule.raster(grid)
@@ -99,6 +96,7 @@ class Exact(Strategy):
     """
 
     word, examples = "exact", ("exact", "exact,lanes=32")
+    promise = "tokens"
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
     draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
     draft_width: Annotated[int, Spelled(",draft-width=")] = 3
@@ -106,33 +104,24 @@ class Exact(Strategy):
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1, draft_lag=0, draft_width=1)
 
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
-
 
 @dataclass(frozen=True)
 class Jacobi(Strategy):
     """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
 
     word, examples = "jacobi", ("jacobi",)
+    promise = "tokens"
     num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1)
 
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
-
 
 @dataclass(frozen=True)
 class Tolerant(Strategy):
-    """`Exact`, but a draft stays that so many times its probability would have drawn.
+    """`Exact`, but a draft stays that `tolerance` times its probability would have drawn.
 
-    Attributes:
-        tolerance: at least 1; 1 is exact.
-        num_lanes: most lanes of a step; what is written depends on it.
+    A tolerance of 1 is exact. What is written depends on the lanes.
     """
 
     word, examples = "tolerance", ("tolerance=1.5",)
@@ -145,7 +134,7 @@ class Tolerant(Strategy):
             raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> Promise:  # pyright: ignore[reportIncompatibleVariableOverride]
         return "tokens" if self.tolerance == 1 else "no"
 
 
@@ -154,16 +143,13 @@ class SpeculativeJacobi(Strategy):
     """Speculative Jacobi decoding (arXiv:2410.01699); what is written depends on the lanes."""
 
     word, examples = "sjd", ("sjd",)
+    promise = "distribution"
     remembers = True  # what drafts were drawn from is remembered
     afresh: ClassVar[bool] = True
     num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1)
-
-    @property
-    def promise(self) -> Promise:
-        return "distribution"
 
     def check(self, conditions: Conditions) -> None:
         if conditions.temperature == 0:
