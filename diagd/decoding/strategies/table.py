@@ -196,7 +196,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Read a strategy's name, such as `k=1,d=14` or `exact` (see the table at the module's top).
+    """Read a strategy from a text, such as `k=1,d=14` or `exact` (see the module's docstring).
 
     Raises:
         ValueError: no such strategy, or a number that it cannot have.
