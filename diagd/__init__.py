@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from diagd.decoding.generate_tokens import DecodingEngine, GeneratedTokens, generate_tokens
     from diagd.decoding.sampling_options import SamplingOptions
     from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-    from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
+    from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
     from diagd.families.checkpoints import load_model, save_model
     from diagd.gym import GymEnv, GymVectorEnv
     from diagd.models.guidance import GuidedModel
@@ -26,7 +26,7 @@ _NAMES = {  # by the module that defines them
     "decoding.generate_tokens": ("DecodingEngine", "GeneratedTokens", "generate_tokens"),
     "decoding.sampling_options": ("SamplingOptions",),
     "decoding.schedule": ("DiagonalSchedule", "TokenGrid"),
-    "decoding.strategies.strategy": ("Diagonal", "Exact", "Raster", "parse_strategy"),
+    "decoding.strategies.table": ("Diagonal", "Exact", "Raster", "parse_strategy"),
     "families.checkpoints": ("load_model", "save_model"),
     "gym": ("GymEnv", "GymVectorEnv"),
     "models.guidance": ("GuidedModel",),

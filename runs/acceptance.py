@@ -35,7 +35,7 @@ from diagd.data.actions import ActionCodec, ActionVocabulary, read_actions
 from diagd.data.video import contact_sheet, read_video, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Raster
+from diagd.decoding.strategies.table import Raster
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.comparison import walk
 from diagd.evaluation.results import appending

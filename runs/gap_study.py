@@ -15,7 +15,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import parse_strategies
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.decoding.teacher_forcing import (
     Sees,
     TeacherView,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal
+from diagd.decoding.strategies.table import Diagonal
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
 

@@ -83,24 +83,14 @@ class MergedLinear(nn.Module):
 def merge_linears(model: Transformer, pack: bool) -> Transformer:
     """Merge the model's projections, in place, and on the CPU pack all its linear layers.
 
-    A tied output layer stays as it is: it is the embedding table.
+    A tied output layer stays as it is: it is the embedding table. The model returned is the same,
+    for inference only.
 
     Args:
-        pack: Keep weights in oneDNN's order, for eager runs on the CPU in float32 or bfloat16
-            (`torch.compile` packs by itself). In float32 the plain weights stay beside them: they
-            are faster for a single lane, and raster should not be slowed down.
-
-    Returns:
-        The same model, for inference only.
-
-    Raises:
-        ValueError: Packing is asked for where `can_pack` is false.
+        pack: keep weights in oneDNN's order, for eager runs where `can_pack` (`torch.compile` packs
+            by itself). In float32 the plain weights stay beside them: they are faster for a single
+            lane, and raster should not be slowed down.
     """
-    if pack and not can_pack(model):
-        raise ValueError(
-            "packing needs a model on the cpu in float32, or in bfloat16 where oneDNN multiplies "
-            f"that, got {model.dtype} on {model.device}"
-        )
     for module in list(model.modules()):
         for merged, names in getattr(module, "mergeable", {}).items():
             layers = {name: getattr(module, name) for name in names}
@@ -115,13 +105,9 @@ def merge_linears(model: Transformer, pack: bool) -> Transformer:
 
 
 def round_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round the rows of a matrix, each by a scale of its own.
+    """Round the rows of a matrix (N, K) to int8; return (N,) float32 scales, too.
 
-    Args:
-        weight: (N, K) float32.
-
-    Returns:
-        (N, K) int8, and (N,) float32 scales: the largest magnitude of a row becomes 127.
+    The largest magnitude of a row becomes 127.
     """
     scales = weight.abs().amax(1).clamp(min=1e-12) / 127
     return (weight / scales[:, None]).round().to(torch.int8), scales
@@ -154,16 +140,10 @@ def int8_companion(device: torch.device) -> torch.dtype:
 
 
 def round_linears(model: Transformer, dtype: torch.dtype) -> Transformer:
-    """Round a model's linear layers, in place, one after another, and cast what remains.
+    """Round a model's linear layers, not packed, in place, and cast what remains to `dtype`.
 
-    A tied output layer stays as it is: it is the embedding table.
-
-    Args:
-        model: after `merge_linears`, or without, not packed.
-        dtype: of what remains (see `int8_companion`).
-
-    Returns:
-        The same model, for inference only.
+    A tied output layer stays as it is: it is the embedding table. The model returned is the same,
+    for inference only.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

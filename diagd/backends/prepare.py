@@ -185,22 +185,10 @@ def _merged(model: Transformer, int8: bool) -> Transformer:
     return round_linears(model, int8_companion(model.device)) if int8 else model
 
 
-def _compiled(model: Transformer, int8: bool) -> CausalModel:
-    return Compiled(_merged(model, int8))
-
-
 def _captured(model: Transformer, int8: bool) -> CausalModel:
     if model.device.type == "cpu":
         raise ValueError("backend cuda-graph needs --device cuda")
     return Captured(_merged(model, int8))
-
-
-def _compiled_graph(model: Transformer, int8: bool) -> CausalModel:
-    return Captured(_with_kernels(model, int8), compiled=True)
-
-
-def _triton(model: Transformer, int8: bool) -> CausalModel:
-    return Captured(_with_kernels(model, int8))
 
 
 def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
@@ -221,8 +209,8 @@ def _why_no_triton(model: Transformer) -> str | None:
 BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "native": _native,
     "eager": _eager,
-    "compile": _compiled,
+    "compile": lambda model, int8: Compiled(_merged(model, int8)),
     "cuda-graph": _captured,
-    "triton": _triton,
-    "compiled-graph": _compiled_graph,
+    "triton": lambda model, int8: Captured(_with_kernels(model, int8)),
+    "compiled-graph": lambda model, int8: Captured(_with_kernels(model, int8), compiled=True),
 }

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.engine import Lanes, whole_blocks
-from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
+from diagd.decoding.model import Buffers, StepFunction, StepParts
 from diagd.decoding.visibility import NEVER
+from diagd.decoding.wrapper import Behind, ModelWrapper
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
 MAX_GRAPHS = 256  # kept over one memory; then those captured first leave
@@ -45,8 +46,7 @@ class Compiled(ModelWrapper[Behind]):
 class Captured(ModelWrapper[Behind]):
     """A model on CUDA whose steps are captured and replayed: one launch for all kernels of a step.
 
-    Args:
-        compiled: let `torch.compile` fuse a step before it is captured.
+    They are fused by `torch.compile` before, if `compiled`.
     """
 
     def __init__(self, model: Behind, compiled: bool = False) -> None:
@@ -114,12 +114,7 @@ class Graph(NamedTuple):
 
 
 class Graphs:
-    """The graphs captured over one memory.
-
-    Args:
-        device: where it is.
-        scratch: the slot that nobody sees.
-    """
+    """The graphs captured over one memory, whose slot `scratch` nobody sees."""
 
     def __init__(self, device: torch.device, scratch: int) -> None:
         self.device, self.scratch = device, scratch
@@ -129,27 +124,17 @@ class Graphs:
         return len(self._captured)
 
     def run(
-        self,
-        kind: Hashable,
-        step: StepFunction,
-        lanes: Tensor,
-        num_slots: int,
-        compiled: bool,
+        self, kind: Hashable, step: StepFunction, lanes: Tensor, num_slots: int, compiled: bool
     ) -> float:
         """Replay a step, captured when a step of its kind and shape is run for the first time.
 
         Args:
-            kind: all that the step depends on but the memory, the lanes and the slots.
+            kind: see `diagd.decoding.engine.Step`.
             step: everything it touches besides the lanes stays where it is as long as this lives.
-            lanes: (8, L) int64 (see `Lanes`).
-            num_slots: cache slots to read; rounded up to whole blocks.
             compiled: let `torch.compile` fuse the step, a method, before it is captured.
 
         Returns:
             Seconds that went into capturing, compiling and warming up included.
-
-        Raises:
-            ValueError: the step cannot be compiled.
         """
         num_slots, started = whole_blocks(num_slots, CAPTURED_BLOCK), time.perf_counter()
         key, seconds = (kind, lanes.shape[1], num_slots), 0.0
@@ -200,8 +185,8 @@ def compile_for_one_shape(function: FunctionType) -> Callable[..., None]:
     ever, and the ninth shape of a function is an error. So every shape has a function of its own,
     whose code goes with it. Nothing of a call's arguments is kept.
 
-    Returns:
-        What raises ValueError, in one line, where it cannot be compiled.
+    Raises:
+        ValueError: when called, in one line, where it cannot be compiled.
     """
     own = FunctionType(
         function.__code__.replace(),

@@ -4,16 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from diagd.backends.names import Backend, DTypeChoice
+from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import (
-    Conditions,
-    Diagonal,
-    Raster,
-    Strategy,
-    check_at_least,
-    parse_strategies,
-)
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import Diagonal, Raster, parse_strategies
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, RowLags
 

@@ -12,7 +12,7 @@ import uvicorn
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console, waiting
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.guard import listen, url_of

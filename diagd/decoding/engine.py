@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from diagd.decoding.schedule import (
     DecodePlan,
     Order,
     SequenceLayout,
-    TokenGrid,
     make_plan,
 )
 from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
@@ -39,7 +38,7 @@ DrawRule = Callable[["Step", Tensor, "Lanes"], Tensor]
 
 
 class Lanes(NamedTuple):
-    """The lanes of one forward pass, each field (L,) int64."""
+    """The lanes of one forward pass: each field (L,) int64, all of them a tensor (8, L)."""
 
     positions: Tensor  # where the lane stands: what it may see, and what RoPE sees
     slots: Tensor  # where its keys and values are written; scratch for padding
@@ -69,10 +68,12 @@ class Step:
 
     @property
     def is_plain(self) -> bool:
+        """Whether visibility and draws are ours, for which kernels may be written."""
         return self.rule is raster_rule and self.draw_rule is None
 
     @property
     def kind(self) -> Hashable:
+        """All that the step depends on but the buffers, the lanes and the slots."""
         sampling = replace(self.sampling, valid_range=None)
         return sampling, self.ranges, self.rule, self.draw_rule
 
@@ -80,12 +81,7 @@ class Step:
         return replace(self, model=model)
 
     def run(self, lanes: Tensor, num_slots: int) -> None:
-        """Gather, forward, sample, scatter.
-
-        Args:
-            lanes: (8, L) int64 (see `Lanes`).
-            num_slots: of the cache, to read; rounded up to whole blocks.
-        """
+        """Gather, forward, sample, scatter: lanes (8, L), over so many slots in whole blocks."""
         lane, memory, num_slots = Lanes.of(lanes), self.buffers, whole_blocks(num_slots, BLOCK)
         seen = lane.positions, lane.steps, memory.held[:num_slots], memory.fed_at[:num_slots]
         ours = self.rule is raster_rule
@@ -110,49 +106,33 @@ def whole_blocks(size: int, block: int) -> int:
     return -(-size // block) * block
 
 
-class VerifiedStep(NamedTuple):
-    """One step of a strategy that checks draft tokens."""
-
-    frame: int  # that of the token which the slowest batch row waited for, in the whole stream
-    row: int
-    column: int
-    num_lanes: int  # fed
-    num_accepted: int  # tokens that became final, actions included
-
-
 class Stream:
     """Tokens of a raster-order model, written by whoever feeds lanes.
 
-    Arguments are those of `diagd.decoding.generate_tokens.DecodingEngine`; tokens, held, fed_at,
-    seeds and cache are those of `Buffers`.
+    Args:
+        frame: the layout of one frame.
+        buffers: of the model; tokens, held, fed_at, seeds and cache are theirs.
+        max_slots: the longest sequence to hold.
+        keep_frames, rule: see `diagd.decoding.generate_tokens.DecodingEngine`.
     """
 
     def __init__(
         self,
         model: CausalModel,
-        height: int,
-        width: int,
-        *,
-        num_action_tokens: int = 0,
-        batch_size: int = 1,
-        max_slots: int | None = None,
+        frame: SequenceLayout,
+        buffers: Buffers,
+        max_slots: int,
         keep_frames: int | None = None,
         sampling: SamplingOptions | None = None,
-        seeds: list[int] | None = None,
-        context: Tensor | None = None,
         rule: Rule = raster_rule,
     ) -> None:
-        self.model, self.rule = model, rule
-        self.frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
-        self.max_slots = min(n for n in (max_slots, model.max_positions) if n is not None)
-        fit = (self.max_slots + num_action_tokens) // self.frame.slots_per_frame
+        self.model, self.frame, self.max_slots, self.rule = model, frame, max_slots, rule
+        fit = (max_slots + frame.num_action_tokens) // frame.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not model.relative_positions
-        num_slots = self.max_slots + num_action_tokens + 1
-        self.buffers = buffers = model.make_buffers(batch_size, num_slots, context)
+        self.buffers = buffers
         self.tokens, self.held, self.fed_at = buffers.tokens, buffers.held, buffers.fed_at
         self.seeds, self.cache = buffers.seeds, buffers.cache
-        self.seeds.copy_(torch.tensor(seeds or [0] * batch_size))
         self.scratch = len(self.held) - 1
         self.draw_rule: DrawRule | None = None  # of the newest step
         self.set_sampling(sampling or SamplingOptions())
@@ -160,9 +140,11 @@ class Stream:
         self.num_prefix = 0  # of them, slots before the first context frame
         self.num_held = 0  # frames that may be seen
         self.window = 0  # frames that the context holds, the one under way included
-        self.num_generated = self.num_dropped_frames = 0  # frames since the stream began
+        self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
         self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
-        self.verified: list[VerifiedStep] = []  # since the newest call of `decode`
+        self.verified: list[
+            Any
+        ] = []  # `VerifiedStep`s of exact decoding, since the newest `decode`
 
     @property
     def batch_size(self) -> int:
@@ -177,7 +159,7 @@ class Stream:
         self, num_frames: int, context_frames: int, has_prompt: bool = True
     ) -> SequenceLayout:
         """Return the layout of so many frames of this stream."""
-        grid = TokenGrid(num_frames, self.frame.grid.height, self.frame.grid.width)
+        grid = replace(self.frame.grid, num_frames=num_frames)
         return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
@@ -192,13 +174,14 @@ class Stream:
         step = self.model.make_step(Step(self.model, self.buffers, *how))
         self.run: StepFunction = torch.inference_mode()(step)
 
-    def prefill(self, prompt: Tensor, context_frames: int = 1) -> None:
-        """Start the stream from a prompt (B, P), forgetting what was there."""
-        has_prompt = prompt.shape[1] > 0
-        context_slots = self.layout(1, context_frames, has_prompt).context_slots
-        self.num_prefix = prompt.shape[1] - context_slots
-        self.num_held = context_frames
-        self.window = context_frames + self.room(prompt.shape[1])
+    def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
+        """Start the stream from a prompt (B, P), forgetting what was there.
+
+        Args:
+            layout: of one frame behind it, with its context frames.
+        """
+        self.num_prefix = prompt.shape[1] - layout.context_slots
+        self.num_held = layout.context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
         self.verified = []
         self._prefill(prompt.to(self.tokens.device))
@@ -211,6 +194,7 @@ class Stream:
         self.held.fill_(-1)
         self.held[:length] = torch.arange(length, device=self.held.device)
         self.num_used = length
+        self.window = self.num_held + self.room()  # no actions stand before the first of them
         count = PREFILL_LANES[sequence.device.type]
         for start in range(0, length - 1, count):
             end = min(start + count, length - 1)
@@ -221,10 +205,9 @@ class Stream:
                 sequence[:, start:end], slots, slots, visible, self.cache, logits_to_keep=1
             )
 
-    def room(self, num_used: int | None = None) -> int:
-        """Return how many frames fit behind so many slots, by default those in use."""
-        used = self.num_used if num_used is None else num_used
-        return max(0, (self.max_slots - used) // self.frame.slots_per_frame)
+    def room(self) -> int:
+        """Return how many frames fit behind the slots in use."""
+        return max(0, (self.max_slots - self.num_used) // self.frame.slots_per_frame)
 
     def drop_oldest(self) -> None:
         """Make room: keep the prefix and the newest frames, and prefill them again."""
@@ -234,7 +217,6 @@ class Stream:
         self.num_dropped_frames += self.num_held - kept
         self.num_held = kept
         self._prefill(torch.cat([prefix, frames], dim=1))
-        self.window = kept + self.room()  # no actions stand before the first frame kept
 
     def slots_at(self, positions: Tensor) -> Tensor:
         """Return the slots of positions (int64): the prefix stays, the rest is a ring.
@@ -252,11 +234,7 @@ class Stream:
 
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
-        """Lay frames out behind the slots in use: actions and separators known, the rest hidden.
-
-        Args:
-            actions: (B, T, num_action_tokens) int64.
-        """
+        """Lay frames out behind the slots in use: actions (B, T, n) and separators are known."""
         num_actions, width = layout.num_action_tokens, layout.grid.width
         end = self.num_used + layout.num_slots
         slots = self.slots_between(self.num_used, end)
@@ -270,8 +248,7 @@ class Stream:
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[None]:
         """Write the frames that were laid out in an order; yield as each becomes whole."""
-        knows_row_ends = self.ranges.row_ends is not None
-        plan = make_plan(order, layout, self.model.replays, knows_row_ends)
+        plan = make_plan(order, layout, self.model.replays, self.ranges.row_ends is not None)
         base, frame, lanes = self.num_used, 0, self.place(plan)
         for step, (start, end) in enumerate(pairwise(plan.starts)):
             self.feed(lanes[:, start:end], plan.num_fed[step], base + plan.ends[step])
@@ -281,7 +258,7 @@ class Stream:
 
     @torch.inference_mode()
     def place(self, plan: DecodePlan) -> Tensor:
-        """Put a plan behind the slots in use; return (8, total) int64, the lanes of all steps."""
+        """Put a plan behind the slots in use; return the lanes of all steps, (8, total) int64."""
         packed, fed_at = _tensors_of(plan)
         slots = self.slots_between(self.num_used, self.num_used + len(fed_at))
         self.fed_at[slots] = fed_at.to(self.fed_at.device)
@@ -297,10 +274,9 @@ class Stream:
     def feed(
         self, lanes: Tensor, num_fed: int, end: int, draw_rule: DrawRule | None = None
     ) -> None:
-        """Run one step: feed lanes and write what they predict.
+        """Run one step: feed lanes (8, L), and write what they predict.
 
         Args:
-            lanes: (8, L) int64 on the model's device (see `Lanes`).
             num_fed: how many of them are no padding.
             end: one past the last position that they may see.
             draw_rule: what turns logits into tokens; None is `Step.draw`.
@@ -315,10 +291,8 @@ class Stream:
     def finish_frame(self) -> Tensor:
         """Count the frame behind the slots in use, which is whole; return it, (B, height, width).
 
-        Here, once a frame, is looked whether every token could be drawn; on a GPU, it waits for it.
-
         Raises:
-            ValueError: the logits of a token had no best id; says which.
+            ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.slots_per_frame
         visual = self.tokens[:, self.slots_between(end - grid.tokens_per_frame, end)]

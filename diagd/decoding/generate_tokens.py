@@ -7,21 +7,15 @@ from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 
 import torch
-from torch import Tensor
+from torch import Tensor, int64
 
 from diagd.decoding.engine import Stream
-from diagd.decoding.inputs import (
-    check_actions,
-    check_grid,
-    check_prompt,
-    check_room,
-    check_seeds,
-)
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, whole
 from diagd.decoding.strategies.decode import decode
-from diagd.decoding.strategies.strategy import Conditions, Strategy, as_strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
@@ -66,19 +60,13 @@ class DecodingEngine:
     ) -> None:
         if keep_frames is not None and keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
-        self.stream = Stream(
-            model,
-            height,
-            width,
-            num_action_tokens=num_action_tokens,
-            batch_size=batch_size,
-            max_slots=max_slots,
-            keep_frames=keep_frames,
-            sampling=sampling,
-            seeds=check_seeds(seed, batch_size),
-            context=context,
-            rule=rule,
-        )
+        seeds = torch.tensor(_check_seeds(seed, batch_size))
+        frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
+        longest = model.max_positions
+        max_slots = longest if max_slots is None else min(max_slots, longest)
+        buffers = model.make_buffers(batch_size, max_slots + num_action_tokens + 1, context)
+        buffers.seeds.copy_(seeds)
+        self.stream = Stream(model, frame, buffers, max_slots, keep_frames, sampling, rule)
         self._captured_before = 0.0
         # weak, for it holds the stream: in a circle, a dropped one would keep its cache for a while
         self._under_way: weakref.ref[Generator[Tensor, None, None]] | None = None
@@ -112,10 +100,9 @@ class DecodingEngine:
         """
         stream = self.stream
         layout = stream.layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
-        num_embeddings = stream.model.num_embeddings
-        check_prompt(prompt, layout, stream.batch_size, stream.max_slots, num_embeddings)
+        _check_prompt(prompt, layout, stream)
         self._captured_before = stream.model.capture_seconds
-        stream.prefill(prompt, context_frames)
+        stream.prefill(prompt, layout)
 
     def decode(
         self,
@@ -147,7 +134,7 @@ class DecodingEngine:
         if not stream.window:
             raise ValueError("there is nothing to go on from: prefill comes before decode")
         if isinstance(strategy, DiagonalSchedule):
-            check_grid(strategy.grid, stream.frame.grid, num_frames)
+            _check_grid(strategy.grid, stream.frame.grid, num_frames)
             num_frames = strategy.grid.num_frames
         elif num_frames is None:
             if actions is None or actions.ndim < 2:
@@ -157,12 +144,11 @@ class DecodingEngine:
         temperature, grid = stream.sampling.temperature, stream.frame.grid
         strategy.check(Conditions(temperature, grid, stream.batch_size, stream.model.replays))
         layout = stream.layout(num_frames, 0, stream.num_used > 0)
-        check_actions(actions, layout, stream.batch_size, stream.model.num_embeddings)
-        if actions is None:
+        if actions is None and not layout.num_action_tokens:
             actions = stream.tokens.new_empty(stream.batch_size, num_frames, 0)
+        actions = _check_actions(actions, layout, stream)
         if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
-            kept = stream.layout(1, stream.keep_frames)
-            check_room(kept, stream.num_prefix, stream.max_slots)
+            _check_room(stream)
         under_way = self._under_way and self._under_way()
         if under_way is not None:
             under_way.close()
@@ -183,9 +169,90 @@ def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
         layout = stream.layout(part.shape[1], held, stream.num_used > 0)
         stream.open(layout, part)
-        for _ in decode(strategy, stream, layout):
+        if strategy.has_schedule:
+            writing = stream.follow(strategy.schedule(layout.grid), layout)
+        else:
+            writing = decode(strategy, stream, layout)
+        for _ in writing:
             yield stream.finish_frame()
         done += part.shape[1]
+
+
+def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
+    given = seed if isinstance(seed, list) else [whole(seed, "seed") + b for b in range(batch_size)]
+    seeds = [whole(value, "seed") for value in given]
+    if len(seeds) != batch_size:
+        raise ValueError(f"expected one seed for each of {batch_size} batch rows, got {len(seeds)}")
+    for value in seeds:
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"seed must fit 64 bits, got {value}")
+    return seeds
+
+
+def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> None:
+    """Refuse a prompt of another shape, with foreign ids, or without room for one frame."""
+    if prompt.ndim != 2 or prompt.shape[0] != stream.batch_size or prompt.dtype != int64:
+        raise ValueError(
+            f"prompt must be int64 of shape (batch={stream.batch_size}, P), "
+            f"got {prompt.dtype} of shape {tuple(prompt.shape)}"
+        )
+    if prompt.shape[1] < layout.context_slots:
+        raise ValueError(
+            f"context_frames={layout.context_frames} take {layout.context_slots} tokens, "
+            f"got a prompt of {prompt.shape[1]}"
+        )
+    if prompt.shape[1] + layout.num_slots > stream.max_slots:
+        raise ValueError(
+            f"prompt and one frame take {prompt.shape[1] + layout.num_slots} slots, "
+            f"the context holds {stream.max_slots}"
+        )
+    check_ids(prompt, stream.model.num_embeddings, "prompt")
+
+
+def _check_grid(grid: TokenGrid, frame: TokenGrid, num_frames: int | None) -> None:
+    if (grid.height, grid.width) != (frame.height, frame.width):
+        raise ValueError(
+            f"schedule must be for frames of {frame.height}x{frame.width}, "
+            f"got {grid.height}x{grid.width}"
+        )
+    if num_frames not in (None, grid.num_frames):
+        raise ValueError(
+            f"the schedule is for {grid.num_frames} frames, got num_frames={num_frames}"
+        )
+
+
+def _check_actions(actions: Tensor | None, layout: SequenceLayout, stream: Stream) -> Tensor:
+    shape = (stream.batch_size, layout.grid.num_frames, layout.num_action_tokens)
+    if actions is None or actions.shape != shape or actions.dtype != int64:
+        given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
+        raise ValueError(
+            f"actions must be int64 of shape (batch, frames, tokens) = {shape}, got {given}"
+        )
+    check_ids(actions, stream.model.num_embeddings, "actions")
+    return actions
+
+
+def _check_room(stream: Stream) -> None:
+    """Refuse a stream that would be stuck once its context is full."""
+    kept, layout = stream.keep_frames, stream.layout(1, stream.keep_frames)
+    slots = stream.num_prefix + layout.context_slots + layout.slots_per_frame
+    if slots > stream.max_slots:
+        raise ValueError(
+            f"keep_frames={kept} and one more frame take {slots} slots, "
+            f"the context holds {stream.max_slots} slots"
+        )
+    if not kept and not stream.num_prefix and not layout.num_action_tokens:
+        raise ValueError("keep_frames must be at least 1 without prefix and actions, got 0")
+
+
+def check_ids(ids: Tensor, limit: int, name: str) -> None:
+    """Refuse what are no int64 ids, or foreign ones."""
+    if ids.dtype != int64:
+        raise ValueError(f"{name} must be int64, got {ids.dtype}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < limit:
+        raise ValueError(
+            f"{name} ids must be in [0, {limit}), got {int(ids.min())}..{int(ids.max())}"
+        )
 
 
 @dataclass(frozen=True)

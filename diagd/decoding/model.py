@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,38 +27,9 @@ class Buffers:
     seeds: Tensor  # (B,) int64
     cache: Any  # what the model keeps
 
-    @classmethod
-    def allocate(
-        cls, model: "CausalModel", batch_size: int, num_slots: int, context: Tensor | None
-    ) -> "Buffers":
-        cache = model.make_cache(batch_size, num_slots, context)
-        tokens = torch.zeros(batch_size, num_slots, dtype=torch.int64, device=model.device)
-        held = torch.full_like(tokens[0], -1)
-        return cls(
-            tokens, held, torch.full_like(held, NEVER), torch.zeros_like(tokens[:, 0]), cache
-        )
-
-
-class SlotRule(NamedTuple):
-    """The parts from which a step's mask follows under `raster_rule`, for kernels that make none.
-
-    Attributes:
-        steps: (L,) int64, the step at which each lane is fed.
-        held, fed_at: (M,) int64, as in `visible_slots`.
-    """
-
-    steps: Tensor
-    held: Tensor
-    fed_at: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the mask: lanes and slots."""
-        return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
-
 
 class StepParts(Protocol):
-    """A step as the engine describes it to a model; see `diagd.decoding.engine.Step`."""
+    """What a model may know of a step, which is a `diagd.decoding.engine.Step`."""
 
     @property
     def buffers(self) -> Buffers: ...
@@ -67,19 +38,10 @@ class StepParts(Protocol):
     @property
     def ranges(self) -> ValidRanges: ...
     @property
-    def is_plain(self) -> bool:
-        """Whether visibility and draws are ours, for which kernels may be written."""
-        ...
-
+    def is_plain(self) -> bool: ...
     @property
-    def kind(self) -> Hashable:
-        """All that a step depends on but the buffers, the lanes and the slots."""
-        ...
-
-    def of(self, model: "CausalModel") -> "StepParts":
-        """Return the same step of another model."""
-        ...
-
+    def kind(self) -> Hashable: ...
+    def of(self, model: "CausalModel") -> "StepParts": ...
     def run(self, lanes: Tensor, num_slots: int) -> None: ...
 
 
@@ -157,18 +119,17 @@ class CausalModel(Protocol):
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         """Allocate the memory of a stream; of `num_slots` slots or more, the last one scratch."""
-        return Buffers.allocate(self, batch_size, num_slots, context)
+        cache = self.make_cache(batch_size, num_slots, context)
+        tokens = torch.zeros(batch_size, num_slots, dtype=torch.int64, device=self.device)
+        held, seeds = torch.full_like(tokens[0], -1), torch.zeros_like(tokens[:, 0])
+        return Buffers(tokens, held, torch.full_like(held, NEVER), seeds, cache)
 
     def make_step(self, step: StepParts) -> StepFunction:
-        """Return what runs a step again and again: its parts one by one, unless kernels fuse them,
-        or it is compiled or captured."""
+        """Return what runs a step again and again: by default its parts one by one."""
         return step.run
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """Return what `forward` takes as visible: the mask, unless its kernels make that.
-
-        Arguments and result are those of `diagd.decoding.visibility.visible_slots`.
-        """
+        """Return what `forward` takes as visible: the mask, unless its kernels make that."""
         return visible_slots(positions, steps, held, fed_at)
 
     def forward(
@@ -202,58 +163,3 @@ class CausalModel(Protocol):
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         """Draw one token a lane, as `diagd.decoding.sampling.sample`; kernels draw the same."""
         return sample(logits, draw)
-
-
-Behind = TypeVar("Behind", bound=CausalModel)
-
-
-class ModelWrapper(CausalModel, Generic[Behind]):
-    """A model that stands before another one, and is it in all that a subclass does not say itself.
-
-    A subclass that feeds or draws in a way of its own has its steps run part by part.
-
-    Attributes:
-        model: the one behind it.
-    """
-
-    def __init__(self, model: Behind) -> None:
-        self.model = model
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.model.shape
-
-    @property
-    def replays(self) -> bool:
-        return self.model.replays
-
-    @property
-    def capture_seconds(self) -> float:
-        return self.model.capture_seconds
-
-    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        return self.model.make_cache(batch_size, num_slots, context)
-
-    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        return self.model.renew_cache(cache, context)
-
-    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        if self._overrides("make_cache"):
-            return super().make_buffers(batch_size, num_slots, context)
-        return self.model.make_buffers(batch_size, num_slots, context)
-
-    def make_step(self, step: StepParts) -> StepFunction:
-        parts = self._overrides("see", "forward", "sample")
-        return step.run if parts else self.model.make_step(step.of(self.model))
-
-    def _overrides(self, *names: str) -> bool:
-        return any(getattr(type(self), name) is not getattr(ModelWrapper, name) for name in names)
-
-    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        return self.model.see(positions, steps, held, fed_at)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.model.forward(*args, **kwargs)
-
-    def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        return self.model.sample(logits, draw)

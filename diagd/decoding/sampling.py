@@ -58,15 +58,12 @@ class ValidRanges:
         if (low < 0).any() or (high > vocab_size).any() or (low >= high).any():
             raise ValueError(
                 f"valid_range must satisfy 0 <= low < high <= {vocab_size}, "
-                f"got low {low.min().item()}..{low.max().item()}, "
-                f"high {high.min().item()}..{high.max().item()}"
+                f"got low {low.min()}..{low.max()}, high {high.min()}..{high.max()}"
             )
-        uniform = bool((low == low.min()).all() and (high == high.max()).all())
-        if uniform:
-            return cls(int(low.min()), int(high.max()), None)
-        ranges = ranges.cpu()
-        places = ranges.numpy().tobytes()
-        return cls(int(low.min()), int(high.max()), ranges.to(device), places)
+        bounds = int(low.min()), int(high.max())
+        if (low == bounds[0]).all() and (high == bounds[1]).all():
+            return cls(*bounds, None)
+        return cls(*bounds, ranges.to(device), ranges.cpu().numpy().tobytes())
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,7 @@ class Draw:
 
 
 def sample(logits: Tensor, draw: Draw) -> Tensor:
-    """Draw one token a lane from logits (B, L, V), without a host synchronisation.
-
-    Returns:
-        (B, L) int64; `UNDRAWN` where the logits have no best id.
-    """
+    """Draw one token a lane from logits (B, L, V), without a host synchronisation: (B, L) int64."""
     scores = truncated_logits(logits, draw)
     if draw.options.temperature > 0:
         scores = scores + gumbel_noise(draw, draw.ranges.low, draw.ranges.high)
@@ -114,11 +107,7 @@ def truncated_logits(logits: Tensor, draw: Draw) -> Tensor:
 
 
 def gumbel_noise(draw: Draw, low: int, high: int) -> Tensor:
-    """Return the Gumbel(0, 1) noise of every id in [low, high) at every place.
-
-    Returns:
-        (B, L, high - low) float32.
-    """
+    """Return the Gumbel(0, 1) noise of ids in [low, high) at each place, (B, L, ids) float32."""
     seeds = draw.seeds
     key = _mix((seeds & _MASK) ^ _mix((seeds >> 32) & _MASK ^ 0x9E3779B9))[:, None]  # (B, 1)
     for coordinate in (draw.frames, draw.rows, draw.columns):

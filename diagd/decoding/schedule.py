@@ -2,9 +2,8 @@
 
 Diagonal Decoding (arXiv:2503.14070, section 3.2) calls row_lag k and frame_lag d. All tokens of one
 step come from one forward pass. Raster order (next-token prediction) is the same formula with
-row_lag = width and frame_lag = height * width. Integers only; nothing here knows torch.
-
-`make_plan` spells a schedule out: for every step, which lanes stand where and write what.
+row_lag = width and frame_lag = height * width. `make_plan` spells a schedule out: for every step,
+which lanes stand where and write what. Integers only; nothing here knows torch.
 """
 
 import operator
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, product
+from itertools import product
 from typing import Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
@@ -27,12 +26,7 @@ class TokenGrid:
     """The tokens of a video: a grid of (frame t, row i, column j).
 
     Attributes:
-        num_frames: frames to generate, at least 1.
-        height: token rows of a frame, at least 1.
-        width: token columns of a frame, at least 1.
-
-    Raises:
-        ValueError: a size below 1, or no whole number.
+        num_frames, height, width: in tokens, at least 1 each, or ValueError.
     """
 
     num_frames: int
@@ -69,10 +63,7 @@ class Order(Protocol):
     @property
     def num_steps(self) -> int: ...
     @property
-    def row_start(self) -> RowStart:
-        """Which token stands in for a predecessor that is not known yet."""
-        ...
-
+    def row_start(self) -> RowStart: ...
     def step_of(self, t: int, i: int, j: int) -> int: ...
 
 
@@ -134,14 +125,10 @@ class DiagonalSchedule:
         return cls(grid, row_lag, frame_lag=row_lag * grid.height)
 
     @property
-    def steps_per_frame(self) -> int:
-        """Steps from a frame's first token to its last, both counted (the paper's s_spa)."""
-        return (self.grid.height - 1) * self.row_lag + self.grid.width
-
-    @property
     def num_steps(self) -> int:
-        """Forward passes for the whole video."""
-        return (self.grid.num_frames - 1) * self.frame_lag + self.steps_per_frame
+        """Forward passes for the whole video: the last token's step, and those before it."""
+        grid = self.grid
+        return 1 + self.step_of(grid.num_frames - 1, grid.height - 1, grid.width - 1)
 
     @property
     def speedup(self) -> float:
@@ -151,10 +138,9 @@ class DiagonalSchedule:
     @property
     def max_lanes(self) -> int:
         """The most tokens written in one step."""
-        rows = product(range(self.grid.num_frames), range(self.grid.height))
-        starts = Counter(self.step_of(t, i, 0) for t, i in rows)
-        change = (starts[s] - starts[s - self.grid.width] for s in range(self.num_steps))
-        return max(accumulate(change))
+        grid = self.grid
+        places = product(range(grid.num_frames), range(grid.height), range(grid.width))
+        return max(Counter(self.step_of(*place) for place in places).values())
 
     def step_of(self, t: int, i: int, j: int) -> int:
         """Return the step that writes frame t, row i, column j."""
@@ -214,15 +200,11 @@ class Feed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DecodePlan:
-    """All steps of an order over a layout; slots are relative to the start of the generation.
-
-    What a step needs of each lane is eight integers (`diagd.decoding.engine.Lanes`), so a step is a
-    slice and holds no decision. It may be padded by repeats of its first lane that write to
-    scratch.
-    """
+    """All steps of an order over a layout; slots are relative to the start of the generation."""
 
     order: Order
-    lanes: list[tuple[int, ...]]  # of all steps, one after the other
+    # of all steps, one after the other: the eight fields of `diagd.decoding.engine.Lanes`
+    lanes: list[tuple[int, ...]]
     starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
     num_fed: list[int]  # (num_steps) lanes of each step that are no padding
     ends: list[int]  # (num_steps) one past the last slot that a step's lanes stand at
@@ -237,7 +219,7 @@ def make_plan(
     """Spell out the steps of an order.
 
     Args:
-        pad: let steps have few different widths (see `padded_width`).
+        pad: let steps have few widths, by repeats of their first lane that write to scratch.
         known_row_ends: rows end in a separator; nothing has to stand in for what is known.
     """
     steps: list[list[tuple[int, ...]]] = [[] for _ in range(order.num_steps)]

@@ -11,23 +11,18 @@ separator: decoding knows it beforehand, here something stands in for it as for 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.inputs import check_ids
+from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
-from diagd.decoding.schedule import (
-    DiagonalSchedule,
-    SequenceLayout,
-    TokenGrid,
-    feeds,
-)
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible
+from diagd.decoding.visibility import NEVER, visible
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +62,24 @@ class TeacherView:
         all_stay = bool((self.leaves_at > self.steps.max()).all())
         return in_order and all_stay and not bool(self.stand_in.any())
 
-    def sees(self, q: Tensor, r: Tensor, rule: Rule = raster_rule) -> Tensor:
-        """Tell whether lane q sees lane r, both int64 that broadcast; by our rule never r > q."""
-        return _sees(self.positions, self.steps, self.fed_at, self.leaves_at, q, r, rule)
+    def sees(self, q: Tensor, r: Tensor) -> Tensor:
+        """Return whether lane q sees lane r, both int64 that broadcast; never true for r > q."""
+        return self.mask_mod()(q, q, q, r)
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        columns = self.positions, self.steps, self.fed_at, self.leaves_at
-        return lambda batch, head, q, r: _sees(*columns, q, r)
+        positions, steps, fed_at, leaves_at = (
+            self.positions,
+            self.steps,
+            self.fed_at,
+            self.leaves_at,
+        )
+
+        def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
+            seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)
+            return seen & (steps[q] < leaves_at[r])
+
+        return mask
 
     def visible(self) -> Tensor | None:
         """Return the (N, N) bool mask, True = may attend, or None where it is the causal one."""
@@ -85,21 +90,7 @@ class TeacherView:
 
     def to(self, device: torch.device | str) -> "TeacherView":
         """Return the view on a device."""
-        columns = self.sources, self.positions, self.steps, self.targets, self.leaves_at
-        return TeacherView(*(column.to(device) for column in columns))
-
-
-def _sees(
-    positions: Tensor,
-    steps: Tensor,
-    fed_at: Tensor,
-    leaves_at: Tensor,
-    q: Tensor,
-    r: Tensor,
-    rule: Rule = raster_rule,
-) -> Tensor:
-    stays = steps[q] < leaves_at[r]
-    return visible(positions[q], steps[q], positions[r], fed_at[r], q == r, rule) & stays
+        return TeacherView(*(getattr(self, one.name).to(device) for one in fields(self)))
 
 
 @lru_cache(maxsize=32)
@@ -122,8 +113,7 @@ def teacher_view(
             by one, each taking the place of the oldest, as a stream does it.
 
     Returns:
-        A view on the CPU of a sequence of `prefix_length + layout.context_slots +
-        layout.num_slots` tokens.
+        A view on the CPU; its slots are `prefix_length + layout.context_slots + layout.num_slots`.
 
     Raises:
         ValueError: a prompt where the layout has none or the reverse,
@@ -145,12 +135,8 @@ def teacher_view(
     now = 0
     for size in _stretches(layout, window):
         grid, done = replace(layout.grid, num_frames=size), len(begins)
-        begun = replace(
-            layout,
-            grid=grid,
-            context_frames=layout.context_frames + done,
-            has_prompt=layout.has_prompt or done > 0,
-        )
+        has_prompt, given = layout.has_prompt or done > 0, layout.context_frames + done
+        begun = replace(layout, grid=grid, context_frames=given, has_prompt=has_prompt)
         part, base = replace(schedule, grid=grid), length + done * layout.slots_per_frame
         for step, position, source, target in feeds(part, begun):
             if step < part.num_steps:
@@ -214,25 +200,14 @@ def strategy_nll(
         (B, T, height, width) float32, nats.
 
     Raises:
-        ValueError: shapes that do not fit the strategy or each other, foreign ids, a strategy
-            without a schedule, or a clip too long.
+        ValueError: frames that do not fit the strategy, foreign ids, a strategy without a schedule,
+            or a clip too long.
     """
-    if tokens.ndim != 4 or tokens.shape[1] <= context_frames:
-        raise ValueError(
-            "tokens must be of shape (batch, frames, height, width) with more than "
-            f"context_frames={context_frames} frames, got {tuple(tokens.shape)}"
-        )
     batch_size, num_frames, height, width = tokens.shape
     grid = TokenGrid(num_frames - context_frames, height, width)
     if actions is None:
         actions = tokens.new_empty(batch_size, num_frames, 0)
-    if actions.ndim != 3 or actions.shape[:2] != tokens.shape[:2]:
-        raise ValueError(
-            f"actions must be of shape {(batch_size, num_frames, 'n')}, got {tuple(actions.shape)}"
-        )
     prefix = tokens.new_empty(batch_size, 0) if prefix is None else prefix
-    if prefix.ndim != 2 or len(prefix) != batch_size:
-        raise ValueError(f"prefix must be of shape ({batch_size}, P), got {tuple(prefix.shape)}")
     check_ids(tokens, model.vocab_size, "tokens")
     check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
     check_ids(prefix, model.num_embeddings, "prefix")
@@ -254,8 +229,7 @@ def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
         nll, raster: (clips, ...) nats a token of the same clips.
 
     Returns:
-        `nll` and `gap`, both means, and `gap_error`, the standard error of the gap over clips;
-        None for one clip, which cannot tell.
+        The means `nll` and `gap`, and the gap's standard error over clips, None for one clip.
     """
     by_clip = (nll - raster).reshape(len(nll), -1).mean(1)
     error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None

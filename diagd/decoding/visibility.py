@@ -17,7 +17,7 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def raster_rule(position: Tensor, step: Tensor, other: Tensor, fed_at: Tensor) -> Tensor:
-    """Whether a token is not later in raster order: the rule of the paper."""
+    """The rule of the paper: a token is not later in raster order."""
     return other <= position
 
 
@@ -29,31 +29,22 @@ def visible(
     is_self: Tensor,
     rule: Rule = raster_rule,
 ) -> Tensor:
-    """Tell whether lanes see tokens; all tensors broadcast.
-
-    Args:
-        position, step: int64, where a lane stands in raster order, and when it is fed.
-        other, fed_at: int64, the same of a token that it looks at; NEVER for a stand-in.
-        is_self: bool, the lane is that token.
-    """
+    """Return which lanes see which tokens, by position and step of each; all tensors broadcast."""
     return is_self | (fed_at <= step) & rule(position, step, other, fed_at)
 
 
 def visible_slots(
     positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor, rule: Rule = raster_rule
 ) -> Tensor:
-    """Apply the rule to the lanes of one forward pass against the cache.
+    """Return the mask (L, M) of lanes against the cache, True = the lane may attend to the slot.
 
     A stand-in stands at a position whose true token is fed later, so its slot is hidden from all
     but the lane that stands there.
 
     Args:
-        positions, steps: (L,) int64, of the lanes.
+        positions, steps: (L,) int64, where lanes stand in raster order, and when they are fed.
         held: (M,) int64, the position that each slot holds, or -1.
         fed_at: (M,) int64, the step at which each slot's true token is fed.
-
-    Returns:
-        (L, M) bool, True = the lane may attend to the slot.
     """
     column = positions[:, None]
     return visible(column, steps[:, None], held, fed_at, held == column, rule)

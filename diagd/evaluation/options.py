@@ -7,13 +7,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from diagd.backends.names import DTypeChoice, DTypeName
+from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import (
-    Conditions,
-    Strategy,
-    check_at_least,
-    parse_strategies,
-)
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import parse_strategies
 from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.families.defaults import GenerationDefaults

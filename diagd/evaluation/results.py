@@ -7,7 +7,7 @@ A run line says how the lines after it came about: options, commit, device, vers
      "quality": {"psnr": [one a frame]}, "features": {"tfd": {...}}, "stats": {...},
      "tokens": {...}, "lossless": "no", "video": ...}
 
-Lines of a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.strategy`) hold its
+Lines of a strategy (`raster`, `k=1`, `exact`: see `diagd.decoding.strategies.table`) hold its
 tokens as well. In its place may stand a baseline: `truth` (features only), `reconstruction` (by the
 tokenizer), `copy` (of the last context frame).
 """

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from diagd.decoding.model import SlotRule
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.system import check_memory
@@ -136,6 +135,19 @@ class StaticKVCache:
     def read(self, layer: int, num_slots: int) -> tuple[Tensor, Tensor]:
         """Return views of the first slots, each (B, num_kv_heads, num_slots, head_dim)."""
         return self.keys[layer][:, :, :num_slots], self.values[layer][:, :, :num_slots]
+
+
+class SlotRule(NamedTuple):
+    """What a mask under `raster_rule` follows from, for kernels that make none."""
+
+    steps: Tensor  # (L,) int64, the step at which each lane is fed
+    held: Tensor  # (M,) int64, as in `diagd.decoding.visibility.visible_slots`
+    fed_at: Tensor  # (M,) int64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the mask: lanes and slots."""
+        return self.steps.shape[0], self.held.shape[0]  # `len` of a tensor takes a microsecond
 
 
 class RuleKernel(NamedTuple):

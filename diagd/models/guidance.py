@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import ModelShape, ModelWrapper
+from diagd.decoding.model import ModelShape
+from diagd.decoding.wrapper import ModelWrapper
 from diagd.models.huggingface import HuggingFaceModel, SlotCache
 
 

@@ -24,7 +24,7 @@ from transformers.generation.logits_process import (
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.strategies.strategy import as_strategy
+from diagd.decoding.strategies.table import as_strategy
 from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_records, print_table, progress
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Raster, Strategy
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
 from diagd.files import write_json

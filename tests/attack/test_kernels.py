@@ -14,8 +14,8 @@ from torch import Tensor
 
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.weights import NativeDType
-from diagd.decoding.model import SlotRule
 from diagd.decoding.sampling import SamplingOptions, ValidRanges, sample
+from diagd.models.attention import SlotRule
 from tests.models.tiny import KINDS, tiny_model
 
 pytestmark = pytest.mark.slow

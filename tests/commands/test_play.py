@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from diagd.commands.play import PlayOptions, load
-from diagd.decoding.strategies.strategy import Diagonal
+from diagd.decoding.strategies.table import Diagonal
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.web.guard import listen

@@ -139,7 +139,7 @@ def test_spatial_never_mixes_frames(schedule):
     for t in range(1, grid.num_frames):
         last_before = spatial.step_of(t - 1, grid.height - 1, grid.width - 1)
         assert spatial.step_of(t, 0, 0) == last_before + 1
-    assert spatial.steps_per_frame * grid.num_frames == spatial.num_steps
+    assert spatial.frame_lag * grid.num_frames == spatial.num_steps
 
 
 @pytest.mark.parametrize("row_lag", [0, -1, 25])

@@ -12,7 +12,7 @@ from diagd.commands.bench import Inputs, engine_rows, report_rows, time_rows
 from diagd.commands.evaluate import Task
 from diagd.data.video import read_video
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact
+from diagd.decoding.strategies.table import Diagonal, Exact
 from diagd.web.play.session import Controls, Session, SessionStart
 from tests import oracles
 from tests.evaluation.lines import write_clips

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diagd.benchmark.steps import Ceilings
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.presets import PRESETS
 from runs.gpu_estimates import (
     ASSUMPTIONS,

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.training.mixture import Mixture, draw_strategy
 from diagd.training.pretraining import pretrain
 from tests.training.runs import assert_same_run, run_killed

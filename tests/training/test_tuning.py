@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import load_model
 from diagd.training import tuning

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, SlotRule
+from diagd.decoding.model import Buffers
 from diagd.decoding.sampling import Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
+from diagd.models.attention import SlotRule
 
 MAX_ROWS = 2**17  # lanes of all batch rows in a step: their activations have to fit the memory
 

@@ -35,14 +35,7 @@ def zig() -> list[str] | None:
 
 
 def build(target: Path, compiler: list[str]) -> None:
-    """Build the kernels as `target`.
-
-    Args:
-        compiler: a command, to which flags are added.
-
-    Raises:
-        OSError: it fails; the message says how.
-    """
+    """Build the kernels as `target` by a command, or raise OSError with how that failed."""
     complaint = f"{' '.join(compiler)} could not build the kernels"
     sources = map(str, sorted(SOURCES.glob("*.cpp")))
     run_to_end([*compiler, *_flags(), *sources, "-o", str(target)], complaint)

@@ -40,17 +40,13 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 
 
 class Variant(NamedTuple):
-    """Kernels for one kind of processor.
-
-    Attributes:
-        needs: what the processor has to have, by torch's names; each stands for all that its
-            generation brought. The matrix units are asked of Linux by the kernels themselves.
-        features: what it is compiled for, by the names of LLVM.
-    """
+    """Kernels for one kind of processor."""
 
     name: str
+    # what the processor has to have, by torch's names; each stands for all that its generation
+    # brought. The matrix units are asked of Linux by the kernels themselves.
     needs: tuple[str, ...]
-    features: tuple[str, ...]
+    features: tuple[str, ...]  # what it is compiled for, by the names of LLVM
 
 
 _AVX2 = ("avx2", "fma", "bmi2", "f16c")
@@ -74,12 +70,7 @@ VARIANTS = (  # the best first
 def prebuilt_here(
     features: Mapping[str, object] | None = None, folder: Path | None = None
 ) -> dict[str, Path]:
-    """Return the prebuilt kernels that a processor can run, the best first, by variant.
-
-    Args:
-        features: what the processor has, by torch's names; of this one by default.
-        folder: that holds them; by default that of this package.
-    """
+    """Return the prebuilt kernels that a processor (this one) can run, best first, by variant."""
     features = cpu_features() if features is None else features
     return {
         variant.name: path
@@ -116,11 +107,7 @@ def _library() -> ctypes.CDLL | OSError:
 
 
 def find_or_make() -> Path:
-    """Return the kernels for this machine, chosen now where none in the cache are whole.
-
-    Raises:
-        OSError: As `load_library`.
-    """
+    """Return the kernels for this machine, chosen now where none in the cache are whole."""
     kept = find_kept()
     if kept is not None:
         return kept
@@ -144,7 +131,7 @@ def find_or_make() -> Path:
         fresh = Path(scratch) / f"{best}.so"
         target = folder / f"kernels-{_choice()}-{best}-{_digest(fresh.read_bytes())}.so"
         os.replace(fresh, target)
-    write_json(_candidates_file(), tried)
+    write_json(folder / f"kernels-{_choice()}.json", tried)
     return target
 
 
@@ -177,12 +164,8 @@ def _is_fast(candidate: dict[str, Any]) -> bool:
 
 def candidates_tried() -> dict[str, dict[str, Any]]:
     """Return, by name, the `times` of each candidate when it was chosen from, or its `problem`."""
-    path = _candidates_file()
+    path = cache_folder() / f"kernels-{_choice()}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _candidates_file() -> Path:
-    return cache_folder() / f"kernels-{_choice()}.json"
 
 
 def find_kept() -> Path | None:
@@ -195,11 +178,7 @@ def find_kept() -> Path | None:
 
 
 def say_origin() -> str:
-    """Describe where the kernels that are used come from.
-
-    Raises:
-        OSError: As `load_library`.
-    """
+    """Describe where the kernels that are used come from."""
     name = find_or_make().stem.split("-")[2]
     makers = {BUILT: find_compiler(), ZIG: "Zig"}
     return f"built here by {makers[name]}" if name in makers else f"prebuilt for {name}"

@@ -7,7 +7,6 @@ in one call (`csrc/decoder.cpp`). Outputs do not depend on how many lanes share 
 
 import ctypes
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -27,26 +26,22 @@ from diagd.backends.native.boundary import (
 from diagd.backends.native.library import load_library
 from diagd.backends.native.weights import NativeDType, NativeWeights
 from diagd.decoding.engine import BLOCK, whole_blocks
-from diagd.decoding.model import CausalModel, ModelShape, SlotRule, StepFunction, StepParts
+from diagd.decoding.model import CausalModel, ModelShape, StepFunction, StepParts
 from diagd.decoding.sampling import Draw
-from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
+from diagd.models.attention import SlotRule, check_cache_fits, check_sizes, refuse_context
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer, shape_of
 from diagd.system import usable_cores
 
 
 class NativeCache:
-    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there.
-
-    Attributes:
-        kind: what a model must have in common with the one that it was made for.
-    """
+    """Keys and values as matrices in blocks, like weights (`csrc/kernels.h`); written there."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, num_slots: int, dtype: torch.dtype, block: int
     ) -> None:
         self.batch_size, self.num_slots = batch_size, num_slots
-        self.kind = _cache_kind(config, dtype)
+        self.kind = _cache_kind(config, dtype)  # what models that share it must have in common
         heads, slots = batch_size * config.num_kv_heads, whole_blocks(num_slots, block)
         size = heads * slots * whole_blocks(config.head_dim, block)
         if dtype == torch.int16:
@@ -65,11 +60,6 @@ class NativeModel(CausalModel):
     bits with one for each lane, keys and values of 12 bits (`csrc/integers.h`). That is for speed,
     at some loss, and computes the same bits on every processor.
 
-    Attributes:
-        seconds: None, or a (4,) float64 tensor of whoever times the kernels: every step adds to it
-            what its linear layers, its attention, the rest of the model and drawing took.
-        max_threads: a step uses as many threads as PyTorch does, but no more than this: at first
-            the cores that the process may use.
     """
 
     def __init__(
@@ -79,19 +69,14 @@ class NativeModel(CausalModel):
         use_up: bool = False,
         library: ctypes.CDLL | None = None,
     ) -> None:
-        """Pack the weights of a model.
+        """Pack the weights of a model, for the kernels of `load_library` by default.
 
-        Args:
-            use_up: empty the model layer by layer, so that a large one is never there twice.
-            library: the kernels; those of `load_library` by default.
+        `use_up` empties the model layer by layer, so that a large one is never there twice.
 
         Raises:
-            ValueError: Unknown `weights`, or a model with cross-attention or a position table.
-            OSError: There are no kernels for this machine (see `load_library`).
+            ValueError: A model with cross-attention or a position table.
+            OSError: There are no kernels for this machine.
         """
-        if weights not in get_args(NativeDType):
-            names = ", ".join(get_args(NativeDType))
-            raise ValueError(f"weights must be one of {names}, got {weights!r}")
         if model.config.context_size or model.config.position_table:
             raise ValueError("the native kernels have no cross-attention and no position table")
         self.config, self.weights = model.config, weights
@@ -101,19 +86,17 @@ class NativeModel(CausalModel):
         suffix = {"float32": "f32", "bfloat16": "bf16", "int8": "int8"}[weights]
         self._decode = getattr(self._library, f"decode_{suffix}")
         self._take = getattr(self._library, f"take_{suffix}")
+        # (4,) float64 of whoever times the kernels: every step adds to it what its linear layers,
+        # its attention, the rest of the model and drawing took
         self.seconds: Tensor | None = None
-        self.max_threads = usable_cores()
+        self.max_threads = usable_cores()  # of a step, which uses as many as PyTorch otherwise
         self._laid_out = NativeWeights(model, weights, self._library.block_columns(), use_up)
+        self.weight_bytes = self._laid_out.weight_bytes  # of a weight that a step reads
         self._cache_kind = _cache_kind(model.config, self._laid_out.cache_dtype)
 
     @property
     def shape(self) -> ModelShape:
         return self._shape
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of a weight, in memory and in what a step reads."""
-        return self._laid_out.weight_bytes
 
     @property
     def num_threads(self) -> int:
@@ -123,11 +106,6 @@ class NativeModel(CausalModel):
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> NativeCache:
-        """Allocate a cache of num_slots slots, the scratch slot (the last one) included.
-
-        Raises:
-            ValueError: A context is given, or a size is below 1.
-        """
         refuse_context(context)
         check_sizes(batch_size, num_slots)
         weights = self._laid_out
@@ -146,13 +124,7 @@ class NativeModel(CausalModel):
         cache: NativeCache,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        """Feed lanes in one call of the kernels; arguments as in `CausalModel.forward`.
-
-        Args:
-            visible: a mask, or what `see` returned.
-
-        Returns:
-            (B, lanes kept, vocab_size) float32 logits, rows of a wider buffer.
+        """Feed lanes in one call of the kernels; the logits are float32 rows of a wider buffer.
 
         Raises:
             ValueError: Arguments of another shape, dtype or device, a cache of another model or
@@ -195,11 +167,7 @@ class NativeModel(CausalModel):
         return logits[..., : self.vocab_size]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
-        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`).
-
-        Raises:
-            ValueError: Arguments of another shape, dtype or device.
-        """
+        """Draw as `diagd.decoding.sampling.sample` does, in one call (`csrc/sampler.cpp`)."""
         check_draw(logits, draw)
         options, ranges = draw.options, draw.ranges
         batch, lanes = logits.shape[:2]
@@ -235,12 +203,7 @@ class NativeModel(CausalModel):
         return drawn
 
     def make_step(self, step: StepParts) -> StepFunction:
-        """Fuse the parts of a plain step into one call (`csrc/fused_step.cpp`), to the same bits.
-
-        Raises:
-            ValueError: Buffers of another shape, dtype or device, or a cache of another model.
-                The step itself raises what `forward` raises.
-        """
+        """Fuse a plain step into one call (`csrc/fused_step.cpp`), to the same bits."""
         if not step.is_plain:
             return step.run
         buffers, ranges, options = step.buffers, step.ranges, step.sampling

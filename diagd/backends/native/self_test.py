@@ -16,12 +16,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from diagd.backends.check_draws import check_draws
 from diagd.backends.linears import can_pack, merge_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import REFERENCE, StepTimes, time_steps
-from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -57,7 +57,7 @@ def check_kernels(library: ctypes.CDLL) -> None:
         for weights in get_args(NativeDType):
             native = NativeModel(model, weights, library=library)
             _compare_steps(model, native, TOLERANCE[weights])
-            _compare_draws(native)
+            check_draws(native.sample, 90)
     if library.attention_trains():
         _compare_gradients(library)
 
@@ -74,19 +74,6 @@ def _compare_steps(model: Transformer, native: NativeModel, tolerance: float) ->
     error = (torch.cat(logits, 1) - expected).abs().max() / expected.abs().max()
     if not error <= tolerance:
         raise ValueError(f"logits in {native.weights} are {error:.2g} away, allowed {tolerance}")
-
-
-def _compare_draws(native: NativeModel) -> None:
-    lanes, seeds = torch.arange(40), torch.arange(3)
-    logits = torch.randn(3, 40, 90, generator=torch.Generator().manual_seed(0)) * 3
-    logits[0, 7, 5] = torch.nan
-    ranges = ValidRanges(2, 80, None)
-    for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
-        draw = Draw(options, ranges, seeds, lanes, lanes, lanes)
-        drawn, expected = native.sample(logits, draw), sample(logits, draw)
-        differing = int((drawn != expected).sum())
-        if differing > 1 or drawn[0, 7] != UNDRAWN:  # rounding may turn a draw
-            raise ValueError(f"{differing} of {drawn.numel()} draws differ under {options}")
 
 
 def _compare_gradients(library: ctypes.CDLL) -> None:

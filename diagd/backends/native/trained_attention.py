@@ -20,21 +20,16 @@ from diagd.models.attention import MaskKernel, attend
 from diagd.system import usable_cores
 
 logger = logging.getLogger("diagd")
+_most_threads = cache(usable_cores)
 SIDE = 32  # lanes of the blocks that are left out where nobody sees anybody
 
 
 class TrainedMask(NamedTuple):
-    """A mask as the kernels take it.
+    """A mask as the kernels take it."""
 
-    Attributes:
-        visible: (L, L) bool, True = lane q (row) may attend to lane r.
-        seen_by: (L, L) bool, its transpose, contiguous.
-        blocks: (L / 32, L / 32) uint8, rounded up: of a block's 32 x 32 pairs 0 none may attend, 1
-            some, 2 all.
-    """
-
-    visible: Tensor
-    seen_by: Tensor
+    visible: Tensor  # (L, L) bool, True = lane q (row) may attend to lane r
+    seen_by: Tensor  # (L, L) bool, its transpose, contiguous
+    # (L / 32, L / 32) uint8, rounded up: of 32 x 32 pairs 0 none may attend, 1 some, 2 all
     blocks: Tensor
 
 
@@ -74,15 +69,8 @@ def masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Traine
 
     Args:
         queries: (B, heads, L, D); the kernels take bfloat16 and a D that is a multiple of 32.
-        keys: (B, kv_heads, L, D); kv_heads divides heads.
-        values: (B, kv_heads, L, D).
+        keys, values: (B, kv_heads, L, D); kv_heads divides heads.
         mask: as `trained_mask` prepares it; a lane that sees none gets zeros.
-
-    Returns:
-        (B, heads, L, D).
-
-    Raises:
-        ValueError: other shapes, or several types.
     """
     shapes = [tuple(one.shape) for one in (queries, keys, values)]
     batch, heads, lanes, head_dim = shapes[0]
@@ -124,11 +112,6 @@ def run_backward(
     grads = dict(zip(("queries_grad", "keys_grad", "values_grad"), found, strict=True))
     _call(library.attend_backward, given, out_grad=out_grad, out=out, masses=masses, **grads)
     return found
-
-
-@cache
-def _most_threads() -> int:
-    return usable_cores()
 
 
 def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Tensor) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diagd.backends.linears import round_to_int8
 from diagd.backends.native.boundary import LayerRecord, ModelRecord
@@ -64,24 +64,20 @@ class NativeWeights:
     Args:
         block: columns of a block (csrc/kernels.h).
         use_up: empty each layer of the model once it is copied, so that both never are whole.
-
-    Attributes:
-        record: what the C++ side takes; valid as long as this object lives.
-        weight_bytes: what a weight of a matrix takes.
-        dtype: of embeddings, and of matrices unless they are rounded to int8.
-        cache_dtype: of keys and values; whole numbers have a scale for each slot.
     """
 
     def __init__(
         self, model: Transformer, weights: NativeDType, block: int, use_up: bool = False
     ) -> None:
         self.config, self.weights, self.use_up, self.block = model.config, weights, use_up, block
+        # of embeddings, and of matrices unless they are rounded to int8
         self.dtype = torch.float32 if weights == "float32" else torch.bfloat16
+        # of keys and values; whole numbers have a scale for each slot
         self.cache_dtype = torch.int16 if weights == "int8" else self.dtype
         self.weight_bytes = 4 // PACKED[weights]
         self._kept: list[Tensor | ctypes.Array] = []  # what the record points to
         self._pages = HugePages()
-        self.record = self._describe(model)
+        self.record = self._describe(model)  # valid as long as this object lives
 
     def at(self, address: int) -> Tensor | ctypes.Array:
         """Return what a pointer of the record points to."""
@@ -113,16 +109,11 @@ class NativeWeights:
                 setattr(target, name, blocks)
                 setattr(target, f"{name}_scale", scale)
                 setattr(target, f"{name}_bias", self._floats(torch.cat(biases)) if biases else None)
-            for name, module in (
-                ("norm1", layer.input_layernorm),
-                ("norm2", layer.post_attention_layernorm),
-                ("q_norm", attention.q_norm),
-                ("k_norm", attention.k_norm),
-            ):
-                setattr(target, name, self._floats(getattr(module, "weight", None)))
-                if name in ("norm1", "norm2"):
-                    bias = getattr(module, "bias", None)
-                    setattr(target, f"{name}_bias", self._floats(bias))
+            first, second = layer.input_layernorm, layer.post_attention_layernorm
+            target.norm1, target.norm1_bias = self._weight_of(first), self._bias_of(first)
+            target.norm2, target.norm2_bias = self._weight_of(second), self._bias_of(second)
+            target.q_norm = self._weight_of(attention.q_norm)
+            target.k_norm = self._weight_of(attention.k_norm)
             if self.use_up:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.new_empty(0)
@@ -155,8 +146,8 @@ class NativeWeights:
             positions=self._floats(None if positions is None else positions.weight, pad=False),
             frequencies=None if rotary is None else self._keep(rotary.frequencies),
             axes=None if rotary is None else self._keep(rotary.axes),
-            norm=self._floats(getattr(stack.norm, "weight", None)),
-            norm_bias=self._floats(getattr(stack.norm, "bias", None)),
+            norm=self._weight_of(stack.norm),
+            norm_bias=self._bias_of(stack.norm),
             head_scale=head_scale,
             weights=ctypes.addressof(layers),
         )
@@ -182,6 +173,12 @@ class NativeWeights:
             first = first.view(torch.int8).view(-1, 1, self.block, packed)
             blocks = torch.cat([first, blocks], 1)
         return self._keep(blocks), scale
+
+    def _weight_of(self, norm: nn.Module | None) -> int | None:
+        return self._floats(getattr(norm, "weight", None))
+
+    def _bias_of(self, norm: nn.Module | None) -> int | None:
+        return self._floats(getattr(norm, "bias", None))
 
     def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
         if values is None:

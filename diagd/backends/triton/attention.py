@@ -44,11 +44,9 @@ def tiling_of(num_rows: int, head_size: int, dtype: torch.dtype) -> Tiling:
 
 
 def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
-    """Return how many slots a program reads: a multiple of `keys` that keeps the GPU busy.
+    """Return how many slots a program reads, `keys` at a time: a multiple that keeps the GPU busy.
 
-    Args:
-        num_tiles: programs for each part of the slots.
-        keys: slots that a program reads at a time.
+    There are `num_tiles` programs for each part of the slots.
     """
     most = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
     size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, most)))

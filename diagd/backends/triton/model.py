@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import ModelWrapper, SlotRule
-from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
+from diagd.backends.check_draws import check_draws
+from diagd.decoding.sampling import Draw
 from diagd.decoding.visibility import NEVER, visible_slots
-from diagd.models.attention import RuleKernel, attend
+from diagd.decoding.wrapper import ModelWrapper
+from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
@@ -76,20 +77,16 @@ def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> st
 
 @cache
 def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """Return the kernels, tried on a device with heads of a model's size.
-
-    Raises:
-        OSError: they cannot be compiled here, or their numbers are not PyTorch's.
-    """
+    """Return the kernels, tried on a device with heads of a model's size, or raise OSError."""
     triton = importlib.import_module("triton")
-    attention, sampling = (
-        importlib.import_module(f"diagd.backends.triton.{name}")
-        for name in ("attention", "sampling")
-    )
+    attention = importlib.import_module("diagd.backends.triton.attention")
+    sampling = importlib.import_module("diagd.backends.triton.sampling")
     kernels = Kernels(attention.attend_slots, sampling.draw)
     try:
         _check_attention(kernels, config, dtype, device)
-        _check_draws(kernels, min(config.vocab_size, 5000), dtype, device)
+        check_draws(kernels.sample, min(config.vocab_size, 5000), dtype, device)
+    except ValueError as error:
+        raise OSError(f"the Triton kernels are wrong here ({error})") from None
     except (triton.TritonError, RuntimeError, subprocess.CalledProcessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OSError(f"the Triton kernels do not run here ({reason})") from None
@@ -120,46 +117,17 @@ def _check_attention(
         error = (kernels.attend(queries, keys, values, *rule) - expected).abs().max().item()
         allowed = 8 * torch.finfo(dtype).eps * values.abs().max().item()
         if not error <= allowed:  # NaN, too
-            raise OSError(
-                f"the Triton kernels are wrong here (attention is {error:.2g} away, "
-                f"allowed {allowed:.2g})"
-            )
-
-
-@torch.inference_mode()
-def _check_draws(
-    kernels: Kernels, vocab_size: int, dtype: torch.dtype, device: torch.device
-) -> None:
-    generator, lanes = torch.Generator().manual_seed(0), torch.arange(6, device=device)
-    logits = torch.randn(2, 6, vocab_size, generator=generator) * 3
-    logits[0, 3, 5] = torch.nan
-    ranges, seeds = ValidRanges(2, vocab_size, None), lanes[:2] + 2**40
-    for options in (SamplingOptions(), SamplingOptions(0.8, top_k=30, top_p=0.9)):
-        arguments = logits.to(device, dtype), Draw(options, ranges, seeds, lanes, lanes, lanes)
-        drawn, expected = kernels.sample(*arguments), sample(*arguments)
-        differing = int((drawn != expected).sum())
-        if differing > 1 or drawn[0, 3] != UNDRAWN:  # rounding may turn a draw
-            raise OSError(
-                f"the Triton kernels are wrong here ({differing} of {drawn.numel()} draws differ)"
-            )
+            raise ValueError(f"attention is {error:.2g} away, allowed {allowed:.2g}")
 
 
 class TritonModel(ModelWrapper[Transformer]):
-    """A `Transformer`, its steps with our kernels.
-
-    Args:
-        model: on CUDA; its weights stay as they are.
-
-    Raises:
-        OSError: the kernels do not run here (see `diagd.backends.triton.model.load_kernels`).
-    """
+    """A `Transformer` on CUDA, its steps with our kernels; OSError where those do not run."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__(model)
         self.kernels = load_kernels(model.config, model.dtype, model.device)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> RuleKernel:
-        """Leave the mask to the kernel."""
         return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at))
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:

@@ -197,12 +197,8 @@ def draw(
     """Draw one token a lane; `diagd.decoding.sampling.sample` with its options spelt out.
 
     Args:
-        logits: (B, L, V).
         places: (height, width, 2) int64, the valid ids of each place; None: [low, high).
         top_k: 0 keeps all. top_p: 1.0 keeps all.
-
-    Returns:
-        (B, L) int64; `UNDRAWN` where the logits have no best id.
     """
     batch, num_lanes, _ = logits.shape
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()

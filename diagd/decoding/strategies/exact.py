@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, compress, islice, product, takewhile
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DrawRule, Lanes, Step, Stream, VerifiedStep
+from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
 from diagd.decoding.sampling import (
     Draw,
     gumbel_noise,
@@ -62,20 +63,8 @@ class Drafts:
     They are few a step, so lists and loops take half the time that arrays do.
 
     Args:
-        layout: of the generation.
-        batch_size: rows; they share lanes, so the slowest one sets the pace.
-        num_lanes: of a step, at most.
-        lag: columns that a row's drafts keep behind those of the row above; 0 drafts nothing ahead
-            and fills the step with the lanes behind the prefix (plain Jacobi decoding). None is
-            the best by the statistics.
-        width: columns that a row's drafts advance in a step.
-
-    Attributes:
-        size: lanes of the generation.
-        verified: of each row of the batch, how many lanes are final.
-        num_verified: lanes that are final in every one.
-        fed_columns: of each row of tokens, all frames' in turn, how many were fed, from its left.
-        stale: lanes that were fed, and are to be fed again.
+        lag, width: `draft_lag` and `draft_width` of `Exact`; without a lag, a step is filled with
+            the lanes behind the prefix (plain Jacobi decoding).
     """
 
     def __init__(
@@ -90,10 +79,11 @@ class Drafts:
             lag = DRAFT_LAG if num_lanes <= DRAFTED_LANES else 0
         self.layout, self.num_lanes, self.lag, self.width = layout, num_lanes, lag, width
         self.size, self.height = layout.num_slots, layout.grid.height
-        self.num_verified = 0 if layout.has_prompt else 1
-        self.verified = [self.num_verified] * batch_size
+        self.num_verified = 0 if layout.has_prompt else 1  # lanes that are final in every batch row
+        self.verified = [self.num_verified] * batch_size  # in each
+        # of each row of tokens, all frames' in turn: how many were fed, from its left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
-        self.stale: set[int] = set()
+        self.stale: set[int] = set()  # lanes to be fed again
         self.places = [self._place(lane) for lane in range(self.size)]
         inside = (lane % layout.slots_per_frame for lane in range(self.size))
         self.is_action = [within < layout.num_action_tokens for within in inside]
@@ -127,15 +117,11 @@ class Drafts:
         return [*range(first, end), *self._ahead(end)[:room]]
 
     def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
-        """Account for a step: let the prefix grow, and mark who has become stale.
+        """Let the prefix grow, mark what has become stale, and return by how much it grew.
 
         Args:
             lanes: what `choose` returned.
-            changed: of each row of the batch and lane, whether a draw differs from the draft it
-                replaces.
-
-        Returns:
-            Lanes by which the slowest row advanced.
+            changed: of each batch row and lane, whether a draw differs from the draft it replaces.
         """
         before, turned = self.num_verified, set[int]()
         run = next((i for i, lane in enumerate(lanes) if lane != before + i), len(lanes))
@@ -202,17 +188,26 @@ class Drafts:
         return frame, row, column
 
 
+class VerifiedStep(NamedTuple):
+    """One step of a strategy that checks draft tokens."""
+
+    frame: int  # that of the token which the slowest batch row waited for, in the whole stream
+    row: int
+    column: int
+    num_lanes: int  # fed
+    num_accepted: int  # tokens that became final, actions included
+
+
 def verify_frames(
     stream: Stream, layout: SequenceLayout, drafts: Drafts, rule: DrawRule | None = None
 ) -> Iterator[None]:
     """Draft, feed and confirm until all frames are final; yield as each becomes so.
 
     Args:
-        drafts: of this layout, nothing fed.
         rule: what becomes of a draft token; None replaces it by the draw of its place.
     """
     _draft_first(stream, layout)
-    table, first_frame, frame = _table(stream, layout), stream.num_generated, 0
+    table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
     while not drafts.is_done:
         first = drafts.num_verified
         lanes = drafts.choose()
@@ -256,12 +251,7 @@ def _feed(
     verified: list[int],
     rule: DrawRule | None,
 ) -> list[list[bool]]:
-    """Feed lanes, replace drafts by draws, and return (B, L) where they differ.
-
-    Args:
-        table: (8, all lanes) on the CPU, the fields of `Lanes`.
-        verified: lanes of each row of the batch that are final.
-    """
+    """Feed lanes, replace drafts by draws, and return (B, L) where they differ."""
     count, indices = len(chosen), torch.tensor(chosen)
     lanes = table[:, indices]
     lane = Lanes.of(lanes)
@@ -286,35 +276,23 @@ def _feed(
     return (drawn != drafted).cpu().numpy().tolist()
 
 
-def _table(stream: Stream, layout: SequenceLayout) -> Tensor:
-    """Return (8, all lanes) int64 on the CPU, the fields of `Lanes`."""
-    lanes = torch.arange(layout.num_slots)
-    positions, zero = lanes + stream.num_used - 1, torch.zeros_like(lanes)
-    within = lanes % layout.slots_per_frame - layout.num_action_tokens
-    cells = within.clamp(min=0)
+def _table(stream: Stream, drafts: Drafts) -> Tensor:
+    """Return all lanes, (8, size) int64 on the CPU (see `Lanes`)."""
+    positions = torch.arange(drafts.size) + stream.num_used - 1
     slots = stream.slots_at(positions)
-    outputs = torch.where(within < 0, SCRATCH, positions + 1)
-    fields = Lanes(
-        positions=positions,
-        slots=slots,
-        inputs=slots,
-        outputs=stream.slots_at(outputs),
-        steps=zero,
-        frames=lanes // layout.slots_per_frame + stream.num_generated,
-        rows=cells // layout.grid.width,
-        columns=cells % layout.grid.width,
+    outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, positions + 1)
+    frames, rows, columns = torch.tensor(drafts.places).T
+    places = frames + stream.num_generated, rows, columns
+    lane = Lanes(
+        positions, slots, slots, stream.slots_at(outputs), torch.zeros_like(slots), *places
     )
-    return torch.stack(fields)
+    return torch.stack(lane)
 
 
 def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
-    """Return the best ids, or the drafts where their score is within log(tolerance) of the best.
+    """Return the best ids, or the drafts (B, L) where they are within log(tolerance) of the best.
 
-    Args:
-        scores: (B, L, V) float32, log p + noise. drafts: (B, L) int64; out of [0, V) never stays.
-
-    Returns:
-        (B, L) int64.
+    Scores are (B, L, V) float32, log p + noise; a draft out of [0, V) never stays.
     """
     best = scores.amax(-1)
     known = (drafts >= 0) & (drafts < scores.shape[-1])
@@ -338,9 +316,6 @@ def couple(
         drafts: (B, L) int64; out of [0, V) never stays.
         steps: (L,) int64, at which the lanes are fed.
         afresh: draw what follows the first change without regard to its draft.
-
-    Returns:
-        (B, L) int64.
     """
     size = target.shape[-1]
     known = (drafts >= 0) & (drafts < size)
@@ -397,10 +372,7 @@ class Coupling:
 
 
 def step_costs(stream: Stream) -> dict[int, float]:
-    """Return seconds by the lanes of a step, of 1 and more until no more can pay; between frames.
-
-    Measured once in a process for a model and a batch size.
-    """
+    """Return the seconds of steps by their lanes, measured once for a model and a batch size."""
     measured = _costs.setdefault(stream.model, {})
     if stream.batch_size not in measured:
         measured[stream.batch_size] = time_steps(partial(_dry_step, stream))

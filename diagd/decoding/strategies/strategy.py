@@ -1,28 +1,17 @@
-"""Strategies: each a value that names how to decode, with one spelling and a promise.
+"""The idea of a strategy: a value that names how to decode, with one spelling and a promise.
 
-    raster                            next-token prediction
-    k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
-    zipar=4  zipar-adaptive=4         ZipAR with that window, or with it at least
-    exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
-    jacobi  jacobi,lanes=96           the same without drafts ahead
-    tolerance=1.5                     a draft stays that 1.5 times its probability would draw
-    sjd  mc-sjd,lanes=96              speculative Jacobi decoding, and with maximal coupling
-
-Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
-it. A strategy is a frozen dataclass; fields that are `Spelled` make its name. A new one is a class
-here and a line in `STRATEGIES`; one without a schedule also says how it decodes (`decode.py`).
-Nothing here knows PyTorch, so commands refuse mistakes at once.
+`table.py` has all of them. Nothing here knows PyTorch, so commands refuse mistakes at once.
 """
 
 import re
 from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from diagd.checks import check_at_least
-from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
+from diagd.decoding.schedule import TokenGrid
 
 # What is written is raster's tokens, or others of raster's distribution, or neither.
 Promise = Literal["tokens", "distribution", "no"]
@@ -34,19 +23,12 @@ _PATTERNS: dict[Any, tuple[str, type]] = {
 
 
 class Conditions(NamedTuple):
-    """Where a strategy is to decode.
+    """Where a strategy is to decode."""
 
-    Attributes:
-        temperature: 0 is greedy.
-        grid: of the frames; None where it is not known yet.
-        batch_size: videos decoded side by side.
-        replays: whether steps are compiled or captured.
-    """
-
-    temperature: float
-    grid: TokenGrid | None = None
+    temperature: float  # 0 is greedy
+    grid: TokenGrid | None = None  # of the frames; None where it is not known yet
     batch_size: int = 1
-    replays: bool = False
+    replays: bool = False  # steps are compiled or captured
 
 
 class Spelled(NamedTuple):
@@ -59,23 +41,15 @@ class Spelled(NamedTuple):
 class Strategy(ABC):
     """A choice of lanes, step by step, and of what becomes final.
 
-    Attributes:
-        word: what its name begins with.
-        examples: names, for help and errors.
-        has_schedule: whether all lanes are known before the first step (see `schedule`).
-        remembers: whether draws depend on what earlier steps left outside of the stream, which a
-            compiled or captured step would not see.
+    It is a frozen dataclass; fields that are `Spelled` make its name.
     """
 
-    word: ClassVar[str]
-    examples: ClassVar[tuple[str, ...]] = ()
-    has_schedule: ClassVar[bool] = False
+    word: ClassVar[str]  # that its name begins with
+    examples: ClassVar[tuple[str, ...]] = ()  # names, for help and errors
+    has_schedule: ClassVar[bool] = False  # all lanes are known before the first step
+    # draws depend on what earlier steps left outside of the stream, which no compiled step sees
     remembers: ClassVar[bool] = False
-
-    @property
-    def promise(self) -> Promise:
-        """Guarantee for what is written, compared with raster order under the same seed."""
-        return "no"
+    promise: ClassVar[Promise] = "no"  # compared with raster order under the same seed
 
     @property
     def name(self) -> str:
@@ -94,11 +68,7 @@ class Strategy(ABC):
 
     @classmethod
     def read(cls, text: str) -> "Strategy | None":
-        """Return the strategy of a name, or None where the name is none of its names.
-
-        Raises:
-            ValueError: a value that it cannot have.
-        """
+        """Return the strategy of a name, or None where the name is none of its names."""
         pattern, kinds = re.escape(cls.word), dict[str, type]()
         for one, prefix, kind in _spelled(cls):
             value, kinds[one.name] = _PATTERNS.get(kind, (r"\w*", str))
@@ -145,231 +115,3 @@ class Scheduled(Strategy):
         if conditions.grid is not None:
             self.schedule(conditions.grid)
         check_at_least(self, **dict.fromkeys(self.lags, 1))
-
-
-@dataclass(frozen=True)
-class Diagonal(Scheduled):
-    """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
-
-    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
-
-    Attributes:
-        row_lag: the paper's k, in [1, width]: columns that a row runs ahead of the next one.
-        frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: steps that a frame starts
-            after the one before. None: frames do not overlap.
-        row_start: which token stands in for a predecessor that is not known yet: `temporal`,
-            `predecessor`, `spatial` or `action` (see `DiagonalSchedule`).
-
-    Raises:
-        ValueError: an unknown row_start; lags are checked when the frames are known.
-    """
-
-    word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
-    lags = ("row_lag", "frame_lag")
-    row_lag: Annotated[int, Spelled("=")]
-    frame_lag: Annotated[int | None, Spelled(",d=")] = None
-    row_start: Annotated[RowStart, Spelled("/")] = "temporal"
-
-    def __post_init__(self) -> None:
-        check_row_start(self.row_start)
-
-    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        return DiagonalSchedule(grid, self.row_lag, self.frame_lag, self.row_start)
-
-
-@dataclass(frozen=True)
-class Raster(Scheduled):
-    """Next-token prediction: one token a step."""
-
-    word, examples = "raster", ("raster",)
-
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
-
-    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        return DiagonalSchedule.raster(grid)
-
-
-@dataclass(frozen=True)
-class ZipAR(Scheduled):
-    """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
-
-    word, examples = "zipar", ("zipar=4",)
-    lags = ("window",)
-    window: Annotated[int, Spelled("=")]
-
-    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
-        return DiagonalSchedule(grid, self.window, row_start="spatial")
-
-
-LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
-
-
-@dataclass(frozen=True)
-class Exact(Strategy):
-    """Raster's tokens, whatever its options: they say how steps are spent.
-
-    Equal means bit for bit where the model gives a lane the same logits whoever shares its step, as
-    the native kernels do; elsewhere rounding may turn a tie. Frames overlap wherever their actions
-    are known. Batch rows share their lanes, so the slowest sets the pace.
-
-    Attributes:
-        num_lanes: most lanes of a step; None measures what a step costs here, and chooses.
-        draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
-            nothing ahead. None: as the statistics have it.
-        draft_width: columns by which the drafts of a row advance in a step.
-    """
-
-    word, examples = "exact", ("exact", "exact,lanes=32")
-    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
-    draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
-    draft_width: Annotated[int, Spelled(",draft-width=")] = 3
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1, draft_lag=0, draft_width=1)
-
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
-
-
-@dataclass(frozen=True)
-class Jacobi(Strategy):
-    """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
-
-    word, examples = "jacobi", ("jacobi",)
-    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
-
-    @property
-    def promise(self) -> Promise:
-        return "tokens"
-
-
-@dataclass(frozen=True)
-class Tolerant(Strategy):
-    """`Exact`, but a draft stays that so many times its probability would have drawn.
-
-    Attributes:
-        tolerance: at least 1; 1 is exact.
-        num_lanes: most lanes of a step; what is written depends on it.
-    """
-
-    word, examples = "tolerance", ("tolerance=1.5",)
-    tolerance: Annotated[float, Spelled("=")]
-    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
-        if not 1 <= self.tolerance < float("inf"):
-            raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
-
-    @property
-    def promise(self) -> Promise:
-        return "tokens" if self.tolerance == 1 else "no"
-
-
-@dataclass(frozen=True)
-class SpeculativeJacobi(Strategy):
-    """Speculative Jacobi decoding (arXiv:2410.01699).
-
-    Attributes:
-        num_lanes: most lanes of a step; what is written depends on it.
-    """
-
-    word, examples = "sjd", ("sjd",)
-    remembers = True  # what drafts were drawn from is remembered
-    afresh: ClassVar[bool] = True
-    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
-
-    def __post_init__(self) -> None:
-        check_at_least(self, num_lanes=1)
-
-    @property
-    def promise(self) -> Promise:
-        return "distribution"
-
-    def check(self, conditions: Conditions) -> None:
-        if conditions.temperature == 0:
-            raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
-        super().check(conditions)
-
-
-@dataclass(frozen=True)
-class CoupledJacobi(SpeculativeJacobi):
-    """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
-
-    word, examples = "mc-sjd", ("mc-sjd",)
-    afresh = False
-
-
-@dataclass(frozen=True)
-class AdaptiveZipAR(Strategy):
-    """Rows in parallel, each started when its first token stands; frame by frame, one batch row.
-
-    Attributes:
-        window: tokens of the row above that a row needs before its first token is drawn.
-    """
-
-    word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
-    remembers = True  # what waits is drawn again from the newest probabilities
-    window: Annotated[int, Spelled("=")]
-
-    def check(self, conditions: Conditions) -> None:
-        if conditions.grid is not None:
-            DiagonalSchedule(conditions.grid, self.window)
-        check_at_least(self, window=1)
-        if conditions.batch_size > 1:
-            raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
-        super().check(conditions)
-
-
-STRATEGIES: tuple[type[Strategy], ...] = (
-    Raster,
-    Diagonal,
-    ZipAR,
-    AdaptiveZipAR,
-    Exact,
-    Jacobi,
-    Tolerant,
-    SpeculativeJacobi,
-    CoupledJacobi,
-)
-
-
-def parse_strategy(text: str) -> Strategy:
-    """Read a strategy's name.
-
-    Args:
-        text: such as `k=1,d=14` or `exact`; the table at the top of the module has them all.
-
-    Raises:
-        ValueError: no such strategy, or a number that it cannot have.
-    """
-    for kind in STRATEGIES:
-        strategy = kind.read(text)
-        if strategy is not None:
-            return strategy
-    *others, last = (name for kind in STRATEGIES for name in kind.examples)
-    raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")
-
-
-def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
-    """Read names, of which a text may hold several with spaces between; each once, in order.
-
-    Raises:
-        ValueError: a name that is none.
-    """
-    return list(dict.fromkeys(parse_strategy(word) for text in texts for word in text.split()))
-
-
-def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
-    """Return a strategy as it is, read its name, or let its schedule say its lags."""
-    if isinstance(value, str):
-        return parse_strategy(value)
-    if isinstance(value, DiagonalSchedule):
-        return Diagonal(value.row_lag, value.frame_lag, value.row_start)
-    return value

@@ -25,20 +25,13 @@ class _Lane(NamedTuple):
 
 
 class AdaptiveFrame:
-    """One frame under way.
-
-    Attributes:
-        first: position of its first token.
-        written: tokens of each row that are settled.
-        drawn_from: rows whose first token waits, and what it was drawn from, (V,).
-        newest: the rule that draws, and remembers what the newest step drew from.
-    """
+    """One frame under way."""
 
     def __init__(self, stream: Stream, layout: SequenceLayout, window: int) -> None:
         self.stream, self.grid, self.window = stream, layout.grid, window
-        self.first = stream.num_used + layout.num_action_tokens
-        self.written = [0] * self.grid.height
-        self.drawn_from: dict[int, Tensor] = {}
+        self.first = stream.num_used + layout.num_action_tokens  # position of its first token
+        self.written = [0] * self.grid.height  # tokens of each row that are settled
+        self.drawn_from: dict[int, Tensor] = {}  # of a row whose first token waits: (V,)
         self.newest = _Remembering()
 
     @torch.inference_mode()
@@ -86,16 +79,11 @@ class AdaptiveFrame:
         stream = self.stream
         positions, sources, outputs = torch.tensor(lanes).T
         places = (outputs - self.first) % self.grid.tokens_per_frame
-        lane = Lanes(
-            positions=positions,
-            slots=stream.slots_at(positions),
-            inputs=stream.slots_at(sources),
-            outputs=stream.slots_at(outputs),
-            steps=torch.full_like(positions, stream.num_steps),
-            frames=torch.full_like(positions, stream.num_generated),
-            rows=places // self.grid.width,
-            columns=places % self.grid.width,
-        )
+        slots, inputs, written = map(stream.slots_at, (positions, sources, outputs))
+        steps = torch.full_like(positions, stream.num_steps)
+        frames = torch.full_like(positions, stream.num_generated)
+        rows, columns = places // self.grid.width, places % self.grid.width
+        lane = Lanes(positions, slots, inputs, written, steps, frames, rows, columns)
         fields = torch.stack(lane).to(stream.tokens.device)
         stream.fed_at[lane.slots[positions == sources].to(fields.device)] = stream.num_steps
         before = stream.tokens[:, Lanes.of(fields).outputs]
@@ -122,13 +110,9 @@ class AdaptiveFrame:
 
 
 class _Remembering:
-    """Draw as always, and remember from what.
+    """Draw as always, and remember from what."""
 
-    Attributes:
-        probabilities: (1, L, V) of the newest step.
-    """
-
-    probabilities = torch.empty(0)
+    probabilities = torch.empty(0)  # (1, L, V) of the newest step
 
     def __call__(self, step: Step, logits: Tensor, lane: Lanes) -> Tensor:
         drawn, low = step.draw(logits, lane), step.ranges.low

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from diagd.data.video import resize
-from diagd.decoding.strategies.strategy import Exact
+from diagd.decoding.strategies.table import Exact
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
 from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4

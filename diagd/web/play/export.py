@@ -16,7 +16,7 @@ from diagd.backends.native.wasm import Play, pack_world
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.files import write_bytes
 from diagd.pipeline.generator import VideoGenerator

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from diagd.checks import check_at_least
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.pipeline.options import MachineFlags, OutputFolder
 
 

@@ -13,7 +13,7 @@ from diagd.backends.native.trained_attention import (
     trained_mask,
 )
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal
+from diagd.decoding.strategies.table import Diagonal
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.models.attention import attend
 from diagd.training.mixture import ViewLoss

@@ -13,7 +13,8 @@ import diagd
 from diagd.decoding.engine import Stream
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.decode import decode as strategy_decode
-from diagd.decoding.strategies.strategy import STRATEGIES, Conditions, Strategy
+from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import STRATEGIES
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()
@@ -252,7 +253,7 @@ class Backwards(Strategy):
 @strategy_decode.register
 def _(strategy: Backwards, stream: Stream, layout: SequenceLayout):
     """Leave it to raster."""
-    return strategy_decode(diagd.Raster(), stream, layout)
+    return stream.follow(diagd.Raster().schedule(layout.grid), layout)
 
 
 def test_a_strategy_from_outside_of_the_table_is_taken_as_a_value():

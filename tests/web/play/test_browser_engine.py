@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions

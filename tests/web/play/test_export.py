@@ -15,7 +15,7 @@ from diffusers.models.autoencoders.vq_model import VQModel
 
 from diagd.backends.native.wasm import World
 from diagd.data.actions import ActionVocabulary
-from diagd.decoding.strategies.strategy import parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.vq import VQTokenizer

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagd.data.actions import ActionVocabulary
-from diagd.decoding.strategies.strategy import Diagonal, Exact
+from diagd.decoding.strategies.table import Diagonal, Exact
 from diagd.web.play.messages import (
     MAX_MESSAGE_BYTES,
     Act,

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from diagd.decoding.strategies.strategy import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.web.play.messages import Act, Adjust, Pause, Record, Seen
 from diagd.web.play.player import WINDOW, Player, from_jpeg
 from diagd.web.play.session import Controls, Session, SessionLog, SessionStart, load, save

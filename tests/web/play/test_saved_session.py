@@ -5,7 +5,7 @@ import zlib
 import pytest
 import torch
 
-from diagd.decoding.strategies.strategy import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster
 from diagd.web.play.session import MAX_FRAMES, Controls, Session, SessionStart, load, save
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from diagd.data.video import read_video
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Diagonal, Exact, Raster, parse_strategy
+from diagd.decoding.strategies.table import Diagonal, Exact, Raster, parse_strategy
 from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
 from tests.worlds import HEIGHT, NAMES, PROMPT_ACTIONS, WIDTH
 

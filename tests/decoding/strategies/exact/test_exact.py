@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.strategies.strategy import Exact, Jacobi, Strategy, Tolerant
+from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Exact, Jacobi, Tolerant
 from tests.decoding.cases import NUM_VISUAL, Case, cases, model_of
 
 SAMPLINGS = (

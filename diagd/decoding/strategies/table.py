@@ -1,0 +1,217 @@
+"""All strategies, and their names.
+
+    raster                            next-token prediction
+    k=2  k=1,d=14  k=1/predecessor    diagonals: row_lag, frame_lag (frames overlap), row start
+    zipar=4  zipar-adaptive=4         ZipAR with that window, or with it at least
+    exact  exact,lanes=32             raster's tokens in fewer steps of so many lanes
+    jacobi  jacobi,lanes=96           the same without drafts ahead
+    tolerance=1.5                     a draft stays that 1.5 times its probability would draw
+    sjd  mc-sjd,lanes=96              speculative Jacobi decoding, and with maximal coupling
+
+Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
+it. A new strategy is a class here and a line in `STRATEGIES`; one without a schedule also says how
+it decodes (`decode.py`). Nothing here knows PyTorch, so commands refuse mistakes at once.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from diagd.checks import check_at_least
+from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
+from diagd.decoding.strategies.strategy import Conditions, Promise, Scheduled, Spelled, Strategy
+
+
+@dataclass(frozen=True)
+class Diagonal(Scheduled):
+    """Diagonal decoding: token (t, i, j) is written at step t * frame_lag + i * row_lag + j.
+
+    Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
+
+    Attributes:
+        row_lag, frame_lag, row_start: as in `DiagonalSchedule`.
+
+    Raises:
+        ValueError: an unknown row_start; lags are checked when the frames are known.
+    """
+
+    word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
+    lags = ("row_lag", "frame_lag")
+    row_lag: Annotated[int, Spelled("=")]
+    frame_lag: Annotated[int | None, Spelled(",d=")] = None
+    row_start: Annotated[RowStart, Spelled("/")] = "temporal"
+
+    def __post_init__(self) -> None:
+        check_row_start(self.row_start)
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        return DiagonalSchedule(grid, self.row_lag, self.frame_lag, self.row_start)
+
+
+@dataclass(frozen=True)
+class Raster(Scheduled):
+    """Next-token prediction: one token a step."""
+
+    word, examples = "raster", ("raster",)
+    promise = "tokens"
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        return DiagonalSchedule.raster(grid)
+
+
+@dataclass(frozen=True)
+class ZipAR(Scheduled):
+    """ZipAR (arXiv:2412.04062): a row starts once `window` tokens of the row above exist."""
+
+    word, examples = "zipar", ("zipar=4",)
+    lags = ("window",)
+    window: Annotated[int, Spelled("=")]
+
+    def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
+        return DiagonalSchedule(grid, self.window, row_start="spatial")
+
+
+LANES = 32  # where what is written depends on the lanes, so that it does not on the machine
+
+
+@dataclass(frozen=True)
+class Exact(Strategy):
+    """Raster's tokens, whatever its options: they say how steps are spent.
+
+    Equal means bit for bit where the model gives a lane the same logits whoever shares its step, as
+    the native kernels do; elsewhere rounding may turn a tie. Frames overlap wherever their actions
+    are known. Batch rows share their lanes, so the slowest sets the pace.
+
+    Attributes:
+        num_lanes: most lanes of a step; None measures what a step costs here, and chooses.
+        draft_lag: columns that the drafts of a row keep behind those of the row above; 0 drafts
+            nothing ahead. None: as the statistics have it.
+        draft_width: columns by which the drafts of a row advance in a step.
+    """
+
+    word, examples = "exact", ("exact", "exact,lanes=32")
+    promise = "tokens"
+    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
+    draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
+    draft_width: Annotated[int, Spelled(",draft-width=")] = 3
+
+    def __post_init__(self) -> None:
+        check_at_least(self, num_lanes=1, draft_lag=0, draft_width=1)
+
+
+@dataclass(frozen=True)
+class Jacobi(Strategy):
+    """`Exact` without drafts ahead: plain Jacobi decoding (arXiv:2305.10427)."""
+
+    word, examples = "jacobi", ("jacobi",)
+    promise = "tokens"
+    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
+
+    def __post_init__(self) -> None:
+        check_at_least(self, num_lanes=1)
+
+
+@dataclass(frozen=True)
+class Tolerant(Strategy):
+    """`Exact`, but a draft stays that `tolerance` times its probability would have drawn.
+
+    A tolerance of 1 is exact. What is written depends on the lanes.
+    """
+
+    word, examples = "tolerance", ("tolerance=1.5",)
+    tolerance: Annotated[float, Spelled("=")]
+    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+
+    def __post_init__(self) -> None:
+        check_at_least(self, num_lanes=1)
+        if not 1 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance must be at least 1 and finite, got {self.tolerance}")
+
+    @property
+    def promise(self) -> Promise:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "tokens" if self.tolerance == 1 else "no"
+
+
+@dataclass(frozen=True)
+class SpeculativeJacobi(Strategy):
+    """Speculative Jacobi decoding (arXiv:2410.01699); what is written depends on the lanes."""
+
+    word, examples = "sjd", ("sjd",)
+    promise = "distribution"
+    remembers = True  # what drafts were drawn from is remembered
+    afresh: ClassVar[bool] = True
+    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+
+    def __post_init__(self) -> None:
+        check_at_least(self, num_lanes=1)
+
+    def check(self, conditions: Conditions) -> None:
+        if conditions.temperature == 0:
+            raise ValueError(f"{self} needs a temperature above 0: greedy decoding draws nothing")
+        super().check(conditions)
+
+
+@dataclass(frozen=True)
+class CoupledJacobi(SpeculativeJacobi):
+    """Speculative Jacobi decoding with a maximal coupling (arXiv:2510.24211)."""
+
+    word, examples = "mc-sjd", ("mc-sjd",)
+    afresh = False
+
+
+@dataclass(frozen=True)
+class AdaptiveZipAR(Strategy):
+    """Rows in parallel, each started when its first token stands; frame by frame, one batch row."""
+
+    word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
+    remembers = True  # what waits is drawn again from the newest probabilities
+    window: Annotated[int, Spelled("=")]  # tokens of the row above, before a row's first is drawn
+
+    def check(self, conditions: Conditions) -> None:
+        if conditions.grid is not None:
+            DiagonalSchedule(conditions.grid, self.window)
+        check_at_least(self, window=1)
+        if conditions.batch_size > 1:
+            raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
+        super().check(conditions)
+
+
+STRATEGIES: tuple[type[Strategy], ...] = (
+    Raster,
+    Diagonal,
+    ZipAR,
+    AdaptiveZipAR,
+    Exact,
+    Jacobi,
+    Tolerant,
+    SpeculativeJacobi,
+    CoupledJacobi,
+)
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Read a strategy from a text, such as `k=1,d=14` or `exact` (see the module's docstring).
+
+    Raises:
+        ValueError: no such strategy, or a number that it cannot have.
+    """
+    for kind in STRATEGIES:
+        strategy = kind.read(text)
+        if strategy is not None:
+            return strategy
+    *others, last = (name for kind in STRATEGIES for name in kind.examples)
+    raise ValueError(f"a strategy looks like {', '.join(others)} or {last}, got {text!r}")
+
+
+def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
+    """Read names, of which a text may hold several with spaces between; each once, in order."""
+    return list(dict.fromkeys(parse_strategy(word) for text in texts for word in text.split()))
+
+
+def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
+    """Return a strategy as it is, read its name, or let its schedule say its lags."""
+    if isinstance(value, str):
+        return parse_strategy(value)
+    if isinstance(value, DiagonalSchedule):
+        return Diagonal(value.row_lag, value.frame_lag, value.row_start)
+    return value
