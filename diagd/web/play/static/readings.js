@@ -26,7 +26,8 @@ export class Readings {
     this.total++;
     this.times.push(now);
     while (this.times.length > 2 && this.times[0] < now - WINDOW_MS) this.times.shift();
-    this.bars.push({ ms: header.decode_ms + header.picture_ms + header.encode_ms, strategy: header.strategy });
+    const { decode_ms, picture_ms, encode_ms, strategy } = header;
+    this.bars.push({ ms: decode_ms + picture_ms + encode_ms, decode_ms, strategy });
     if (this.bars.length > NUM_BARS) this.bars.shift();
     this.#draw();
     const used = this.presses.filter((press) => press.id <= header.input);
