@@ -377,6 +377,9 @@ class VideoGenerator:
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return `options`, or else the defaults, restricted to visual ids."""
+        given, size = options and options.valid_range, self.tokenizer.codebook_size
+        if given is not None and (last := int(torch.as_tensor(given).max())) > size:
+            raise ValueError(f"valid_range must be in [0, {size}], got an end of {last}")
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:

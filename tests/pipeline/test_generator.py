@@ -126,6 +126,14 @@ def test_only_visual_ids_are_drawn(generator, context):
     assert set(tokens.tokens.flatten().tolist()) == {3, 4}
 
 
+def test_ids_that_cannot_be_painted_are_refused(generator):
+    wide = diagd.SamplingOptions(valid_range=(0, NUM_CODES + 1))
+    with pytest.raises(
+        ValueError, match=rf"valid_range must be in \[0, {NUM_CODES}\], got an end of"
+    ):
+        generator.sampling(wide)
+
+
 @pytest.mark.parametrize("row_lag", [1, 2, 5])
 @pytest.mark.parametrize("sampling", [GREEDY, None], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_frames", [4, 12], ids=["fits", "drops frames"])

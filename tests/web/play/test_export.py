@@ -92,9 +92,11 @@ def test_both_sides_see_a_world_alike(kernels):
     assert kernels("size_of_world") == ctypes.sizeof(World)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("scene", [0, 2])  # five frames of context, and a picture
-def test_frames_are_those_of_python(kernels, packed, world, scene, temperature):
+# five frames of context, far beyond a full one; and a picture
+@pytest.mark.parametrize(
+    ("scene", "temperature", "beyond"), [(0, 1.0, 34), (0, 0.0, 6), (2, 1.0, 6)]
+)
+def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, beyond):
     generator = VideoGenerator.from_pretrained(world, dtype="int8")
     start = start_scenes(world, None, generator, generator.defaults.context_frames)[scene]
     session = Session(generator, SessionStart(start.frames, start.actions, 2**31 + 5))
@@ -102,8 +104,7 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature):
     names, top_p = [name for name, _ in manifest["strategies"]], 0.9 if temperature else 1.0
     assert kernels.open(packed["world/world.bin"]) == NONE
     assert kernels("begin", scene, 2**31 + 5 - 2**32) == NONE  # wasm's integers have a sign
-    held = generator.config.frames_held
-    for frame in range(held + 34):
+    for frame in range(generator.config.frames_held + beyond):
         action, which = frame * 7 % len(manifest["actions"]), frame * 5 % len(names)
         controls = Controls(parse_strategy(names[which]), temperature, top_p)
         expected = session.advance(manifest["actions"][action], controls)
@@ -207,20 +208,23 @@ def test_worlds_that_cannot_be_played_are_refused_before_anything_is_written(tmp
     tokenizer().save_pretrained(learned / "tokenizer")
     ActionVocabulary(NAMES).save(learned / "actions.json")
     write_scenes(learned)
-    world = write_world(tmp_path / "world")
+    world, site = write_world(tmp_path / "world"), tmp_path / "site"
     for model, flags, complaint in (
-        (still, [], "without actions"),
-        (learned, [], "learned positions"),
-        (world, ["--strategy", "exact"], "no schedule"),
-        (world, ["--context-frames", "0"], "context_frames must be at least 1, got 0"),
-        (world, ["--scenes", str(tmp_path / "none")], "folder of scenes not found"),
-        (tmp_path / "nowhere", [], "nowhere"),
+        (still, {}, "without actions"),
+        (learned, {}, "learned positions"),
+        (world, {"strategy": "exact"}, "no schedule"),
+        (world, {"context_frames": 0}, "context_frames must be at least 1, got 0"),
+        (world, {"scenes": tmp_path / "none"}, "folder of scenes not found"),
+        (tmp_path / "nowhere", {}, "nowhere"),
     ):
-        command = [sys.executable, "-m", "diagd", "export-web", str(tmp_path / "site")]
-        run = subprocess.run(
-            [*command, "--model", str(model), *flags], capture_output=True, text=True
-        )
-        assert run.returncode == 2, run.stderr
-        assert complaint in run.stderr
-        assert len(run.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "site" / "index.html").exists()
+        with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+            export(ExportWebOptions(site, str(model), **flags))
+    assert not site.exists()
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "diagd", "export-web", str(tmp_path), "--strategy", "fast"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert len(run.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

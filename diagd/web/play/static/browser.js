@@ -178,7 +178,7 @@ async function isolate() {
   try {
     await navigator.serviceWorker.register(new URL("../offline.js", import.meta.url));
     if (globalThis.crossOriginIsolated || sessionStorage.getItem("isolated")) return false;
-    await Promise.race([navigator.serviceWorker.ready, new Promise((_, reject) => setTimeout(reject, 3000))]);
+    await Promise.race([navigator.serviceWorker.ready, new Promise((_, reject) => setTimeout(reject, 1500))]);
     sessionStorage.setItem("isolated", "tried");
   } catch {
     return false; // one thread, and nothing kept
