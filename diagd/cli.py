@@ -47,7 +47,7 @@ COMMANDS = {
         "put a world on a web page that plays without a server",
         "web.play.options",
         "web.play.export:export",
-        needs=("pydantic", "PIL"),
+        needs=("fastapi", "PIL"),
         owns_out=True,
     ),
     "bench": Command("time raster and diagonal decoding side by side", "benchmark.options"),

@@ -72,11 +72,17 @@ def hosted(model: str) -> Iterator[str]:
 
 
 @contextmanager
-def playing(browser: Browser, address: str, strategy: str, threads: int) -> Iterator[Page]:
-    """Open a page whose context is full."""
+def playing(
+    browser: Browser, address: str, strategy: str, threads: int
+) -> Iterator[tuple[Page, float]]:
+    """Open a page whose context is full; and seconds from the weights to its first frame."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{address}?threads={threads}")
+    page.wait_for_function("document.querySelector('#computed').textContent", timeout=0)
+    arrived = time.perf_counter()
+    wait_for(page, 1)
+    first_seconds = time.perf_counter() - arrived
     page.get_by_role("button", name=f"{strategy} ").click(timeout=120_000)
     count = "thread" if threads == 1 else "threads"
     said = page.locator("#computed").inner_text()
@@ -85,7 +91,7 @@ def playing(browser: Browser, address: str, strategy: str, threads: int) -> Iter
     said = "document.querySelector('#context').textContent"
     page.wait_for_function(f"/remembers (\\d+) of at most \\1/.test({said})", timeout=0)
     wait_for(page, 5)
-    yield page
+    yield page, first_seconds
     context.close()
 
 
@@ -98,7 +104,7 @@ def times_in_browser(
     browser: Browser, address: str, options: Options, threads: int
 ) -> dict[str, float]:
     """Return the median times of a frame in milliseconds, and the frames drawn in a second."""
-    with playing(browser, address, options.strategy, threads) as page:
+    with playing(browser, address, options.strategy, threads) as (page, first):
         started = time.perf_counter()
         wait_for(page, options.frames)
         seconds = time.perf_counter() - started
@@ -107,7 +113,7 @@ def times_in_browser(
         "decode_ms": median(bar["decode_ms"] for bar in bars),
         "picture_ms": median(bar["ms"] - bar["decode_ms"] for bar in bars),
     }
-    return found | {"drawn_per_second": options.frames / seconds}
+    return found | {"drawn_per_second": options.frames / seconds, "first_frame_seconds": first}
 
 
 class Native:
@@ -178,7 +184,7 @@ def measure_speed(browser: Browser, address: str, options: Options) -> dict[str,
 def measure_memory(browser: Browser, address: str, options: Options) -> dict[str, Any]:
     """Read the memory of the page's process every tenth of the way, in MB."""
     found = []
-    with playing(browser, address, options.strategy, options.threads) as page:
+    with playing(browser, address, options.strategy, options.threads) as (page, _):
         for done in range(0, options.memory_frames + 1, max(1, options.memory_frames // 10)):
             wait_for(page, max(1, options.memory_frames // 10) if done else 1)
             found.append({"frames": done, "renderer_mb": round(renderer_mb(), 1)})

@@ -165,7 +165,7 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
         (("--strategy", "sjd", "--backend", "compile"), "sjd needs backend eager or native"),
         (("--strategy", "exact", "--teacher-forced"), "compares schedules: leave exact out"),
         (("--lpips-heads", "alex.pth"), "lpips_heads needs lpips_backbone as well"),
-        (("--lpips-backbone", "absent.pth"), "weights not found: absent.pth"),
+        (("--lpips-backbone", "absent.pth"), "file not found: absent.pth"),
         (("--fvd-detector", "absent.pt"), "FVD needs 10 or more generated frames, got 3"),
         (("--models", "absent"), "no model at 'absent'"),
         (("--models", "a=doom", "a=doom"), "models must be distinct and at least one"),

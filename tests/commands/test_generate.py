@@ -383,7 +383,7 @@ def edit_config(path, **changes):
         ("config.json", {"num_layers": 3}, r"model\.safetensors: does not fit .* missing tensors"),
         ("config.json", {"image_vocab_size": 21}, r"the model has 21 visual ids, its tokenizer 20"),
         ("config.json", {"num_action_tokens": 2}, r"actions\.json names 4 action ids and 1 "),
-        ("tokenizer/config.json", {"latent_channels": 6}, r"as config\.json says, got \("),
+        ("tokenizer/config.json", {"latent_channels": 6}, r"does not fit the config: .*, got \("),
         ("actions.json", {"names": ["none"]}, r"actions\.json names 1 action ids and 1 tok"),
     ],
 )

@@ -109,8 +109,8 @@ def test_a_link_plays_a_dream_again(visit, site):
     wait_for(page, 15)
     dream = dream_of(page)
     page.get_by_role("button", name="Copy a link").click()
-    wait_until(lambda: "#dream=" in page.url)
-    again = visit(page.url)
+    wait_until(lambda: "#dream=" in page.evaluate("location.hash"))
+    again = visit(page.evaluate("location.href"))
     expect(again.locator("#toast")).to_contain_text("every token as it was")
     replayed = dream_of(again)
     assert replayed["frames"][: len(dream["frames"])] == dream["frames"]
