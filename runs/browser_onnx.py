@@ -1,25 +1,28 @@
-"""Time the bundled world in a browser by onnxruntime-web, the baseline of `diagd export-web`.
+"""Time the bundled world in a browser: diagd's own kernels, and onnxruntime-web as a baseline.
 
-The model becomes one ONNX graph of a decoding step, in float32 and with weights quantized to int8,
-and a headless Chromium decodes frame after frame by the same plan as diagd, greedily. The cache is
-as fast as the WebAssembly provider permits: it has no tensor that outlives a run, and copies every
-input, so keys and values of all slots travel into each step (`copy_ms` is what that takes) and
-only those of the lanes come out; the graph attends to both parts without joining them. Tokens are
-compared with those of diagd in float32. Nothing else should run on the machine.
+For the baseline the model becomes one ONNX graph of a decoding step, in float32 and with weights
+quantized to int8. A headless Chromium decodes by the same plan, greedily; the tokens are compared
+with those of diagd in float32. The cache is handled as well as the WebAssembly provider permits:
+tensors do not outlive a run, and every input is copied, so all keys and values travel into each
+step (`copy_ms` is what a copy of them takes) and only those of the lanes come out; attention reads
+both parts without joining them. Nothing else should run on the machine, which two threads need
+whole: onnxruntime's spin.
 
-    pip install -e '.[test]' onnx onnxscript onnxruntime    # and Chromium and npm
+    pip install -e '.[test]' onnx onnxscript onnxruntime    # and Chromium, and npm
     python runs/browser_onnx.py --out docs/results/browser_onnx.json
 """
 
 import functools
 import http.server
 import json
+import logging
 import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,13 +45,15 @@ from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DiagonalSchedule, make_plan
 from diagd.families.checkpoints import model_path
-from diagd.files import write_json
+from diagd.files import write_bytes, write_json, write_text
 from diagd.models.attention import split_heads
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from diagd.system import provenance, settings_of
+from diagd.web.play.export import WORLD_FILE, pack, page_files
+from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.welcome import start_scenes
 
 try:
@@ -61,96 +66,129 @@ except ImportError as error:
     ) from None
 
 CHECKED = 4  # frames whose tokens must be those of diagd, in float32
-# A worker's text. It keeps slots and visibility as diagd.decoding.engine and visibility do.
+# The text of a worker, with slots and visibility as diagd.decoding.engine and visibility have them.
 WORKER = """
 import * as ort from "./dist/ort.wasm.min.mjs";
-const NEVER = 2 ** 31 - 1, PREFILL = 256;
-onmessage = ({ data }) => bench(data).then(postMessage, (error) => postMessage({ error: `${error.message}` }));
+const NEVER = 2 ** 31 - 1, HIDDEN = -1e30, PREFILL_LANES = 256;
+onmessage = ({ data }) =>
+  bench(data).then(postMessage, ({ message }) => postMessage({ error: message }));
 
 async function bench({ plan, model, threads, prompt, actions }) {
   ort.env.wasm.numThreads = threads;
-  const session = await ort.InferenceSession.create(model, { executionProviders: ["wasm"], graphOptimizationLevel: "all" });
-  const { layers, heads, size, ring, perFrame, vocabulary, codes } = plan;
+  const session = await ort.InferenceSession.create(model, { executionProviders: ["wasm"] });
+  const { layers, heads, size, ring, vocabulary, codes } = plan;
   const cache = Array.from({ length: 2 * layers }, () => new Float32Array(heads * ring * size));
   const names = cache.map((_, i) => `${i % 2 ? "values" : "keys"}_${i >> 1}`);
-  const tokens = new Array(ring).fill(0), held = new Int32Array(ring).fill(-1), fedAt = new Int32Array(ring).fill(NEVER);
-  const ints = (list) => new ort.Tensor("int64", BigInt64Array.from(list, BigInt), [list.length]);
+  const tokens = new Array(ring).fill(0);
+  const held = new Int32Array(ring).fill(-1), fedAt = new Int32Array(ring).fill(NEVER);
+  const ints = (list, dims) => new ort.Tensor("int64", BigInt64Array.from(list, BigInt), dims);
 
-  /** Feed lanes [position, source, output, step], and write what they predict; all are absolute. */
+  /** Feed lanes [position, source, output, step], and write what they predict. */
   async function feed(lanes) {
-    const slots = lanes.map(([position]) => position % ring), width = ring + lanes.length;
-    const mask = new Float32Array(lanes.length * width);
-    lanes.forEach(([position, , , step], lane) => {
-      const sees = (slot) => held[slot] === position || (fedAt[slot] <= step && held[slot] <= position);
-      const row = mask.subarray(lane * width, (lane + 1) * width);
-      for (let slot = 0; slot < ring; slot++) row[slot] = sees(slot) ? 0 : -1e30;
-      slots.forEach((slot, other) => { row[slot] = -1e30; row[ring + other] = sees(slot) ? 0 : -1e30; });
+    const count = lanes.length, width = ring + count, slots = lanes.map(([at]) => at % ring);
+    const mask = new Float32Array(count * width).fill(HIDDEN);
+    lanes.forEach(([at, , , step], lane) => {
+      for (let slot = 0; slot < ring; slot++) {
+        const isVisible = fedAt[slot] <= step && held[slot] <= at;
+        if (isVisible || held[slot] === at) mask[lane * width + slot] = 0;
+      }
+      slots.forEach((slot, other) => { // what is fed now is not in the cache yet
+        mask[lane * width + ring + other] = mask[lane * width + slot];
+        mask[lane * width + slot] = HIDDEN;
+      });
     });
     const feeds = {
-      tokens: ints(lanes.map(([, source]) => tokens[source % ring])).reshape([1, lanes.length]),
-      positions: ints(lanes.map(([position]) => position)),
-      mask: new ort.Tensor("float32", mask, [lanes.length, width]),
+      tokens: ints(lanes.map(([, source]) => tokens[source % ring]), [1, count]),
+      positions: ints(lanes.map(([at]) => at), [count]),
+      mask: new ort.Tensor("float32", mask, [count, width]),
     };
-    cache.forEach((data, i) => { feeds[names[i]] = new ort.Tensor("float32", data, [1, heads, ring, size]); });
+    const dims = [1, heads, ring, size];
+    cache.forEach((data, i) => { feeds[names[i]] = new ort.Tensor("float32", data, dims); });
     const found = await session.run(feeds);
     cache.forEach((data, i) => {
       const fresh = found[`new_${names[i]}`].data;
       for (let head = 0; head < heads; head++) slots.forEach((slot, lane) => {
-        const from = (head * lanes.length + lane) * size;
+        const from = (head * count + lane) * size;
         data.set(fresh.subarray(from, from + size), (head * ring + slot) * size);
       });
     });
-    const logits = found.logits.data;
     lanes.forEach(([, , output], lane) => {
       if (output === null) return;
-      let best = lane * vocabulary;
-      for (let id = best, end = best + codes; id < end; id++) if (logits[id] > logits[best]) best = id;
-      tokens[output % ring] = best - lane * vocabulary;
+      const logits = found.logits.data.subarray(lane * vocabulary, lane * vocabulary + codes);
+      let best = 0;
+      for (let id = 1; id < codes; id++) if (logits[id] > logits[best]) best = id;
+      tokens[output % ring] = best;
     });
   }
 
-  prompt.forEach((token, slot) => { tokens[slot] = token; held[slot] = slot; fedAt[slot] = -1; });
-  for (let start = 0; start < prompt.length - 1; start += PREFILL) {
-    const count = Math.min(PREFILL, prompt.length - 1 - start);
-    await feed(Array.from({ length: count }, (_, i) => [start + i, start + i, null, 0]));
-  }
-  const frames = [], frameMs = [];
-  for (let used = prompt.length; frames.length < actions.length; used += perFrame) {
+  prompt.forEach((token, at) => { tokens[at] = token; held[at] = at; fedAt[at] = -1; });
+  const known = prompt.slice(1).map((_, at) => [at, at, null, 0]); // the last is fed at step 0
+  while (known.length) await feed(known.splice(0, PREFILL_LANES));
+  const frames = [], frameMs = [], copyMs = [];
+  for (let used = prompt.length; frames.length < actions.length; used += plan.fedAt.length) {
     const started = performance.now();
-    for (let slot = 0; slot < ring; slot++) fedAt[slot] = held[slot] < 0 ? NEVER : -1;
-    plan.fedAt.forEach((step, i) => { held[(used + i) % ring] = used + i; fedAt[(used + i) % ring] = step; });
+    held.forEach((at, slot) => { fedAt[slot] = at < 0 ? NEVER : -1; });
+    plan.fedAt.forEach((step, i) => {
+      held[(used + i) % ring] = used + i;
+      fedAt[(used + i) % ring] = step;
+    });
     actions[frames.length].forEach((id, i) => { tokens[(used + i) % ring] = id; });
-    for (const step of plan.steps) await feed(step.map(([position, source, output, at]) => [used + position, used + source, output === null ? null : used + output, at]));
+    for (const lanes of plan.steps) await feed(lanes.map(([at, source, output, step]) =>
+      [used + at, used + source, output === null ? null : used + output, step]));
     frameMs.push(performance.now() - started);
-    const first = used + perFrame - plan.area;
-    frames.push(Array.from({ length: plan.area }, (_, i) => tokens[(first + i) % ring]));
+    frames.push(plan.fedAt.map((_, i) => tokens[(used + i) % ring]).slice(actions[0].length));
   }
-  const goal = cache.map((data) => data.slice()), copies = frameMs.map(() => {
+  const goal = cache.map((data) => data.slice());
+  for (const _ of frames) {
     const started = performance.now();
     cache.forEach((data, i) => goal[i].set(data));
-    return performance.now() - started;
-  });
-  return { frames, frameMs, copyMs: copies, isolated: crossOriginIsolated, versions: ort.env.versions };
+    copyMs.push(performance.now() - started);
+  }
+  return { frames, frameMs, copyMs };
 }
 """
 RUN = """(job) => new Promise((resolve) => {
   const worker = new Worker("worker.mjs", { type: "module" });
-  worker.onmessage = ({ data }) => { worker.terminate(); resolve(data); };
-  worker.onerror = ({ message }) => resolve({ error: message || "worker.mjs could not be loaded" });
+  const end = (found) => { worker.terminate(); resolve(found); };
+  worker.onmessage = ({ data }) => end(data);
+  worker.onerror = ({ message }) => end({ error: message });
   worker.postMessage(job);
 })"""
+PLAY = """async ({ threads, actions, strategy }) => {
+  const base = new URL("diagd/world/", location.href).href;
+  const manifest = await (await fetch(`${base}world.json`)).json(), frameMs = [];
+  const worker = new Worker("diagd/static/worker.js", { type: "module" });
+  const controls = { ...manifest.controls, strategy, temperature: 0, paced: false };
+  return new Promise((resolve) => {
+    const end = (found) => { worker.terminate(); resolve(found); };
+    worker.onerror = ({ message }) => end({ error: message });
+    worker.onmessage = ({ data: { type, header, message, threads: running } }) => {
+      if (type === "ended" || (type === "welcome" && running !== threads))
+        return end({ error: message ?? "too few threads" });
+      if (type === "welcome") {
+        worker.postMessage({ type: "adjust", ...controls });
+        worker.postMessage({ type: "begin", scene: 0, seed: 0 });
+      }
+      if (type !== "frame") return;
+      worker.postMessage({ type: "seen", frame: header.frame });
+      if (!header.begun) frameMs.push(header.decode_ms);
+      if (frameMs.length === actions.length) end({ frameMs });
+    };
+    worker.postMessage({ type: "load", manifest, base, threads });
+  });
+}"""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Decode the world doom in a browser by onnxruntime-web."""
+    """Decode the world doom in a browser, by diagd and by onnxruntime-web."""
 
     out: Path | None = None  # a JSON file
     frames: int = 12  # timed, each at a full context
     warm_up: int = 3  # frames before them, behind those that fill the context
+    rounds: int = 3  # of all rows, one after the other; told are medians of rounds
     threads: tuple[int, ...] = (1, 2)
     row_lag: int = 1
-    rounds: int = 3  # of all rows, one after the other; told are medians of rounds
     package: str = "onnxruntime-web@1.30.0"  # of the npm registry
     chromium: str = shutil.which("chromium") or "chromium"
 
@@ -190,60 +228,59 @@ def main(options: Options) -> None:
     for program in ("npm", options.chromium):
         if shutil.which(program) is None:
             raise SystemExit(f"error: no {program}: install it")
+    logging.disable(logging.WARNING)  # exporters tell what they do not need
     job, expected = reference(options)
-    num_steps = len(job["plan"]["steps"])
-    with tempfile.TemporaryDirectory() as name:
+    num_steps, found = len(job["plan"]["steps"]), defaultdict[tuple[str, str, int], list[Any]](list)
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         folder = Path(name)
         fetch_package(options.package, folder)
-        sizes = export(load_parts("doom").model, folder, job["plan"]["ring"])
-        (folder / "index.html").write_text("<!doctype html><title>onnxruntime-web</title>")
-        (folder / "worker.mjs").write_text(WORKER)
-        with serving(folder) as url, sync_playwright() as driver:
-            arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-            browser = driver.chromium.launch(executable_path=options.chromium, args=arguments)
-            turns = list(product(sizes, options.threads)) * options.rounds
-            found = [(*turn, decode(browser, url, job, *turn)) for turn in turns]
-            chromium = browser.version
-            browser.close()
+        sizes = {("diagd", "int8"): export_diagd(folder, job["strategy"])}
+        sizes |= export_onnx(folder, job["plan"]["ring"])
+        arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        browser = driver.chromium.launch(executable_path=options.chromium, args=arguments)
+        with serving(folder) as url:
+            for _, (engine, dtype), threads in product(
+                range(options.rounds), sizes, options.threads
+            ):
+                task = job | {"model": f"{url}{dtype}.onnx", "threads": threads}
+                run = decode(browser, url, PLAY if engine == "diagd" else RUN, task)
+                found[engine, dtype, threads].append(run)
+        chromium = browser.version
+        browser.close()
     rows = []
-    for dtype, threads in product(sizes, options.threads):
-        runs = [run for *turn, run in found if turn == [dtype, threads]]
-        equal = torch.tensor(runs[0]["frames"]) == expected.flatten(1)
-        if dtype == "float32" and not equal[:CHECKED].all():
-            raise SystemExit("error: the tokens of the first frames are not those of diagd")
+    for (engine, dtype, threads), runs in found.items():
         frame_ms = median(median(run["frameMs"][-options.frames :]) for run in runs)
-        rows.append(
-            {
-                "dtype": dtype,
-                "threads": threads,
-                "file_bytes": sizes[dtype],
-                "frame_ms": frame_ms,
-                "step_ms": frame_ms / num_steps,
-                "copy_ms": median(median(run["copyMs"]) for run in runs),  # of a step
-                "equal_tokens": equal.float().mean().item(),  # to diagd's in float32
-                "equal_tokens_first_frame": equal[0].float().mean().item(),
-            }
-        )
-    print_rows(rows)
+        row = {"engine": engine, "dtype": dtype, "threads": threads}
+        row |= {"file_bytes": sizes[engine, dtype]}
+        row |= {"frame_ms": frame_ms, "step_ms": frame_ms / num_steps}
+        if engine != "diagd":  # its tokens are compared in tests/web/play/test_browser_engine.py
+            equal = torch.tensor(runs[0]["frames"]) == expected
+            if dtype == "float32" and not equal[:CHECKED].all():
+                raise SystemExit("error: the tokens of the first frames are not those of diagd")
+            row["copy_ms"] = median(median(run["copyMs"]) for run in runs)  # of each step
+            row["equal_tokens"] = equal.float().mean().item()  # to those of diagd in float32
+            row["equal_tokens_first_frame"] = equal[0].float().mean().item()
+        rows.append(row)
     document = {
         "options": settings_of(options),
         **provenance(torch.device("cpu")),
         "chromium": chromium,
-        "onnxruntime": version("onnxruntime"),  # which quantized
-        "strategy": f"k={options.row_lag}",
+        "onnxruntime": version("onnxruntime"),  # which quantized the weights
+        "strategy": job["strategy"],
         "steps": num_steps,
         "slots": job["plan"]["ring"],
         "rows": rows,
     }
+    print_rows(rows)
     if options.out is not None:
         write_json(options.out, document, indent=1)
     print(json.dumps(document))
 
 
 def reference(options: Options) -> tuple[dict[str, Any], Tensor]:
-    """Return what the browser is told, and the frames (T, height, width) that diagd decodes."""
+    """Return what the browser is told, and the tokens (T, height * width) that diagd decodes."""
     world = VideoGenerator.from_pretrained("doom", dtype="float32")
-    config, codec, names = world.config, world.vocabulary, list[str]()
+    config, codec = world.config, world.vocabulary
     assert codec is not None
     scene = start_scenes(model_path("doom"), None, world, config.frames_held - 1)[0]
     prompt, grids = world.prompt(scene.frames, scene.actions)
@@ -251,79 +288,85 @@ def reference(options: Options) -> tuple[dict[str, Any], Tensor]:
     names = [codec.names[frame // 4 % len(codec.names)] for frame in range(num_frames)]
     actions = world.action_ids(names, num_frames, "frame")
     assert actions is not None
-    engine = DecodingEngine(
-        world.model,
-        world.height,
-        world.width,
-        num_action_tokens=config.num_action_tokens,
-        sampling=world.sampling(SamplingOptions()),
-    )
+    sizes = world.height, world.width
+    sampling = world.sampling(SamplingOptions())
+    engine = DecodingEngine(world.model, *sizes, num_action_tokens=1, sampling=sampling)
     engine.prefill(prompt, len(grids))
-    frames = torch.cat(list(engine.decode(f"k={options.row_lag}", actions, num_frames)))
-    layout = engine.stream.layout(1, 2)  # frames that stand-ins reach back
+    strategy = f"k={options.row_lag}"
+    frames = torch.cat(list(engine.decode(strategy, actions)))
+    layout = engine.stream.layout(1, 2)  # stand-ins reach 2 frames back
     plan = make_plan(DiagonalSchedule.spatial(layout.grid, options.row_lag), layout, pad=False)
     lanes = [
         (position, source, None if output == SCRATCH else output, step)
         for position, _, source, output, step, *_ in plan.lanes
     ]
-    job = {
-        "plan": {
-            "steps": [lanes[start:end] for start, end in pairwise(plan.starts)],
-            "fedAt": plan.fed_at,
-            "ring": engine.stream.window * layout.slots_per_frame,
-            "perFrame": layout.slots_per_frame,
-            "area": layout.grid.tokens_per_frame,
-            "layers": config.num_layers,
-            "heads": config.num_kv_heads,
-            "size": config.head_dim,
-            "vocabulary": config.vocab_size,
-            "codes": config.image_vocab_size,
-        },
-        "prompt": prompt[0].tolist(),
-        "actions": actions[0].tolist(),
+    told = {
+        "steps": [lanes[start:end] for start, end in pairwise(plan.starts)],
+        "fedAt": plan.fed_at,
+        "ring": engine.stream.window * layout.slots_per_frame,
+        "layers": config.num_layers,
+        "heads": config.num_kv_heads,
+        "size": config.head_dim,
+        "vocabulary": config.vocab_size,
+        "codes": config.image_vocab_size,
     }
-    return job, frames
+    ids = {"prompt": prompt[0].tolist(), "actions": actions[0].tolist()}
+    return {"strategy": strategy, "plan": told, **ids}, frames.flatten(1)
 
 
 def fetch_package(package: str, folder: Path) -> None:
-    """Unpack `dist` of an npm package into a folder."""
+    """Unpack `dist` of an npm package into a folder, with our page and worker beside it."""
     done = subprocess.run(["npm", "pack", package], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"error: npm could not fetch {package}: {done.stderr.strip()[-200:]}")
     with tarfile.open(folder / done.stdout.split()[-1]) as archive:
         archive.extractall(folder, filter="data")
     (folder / "package" / "dist").rename(folder / "dist")
+    write_text(folder / "index.html", "<!doctype html><title>onnxruntime-web</title>")
+    write_text(folder / "worker.mjs", WORKER)
+
+
+def export_diagd(folder: Path, strategy: str) -> int:
+    """Write the page of diagd; return the bytes of its world, its tokenizer included."""
+    target = folder / "diagd"
+    for name, content in (page_files() | pack(ExportWebOptions(target, strategy=strategy))).items():
+        write_bytes(target / name, content)
+    return (target / "world" / WORLD_FILE).stat().st_size
 
 
 @torch.inference_mode()
-def export(model: Transformer, folder: Path, num_slots: int) -> dict[str, int]:
+def export_onnx(folder: Path, num_slots: int) -> dict[tuple[str, str], int]:
     """Write float32.onnx and int8.onnx into a folder; return the bytes of each."""
-    config, dynamic = model.config, torch.export.Dim.DYNAMIC
-    names = [f"{kind}_{i}" for i in range(config.num_layers) for kind in ("keys", "values")]
-    cache = model.make_cache(1, num_slots)
-    slots = [part for pair in zip(cache.keys, cache.values, strict=True) for part in pair]
-    num_lanes = config.grid_height  # any number but those of other sizes
-    tokens = torch.zeros(1, num_lanes, dtype=torch.int64)
-    mask = torch.zeros(num_lanes, num_slots + num_lanes)
+    model = load_parts("doom").model
+    layers, dynamic = range(model.config.num_layers), torch.export.Dim.DYNAMIC
+    names = [f"{kind}_{i}" for i in layers for kind in ("keys", "values")]
+    empty = model.make_cache(1, num_slots)
+    cache = [part for layer in zip(empty.keys, empty.values, strict=True) for part in layer]
+    tokens = torch.zeros(1, 14, dtype=torch.int64)
+    mask = torch.zeros(14, num_slots + 14)
+    files = {dtype: folder / f"{dtype}.onnx" for dtype in ("float32", "int8")}
     torch.onnx.export(
         StepGraph(merge_linears(model, pack=False)).eval(),
-        (tokens, tokens[0], mask, *slots),
-        folder / "float32.onnx",
+        (tokens, tokens[0], mask, *cache),
+        files["float32"],
         input_names=["tokens", "positions", "mask", *names],
         output_names=["logits", *(f"new_{name}" for name in names)],
-        dynamic_shapes=({1: dynamic}, {0: dynamic}, {0: dynamic, 1: dynamic}, ({2: dynamic},) * 12),
+        dynamic_shapes=(
+            *({1: dynamic}, {0: dynamic}, {0: dynamic, 1: dynamic}),
+            tuple({2: dynamic} for _ in cache),
+        ),
         external_data=False,
         dynamo=True,
         verbose=False,
     )
     quantize_dynamic(
-        folder / "float32.onnx",
-        folder / "int8.onnx",
+        files["float32"],
+        files["int8"],
         op_types_to_quantize=["MatMul", "Gather"],
         per_channel=True,
         weight_type=QuantType.QInt8,
     )
-    return {dtype: (folder / f"{dtype}.onnx").stat().st_size for dtype in ("float32", "int8")}
+    return {("onnxruntime-web", dtype): path.stat().st_size for dtype, path in files.items()}
 
 
 class Isolated(http.server.SimpleHTTPRequestHandler):
@@ -347,26 +390,26 @@ def serving(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def decode(
-    browser: Browser, url: str, job: dict[str, Any], dtype: str, threads: int
-) -> dict[str, Any]:
-    """Run the worker in a page of its own; return its answer."""
+def decode(browser: Browser, url: str, script: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Run a script in a page of its own; return its answer."""
     page = browser.new_page()
     page.goto(url)
-    found = page.evaluate(RUN, job | {"model": f"{url}{dtype}.onnx", "threads": threads})
+    isolated = page.evaluate("crossOriginIsolated")
+    found = page.evaluate(script, job) if isolated else {"error": "no threads here"}
     page.close()
-    if "error" in found or not found["isolated"]:
-        raise SystemExit(f"error: in the browser: {found.get('error', 'no threads')}")
+    if "error" in found:
+        raise SystemExit(f"error: in the browser: {found['error']}")
     return found
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    names = "weights", "threads", "MB", "ms a frame", "ms a step", "of it copying", "equal tokens"
+    names = "engine", "weights", "threads", "MB", "ms a frame", "a step", "copying", "equal tokens"
     table = Table(*names, box=SIMPLE)
     for row in rows:
-        cells = f"{row['file_bytes'] / 1e6:.1f}", f"{row['frame_ms']:.0f}", f"{row['step_ms']:.2f}"
-        last = f"{row['copy_ms']:.2f}", f"{row['equal_tokens']:.1%}"
-        table.add_row(row["dtype"], str(row["threads"]), *cells, *last)
+        cells = [f"{row['file_bytes'] / 1e6:.1f}", f"{row['frame_ms']:.0f}"]
+        cells += [f"{row[name]:.2f}" if name in row else "" for name in ("step_ms", "copy_ms")]
+        share = f"{row['equal_tokens']:.1%}" if "equal_tokens" in row else ""
+        table.add_row(row["engine"], row["dtype"], str(row["threads"]), *cells, share)
     Console(stderr=True).print(table)
 
 
