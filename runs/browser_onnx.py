@@ -23,8 +23,6 @@ import tarfile
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise, product
@@ -40,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from diagd.backends.devices import DTypeName
 from diagd.backends.linears import merge_linears
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling_options import SamplingOptions
@@ -65,7 +64,8 @@ except ImportError as error:
         f"error: no {error.name}: pip install onnx onnxscript onnxruntime playwright"
     ) from None
 
-CHECKED = 4  # frames whose tokens must be those of diagd, in float32
+# Frames whose tokens must be those of diagd, in float32; two of them stand behind a full context.
+CHECKED = 6
 # The text of a worker, with slots and visibility as diagd.decoding.engine and visibility have them.
 WORKER = """
 import * as ort from "./dist/ort.wasm.min.mjs";
@@ -200,9 +200,7 @@ class StepGraph(nn.Module):
         super().__init__()
         self.stack, self.lm_head = model.model, model.lm_head
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, *cache: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, *cache: Tensor) -> Any:
         """Run tokens (1, L) at positions (L,), which see slots and lanes by a mask (L, M + L)."""
         x, fresh, num_slots = self.stack.embed_tokens(tokens), list[Tensor](), cache[0].shape[2]
         cos, sin = self.stack.rotary(positions, x.dtype)
@@ -229,7 +227,8 @@ def main(options: Options) -> None:
         if shutil.which(program) is None:
             raise SystemExit(f"error: no {program}: install it")
     logging.disable(logging.WARNING)  # exporters tell what they do not need
-    job, expected = reference(options)
+    job, expected = reference(options, "float32")
+    _, own = reference(options, "int8")  # which the page draws, too: test_browser_engine.py
     num_steps, found = len(job["plan"]["steps"]), defaultdict[tuple[str, str, int], list[Any]](list)
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         folder = Path(name)
@@ -238,48 +237,52 @@ def main(options: Options) -> None:
         sizes |= export_onnx(folder, job["plan"]["ring"])
         arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
         browser = driver.chromium.launch(executable_path=options.chromium, args=arguments)
-        with serving(folder) as url:
-            for _, (engine, dtype), threads in product(
-                range(options.rounds), sizes, options.threads
-            ):
+        handler = functools.partial(Isolated, directory=str(folder))
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}/"
+            cases = list(product(sizes, options.threads))
+            for (engine, dtype), threads in cases * options.rounds:
                 task = job | {"model": f"{url}{dtype}.onnx", "threads": threads}
                 run = decode(browser, url, PLAY if engine == "diagd" else RUN, task)
                 found[engine, dtype, threads].append(run)
+            server.shutdown()
         chromium = browser.version
         browser.close()
     rows = []
     for (engine, dtype, threads), runs in found.items():
         frame_ms = median(median(run["frameMs"][-options.frames :]) for run in runs)
-        row = {"engine": engine, "dtype": dtype, "threads": threads}
-        row |= {"file_bytes": sizes[engine, dtype]}
-        row |= {"frame_ms": frame_ms, "step_ms": frame_ms / num_steps}
-        if engine != "diagd":  # its tokens are compared in tests/web/play/test_browser_engine.py
-            equal = torch.tensor(runs[0]["frames"]) == expected
-            if dtype == "float32" and not equal[:CHECKED].all():
-                raise SystemExit("error: the tokens of the first frames are not those of diagd")
-            row["copy_ms"] = median(median(run["copyMs"]) for run in runs)  # of each step
-            row["equal_tokens"] = equal.float().mean().item()  # to those of diagd in float32
-            row["equal_tokens_first_frame"] = equal[0].float().mean().item()
-        rows.append(row)
-    document = {
-        "options": settings_of(options),
-        **provenance(torch.device("cpu")),
-        "chromium": chromium,
-        "onnxruntime": version("onnxruntime"),  # which quantized the weights
-        "strategy": job["strategy"],
-        "steps": num_steps,
-        "slots": job["plan"]["ring"],
-        "rows": rows,
-    }
+        tokens = own if engine == "diagd" else torch.tensor(runs[0]["frames"])
+        equal = tokens == expected
+        if dtype == "float32" and not equal[:CHECKED].all():
+            raise SystemExit("error: the tokens of the first frames are not those of diagd")
+        copies = [median(run["copyMs"]) for run in runs if "copyMs" in run]
+        rows.append(
+            {
+                "engine": engine,
+                "dtype": dtype,
+                "threads": threads,
+                "file_bytes": sizes[engine, dtype],  # diagd's with tokenizer and start frames
+                "frame_ms": frame_ms,
+                "step_ms": frame_ms / num_steps,
+                "copy_ms": median(copies) if copies else 0.0,  # of the cache, in each step
+                "equal_tokens": equal.float().mean().item(),  # to those of diagd in float32
+                "equal_tokens_first_frame": equal[0].float().mean().item(),
+            }
+        )
+    tools = {"chromium": chromium, "onnxruntime": version("onnxruntime")}  # which quantized
+    work = {"strategy": job["strategy"], "steps": num_steps, "slots": job["plan"]["ring"]}
+    machine = provenance(torch.device("cpu"))
+    document = {"options": settings_of(options), **machine, **tools, **work, "rows": rows}
     print_rows(rows)
     if options.out is not None:
         write_json(options.out, document, indent=1)
     print(json.dumps(document))
 
 
-def reference(options: Options) -> tuple[dict[str, Any], Tensor]:
+def reference(options: Options, dtype: DTypeName) -> tuple[dict[str, Any], Tensor]:
     """Return what the browser is told, and the tokens (T, height * width) that diagd decodes."""
-    world = VideoGenerator.from_pretrained("doom", dtype="float32")
+    world = VideoGenerator.from_pretrained("doom", dtype=dtype)
     config, codec = world.config, world.vocabulary
     assert codec is not None
     scene = start_scenes(model_path("doom"), None, world, config.frames_held - 1)[0]
@@ -327,7 +330,7 @@ def fetch_package(package: str, folder: Path) -> None:
 
 
 def export_diagd(folder: Path, strategy: str) -> int:
-    """Write the page of diagd; return the bytes of its world, its tokenizer included."""
+    """Write the page of diagd; return the bytes of its world."""
     target = folder / "diagd"
     for name, content in (page_files() | pack(ExportWebOptions(target, strategy=strategy))).items():
         write_bytes(target / name, content)
@@ -338,12 +341,11 @@ def export_diagd(folder: Path, strategy: str) -> int:
 def export_onnx(folder: Path, num_slots: int) -> dict[tuple[str, str], int]:
     """Write float32.onnx and int8.onnx into a folder; return the bytes of each."""
     model = load_parts("doom").model
-    layers, dynamic = range(model.config.num_layers), torch.export.Dim.DYNAMIC
+    layers, some = range(model.config.num_layers), torch.export.Dim.DYNAMIC
     names = [f"{kind}_{i}" for i in layers for kind in ("keys", "values")]
     empty = model.make_cache(1, num_slots)
     cache = [part for layer in zip(empty.keys, empty.values, strict=True) for part in layer]
-    tokens = torch.zeros(1, 14, dtype=torch.int64)
-    mask = torch.zeros(14, num_slots + 14)
+    tokens, mask = torch.zeros(1, 14, dtype=torch.int64), torch.zeros(14, num_slots + 14)
     files = {dtype: folder / f"{dtype}.onnx" for dtype in ("float32", "int8")}
     torch.onnx.export(
         StepGraph(merge_linears(model, pack=False)).eval(),
@@ -351,21 +353,12 @@ def export_onnx(folder: Path, num_slots: int) -> dict[tuple[str, str], int]:
         files["float32"],
         input_names=["tokens", "positions", "mask", *names],
         output_names=["logits", *(f"new_{name}" for name in names)],
-        dynamic_shapes=(
-            *({1: dynamic}, {0: dynamic}, {0: dynamic, 1: dynamic}),
-            tuple({2: dynamic} for _ in cache),
-        ),
+        dynamic_shapes=({1: some}, {0: some}, {0: some, 1: some}, ({2: some},) * len(cache)),
         external_data=False,
-        dynamo=True,
         verbose=False,
     )
-    quantize_dynamic(
-        files["float32"],
-        files["int8"],
-        op_types_to_quantize=["MatMul", "Gather"],
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-    )
+    how = {"per_channel": True, "weight_type": QuantType.QInt8}
+    quantize_dynamic(*files.values(), op_types_to_quantize=["MatMul", "Gather"], **how)
     return {("onnxruntime-web", dtype): path.stat().st_size for dtype, path in files.items()}
 
 
@@ -381,15 +374,6 @@ class Isolated(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    handler = functools.partial(Isolated, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
 def decode(browser: Browser, url: str, script: str, job: dict[str, Any]) -> dict[str, Any]:
     """Run a script in a page of its own; return its answer."""
     page = browser.new_page()
@@ -403,14 +387,22 @@ def decode(browser: Browser, url: str, script: str, job: dict[str, Any]) -> dict
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    names = "engine", "weights", "threads", "MB", "ms a frame", "a step", "copying", "equal tokens"
+    names = (
+        "",
+        "weights",
+        "threads",
+        "MB",
+        "ms a frame",
+        "ms a step",
+        "of it copying",
+        "equal tokens",
+    )
     table = Table(*names, box=SIMPLE)
     for row in rows:
-        cells = [f"{row['file_bytes'] / 1e6:.1f}", f"{row['frame_ms']:.0f}"]
-        cells += [f"{row[name]:.2f}" if name in row else "" for name in ("step_ms", "copy_ms")]
-        share = f"{row['equal_tokens']:.1%}" if "equal_tokens" in row else ""
-        table.add_row(row["engine"], row["dtype"], str(row["threads"]), *cells, share)
-    Console(stderr=True).print(table)
+        cells = [row["engine"], row["dtype"], str(row["threads"]), f"{row['file_bytes'] / 1e6:.1f}"]
+        cells += [f"{row['frame_ms']:.0f}", f"{row['step_ms']:.1f}", f"{row['copy_ms']:.1f}"]
+        table.add_row(*cells, f"{row['equal_tokens']:.1%}")
+    Console(stderr=True, width=120).print(table)
 
 
 if __name__ == "__main__":
