@@ -321,7 +321,8 @@ def fetch_package(package: str, folder: Path) -> None:
     """Unpack `dist` of an npm package into a folder, with our page and worker beside it."""
     done = subprocess.run(["npm", "pack", package], cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"error: npm could not fetch {package}: {done.stderr.strip()[-200:]}")
+        told = (done.stderr.splitlines() or ["no reason given"])[0]
+        raise SystemExit(f"error: npm could not fetch {package}: {told}")
     with tarfile.open(folder / done.stdout.split()[-1]) as archive:
         archive.extractall(folder, filter="data")
     (folder / "package" / "dist").rename(folder / "dist")
