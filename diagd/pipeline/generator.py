@@ -427,7 +427,7 @@ class VideoGenerator:
         """
         if not self.defaults.context_frames:
             if clip is not None:
-                raise ValueError("this model makes images of actions alone: leave the prompt out")
+                raise ValueError("this model makes images from actions alone: leave the prompt out")
             none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
             return Prompt(none, [], [], self.defaults.fps, [])
         if isinstance(clip, str | Path):

@@ -73,7 +73,7 @@ def test_several_images_follow_from_several_classes(world):
 
 
 def test_what_does_not_fit_is_refused(world):
-    with pytest.raises(ValueError, match="makes images of actions alone: leave the prompt out"):
+    with pytest.raises(ValueError, match="makes images from actions alone: leave the prompt out"):
         world.generate(smooth_frames(1, 32, 32), "class 207")
     with pytest.raises(ValueError, match="expected 1 actions, one for each generated frame, got 0"):
         world.generate(None, num_frames=1)

@@ -98,10 +98,11 @@ def images(model, labels, strategy, scale=1.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [1.0, SCALE])
-def test_raster_tokens_are_those_of_its_greedy_loop(model, scale, backend):
+@pytest.mark.parametrize("strategy", ["raster", "exact"])
+def test_raster_tokens_are_those_of_its_greedy_loop(model, strategy, scale, backend):
     prepared = NativeModel(model) if backend == "native" else model
     expected = torch.stack([plain_image(label, scale) for label in (LABEL, 5)])
-    assert torch.equal(images(prepared, [LABEL, 5], "raster", scale), expected)
+    assert torch.equal(images(prepared, [LABEL, 5], strategy, scale), expected)
     assert len(expected.unique()) > 5
 
 
