@@ -403,8 +403,8 @@ def main(options: BenchOptions) -> dict[str, Any]:
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
     counts = options.context_frames or (1, max(1, held - grid.num_frames))
-    if held == 1 and config.num_action_tokens:  # an image, which follows from its action alone
-        counts = (0,)
+    if held == 1 and config.num_action_tokens and set(counts) == {1}:
+        counts = (0,)  # an image, which follows from its action alone
     inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
     rows, ceilings = list[Row](), {}
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]

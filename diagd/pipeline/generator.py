@@ -465,9 +465,8 @@ class VideoGenerator:
         between them.
         """
         if not len(frames):
-            return torch.empty(1, 0, dtype=torch.int64), frames.new_empty(
-                0, self.height, self.width
-            )
+            none = torch.empty(0, self.height, self.width, dtype=torch.int64)
+            return none.view(1, 0), none
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)
