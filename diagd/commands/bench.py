@@ -159,7 +159,8 @@ def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
     """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
     prompt, actions = inputs.prompt, inputs.actions
     cache = {cache_argument(llama): DynamicCache(config=llama.config)}
-    llama(prompt[:, :-1], logits_to_keep=1, **cache)
+    if prompt.shape[1] > 1:
+        llama(prompt[:, :-1], logits_to_keep=1, **cache)
     started, sequence = synchronized_time(prompt.device), prompt
     for t in range(grid.num_frames):
         sequence = torch.cat([sequence, actions[:, t]], dim=1)
@@ -395,13 +396,16 @@ def main(options: BenchOptions) -> dict[str, Any]:
     options = options.shortened()
     device = device_of(options.device)
     config = config_of(options.model)
-    grid = TokenGrid.parse(options.grid or f"2x{config.grid_height}x{config.grid_width}")
+    held = config.frames_held
+    size = f"{min(2, held)}x{config.grid_height}x{config.grid_width}"
+    grid = TokenGrid.parse(options.grid or size)
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
-    fit = max(1, config.frames_held - grid.num_frames)
-    counts = dict.fromkeys(options.context_frames or (1, fit))
-    inputs = [_inputs(options, config, grid, device, count) for count in counts]
+    counts = options.context_frames or (1, max(1, held - grid.num_frames))
+    if held == 1 and config.num_action_tokens and set(counts) == {1}:
+        counts = (0,)  # an image, which follows from its action alone
+    inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
     rows, ceilings = list[Row](), {}
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):

@@ -5,6 +5,7 @@ diagd generate --actions "forward*8,left*8" --compare
 diagd generate --prompt photo.jpg --actions forward --output dream.gif
 diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
+diagd generate --model c2i_B_256.pt --actions "class 207" --output dog.png
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
@@ -101,8 +102,10 @@ class PromptWorker:
     def read(self, path: Path | None = None) -> Prompt:
         """Read a prompt, by default the world's own, with one coming action for each frame."""
         folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
+        if path is None and self.world.defaults.context_frames:
+            path = folder / "prompt.mp4"
         prompt = self.world.read_prompt(
-            path or folder / "prompt.mp4",
+            path,
             context_frames=self.options.context_frames,
             num_frames=self.num_frames,
         )
@@ -127,6 +130,7 @@ class PromptWorker:
             sampling=self.sampling,
             seed=seed,
             text=self._text,
+            guidance=self.options.guidance,
         )
 
     @cached_property

@@ -94,6 +94,11 @@ class CausalModel(Protocol):
         return False
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether `forward` takes positions (B, L) and a mask (B, L, M), one for each batch row."""
+        return False
+
+    @property
     def capture_seconds(self) -> float:
         """Seconds that went into capturing steps as CUDA graphs so far."""
         return 0.0

@@ -166,10 +166,11 @@ def _read_source(path: Path, config: Path | None) -> Source:
     side = config or next((file for file in beside if file.is_file()), None)
     fields = {} if side is None else _read_fields(side)
     if path.suffix == ".safetensors":
-        return Source(read_weights(path), side=fields)
+        return Source(read_weights(path), side=fields, name=path.name)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
-    return Source(tensors_of(content), hyper if isinstance(hyper, dict) else {}, fields)
+    hyper = hyper if isinstance(hyper, dict) else {}
+    return Source(tensors_of(content), hyper, fields, path.name)
 
 
 def _read_fields(path: Path) -> dict[str, Any]:

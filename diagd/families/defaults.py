@@ -8,7 +8,8 @@ from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import Diagonal, parse_strategy
 from diagd.models.config import ModelConfig
 
-_MIN = {"context_frames": 1, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
+_MIN = {"context_frames": 0, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
+_MIN |= {"guidance": 0}
 _MAX, _MAX_FPS = 2**28, 1000
 
 
@@ -17,15 +18,17 @@ class GenerationDefaults:
     """Settings with which the makers of a model use it; flags of `diagd generate` override them."""
 
     fps: float = 8.75
-    context_frames: int = 4  # of the prompt
+    context_frames: int = 4  # of the prompt; 0: there is none, a frame follows from its action
     num_frames: int = 16  # to generate
     decoding: str | None = None  # the strategy, by name; None: diagonals of the next two
     row_lag: int = 1  # the paper's k
     overlap: bool = False  # whether a frame starts row_lag * height steps after the one before
-    temperature: float = 1.0  # this and the next two: see `SamplingOptions`
+    temperature: float = 1.0  # this and the next three: see `SamplingOptions`
+    top_k: int | None = None
     top_p: float | None = 0.9
     exclusive_top_p: bool = False
     keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
+    guidance: float = 1.0  # scale of classifier-free guidance; 1 is none
     first_id: int = 0  # lowest visual id at the first place of a frame
 
     def __post_init__(self) -> None:
@@ -63,8 +66,8 @@ class GenerationDefaults:
     ) -> SamplingOptions:
         """Complete the options asked for, if any, with these defaults and the valid range."""
         if options is None:
-            top_p = self.top_p if self.temperature else None
-            options = SamplingOptions(self.temperature, top_p=top_p)
+            rules = (self.top_k, self.top_p) if self.temperature else (None, None)
+            options = SamplingOptions(self.temperature, *rules)
         if options.valid_range is not None:
             return options
         exclusive = options.exclusive_top_p or self.exclusive_top_p

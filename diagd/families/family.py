@@ -22,6 +22,7 @@ class Source:
     tensors: Mapping[str, Tensor]  # by the names of the file
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
     side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
+    name: str = ""  # of the file with the weights
 
 
 @dataclass(frozen=True)

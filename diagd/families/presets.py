@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from diagd.families.cosmos.presets import PRESETS as COSMOS
+from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
 from diagd.families.wham.presets import PRESETS as WHAM
 from diagd.models.config import ModelConfig
@@ -46,6 +47,7 @@ PRESETS: dict[str, ModelConfig] = {
     **WHAM,
     **COSMOS,
     **MINEWORLD,
+    **LLAMAGEN,
 }
 
 

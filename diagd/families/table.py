@@ -2,11 +2,13 @@
 
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.family import Family
+from diagd.families.llamagen.family import LLAMAGEN
 from diagd.families.mineworld.family import MINEWORLD
 from diagd.families.wham.family import WHAM
 
 FAMILIES: tuple[Family, ...] = (
     WHAM,
+    LLAMAGEN,  # before Cosmos, whose tensors are called alike
     COSMOS,
     MINEWORLD,
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 Norm = Literal["rms", "layer"]
 MLP = Literal["swiglu", "gelu"]
-Position = Literal["rope", "rope3d", "learned"]
+Position = Literal["rope", "rope2d", "rope3d", "learned"]
 
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
 _CHOICES = {"norm": get_args(Norm), "mlp": get_args(MLP), "position": get_args(Position)}
@@ -42,7 +42,7 @@ class ModelConfig:
     mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
     bias: bool = False  # linear layers and layer norms have biases (the output layer never has)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
-    position: Position = "rope"  # 1-D rotary, (frame, row, column) rotary, or a learned table
+    position: Position = "rope"  # rotary of 1 to 3 dimensions (rotary.py), or a learned table
     rope_theta: float = 10000.0  # base of the rotary frequencies
     rope_step: float = 1.0  # radians a position, frame, row or column turns the fastest frequency
     yarn_factor: float = 1.0  # YaRN stretch of 3-D rotary frequencies; 1 turns it off
@@ -70,6 +70,8 @@ class ModelConfig:
         _refuse(is_3d and (is_odd or head_dim < 6), rule, head_dim)
         rule = "position_table=True needs an even hidden_size"
         _refuse(self.position_table and self.hidden_size % 2, rule, self.hidden_size)
+        rule = "position='rope2d' needs head_dim to be a multiple of 4"
+        _refuse(self.position == "rope2d" and head_dim % 4, rule, head_dim)
         rule = f"yarn_factor={self.yarn_factor} needs position='rope3d'"
         _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(self.position))
         rule = "norm_affine=False needs norm='layer'"

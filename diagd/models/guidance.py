@@ -7,22 +7,24 @@ another one. Generated tokens are fed to both. To the engine the pair is one mod
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import ModelShape
+from diagd.decoding.model import CausalModel, ModelShape
 from diagd.decoding.wrapper import ModelWrapper
-from diagd.models.huggingface import HuggingFaceModel, SlotCache
 
 
-class GuidedModel(ModelWrapper[HuggingFaceModel]):
+class GuidedModel(ModelWrapper[CausalModel]):
     """A model steered away from what it would write after an unconditional prompt.
 
     The two prompts need not be of one length: the unconditional rows have slots ahead of the
     engine's for all but the last of their tokens, which is fed when the engine feeds its own last
-    prompt token. Slots and positions of a lane are the same here, as in the engine.
+    prompt token. Slots and positions of a lane are the same here, as in the engine. Only models
+    that take positions for each row, `HuggingFaceModel`, can do so; for any other both prompts are
+    one token, such as the class of an image: the two rows differ in nothing else.
 
     Args:
         unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
@@ -36,7 +38,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
     """
 
     def __init__(
-        self, model: HuggingFaceModel, unconditional: Tensor, prompt_length: int, scale: float
+        self, model: CausalModel, unconditional: Tensor, prompt_length: int, scale: float
     ) -> None:
         if unconditional.ndim != 2 or not unconditional.numel():
             raise ValueError(
@@ -52,6 +54,12 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
             )
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
+        self.is_aligned = unconditional.shape[1] == prompt_length == 1
+        if not (self.is_aligned or model.takes_rows):
+            raise ValueError(
+                "both prompts must be one token for a model that is no HuggingFaceModel, "
+                f"got prompts of {prompt_length} and {unconditional.shape[1]}"
+            )
         super().__init__(model)
         self.scale, self.prompt_length = scale, prompt_length
         self.unconditional = unconditional.to(model.device)
@@ -65,9 +73,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         return replace(self.model.shape, max_positions=held)
 
     @torch.no_grad()
-    def make_cache(
-        self, batch_size: int, num_slots: int, context: Tensor | None = None
-    ) -> SlotCache:
+    def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate a cache of pairs that holds the unconditional prompt but its last token."""
         given, ahead = len(self.unconditional), self.num_ahead
         if given not in (1, batch_size):
@@ -79,7 +85,7 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
             self.model.forward(rows, slots, slots, slots <= slots[:, None], cache, 1)
         return cache
 
-    def renew_cache(self, cache: SlotCache, context: Tensor | None = None) -> bool:
+    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
         return False  # the unconditional prompt is in it
 
     def forward(
@@ -88,12 +94,16 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
         positions: Tensor,
         slots: Tensor,
         visible: Tensor,
-        cache: SlotCache,
-        logits_to_keep: int | Tensor = 0,
+        cache: Any,
+        logits_to_keep: int = 0,
     ) -> Tensor:
         # the unconditional rows run the prompt's lanes as well, but never see them again
         ahead, last = self.num_ahead, self.prompt_length - 1
         theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)
+        if self.is_aligned:
+            pair = torch.cat([tokens, theirs])
+            logits = self.model.forward(pair, positions, slots, visible, cache, logits_to_keep)
+            return self._steer(logits)
         shifted = (positions + self.shift).clamp(min=0)
         shared = torch.arange(visible.shape[1], device=visible.device) >= last
         pair_visible = torch.stack([visible, visible & shared])
@@ -107,5 +117,8 @@ class GuidedModel(ModelWrapper[HuggingFaceModel]):
             cache,
             logits_to_keep,
         )
+        return self._steer(logits)
+
+    def _steer(self, logits: Tensor) -> Tensor:
         conditional, unconditional = logits.float().chunk(2)
         return unconditional + self.scale * (conditional - unconditional)

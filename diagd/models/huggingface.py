@@ -104,6 +104,10 @@ class HuggingFaceModel(CausalModel):
     def dtype(self) -> torch.dtype:
         return self.model.dtype
 
+    @property
+    def takes_rows(self) -> bool:
+        return True
+
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> SlotCache:

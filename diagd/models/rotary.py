@@ -1,4 +1,8 @@
-"""Rotary positions: one number, or (frame, row, column); pairs (i, i + D / 2) as in LLaMA."""
+"""Rotary positions: one number, (row, column) or (frame, row, column).
+
+Pairs are (i, i + D / 2), as in LLaMA. In 2-D, keys and queries of what stands in no row (prefix and
+actions) are zero, as in LlamaGen: all lanes see such a key alike.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,17 +19,25 @@ _YARN_BETA_FAST, _YARN_BETA_SLOW = 4, 1  # the values of the released Cosmos con
 def grid_coordinates(config: ModelConfig, positions: Tensor) -> Tensor:
     """Return (..., 3) int64 (frame, row, column) of positions (...); (0, 0, 0) of the prefix.
 
-    Action tokens are at row -1 of the frame they precede, their index being the column.
+    Action tokens are at row -1 of the frame they precede, their index being the column. In 2-D the
+    first frame has actions, too, which are at (-1, -1, -1) as the prefix is.
     """
     actions, width = config.num_action_tokens, config.grid_width
-    q = positions + actions - config.prefix_length  # as if the first frame had actions, too
+    first, is_2d = first_grid_token(config), config.position == "rope2d"
+    q = positions + actions - first  # as if the first frame had actions in any case
     frame, rest = q // (actions + config.tokens_per_frame), q % (actions + config.tokens_per_frame)
     cell = rest - actions
     is_action = cell < 0
     row = torch.where(is_action, -1, cell // width)
     column = torch.where(is_action, rest, cell % width)
     coordinates = torch.stack([frame, row, column], dim=-1)
-    return coordinates * (positions >= config.prefix_length)[..., None]
+    return torch.where((positions < first)[..., None], -int(is_2d), coordinates)
+
+
+def first_grid_token(config: ModelConfig) -> int:
+    """Return the position from which on coordinates are counted."""
+    actions = config.num_action_tokens if config.position == "rope2d" else 0
+    return config.prefix_length + actions
 
 
 def rotary_frequencies(config: ModelConfig, size: int, original_extent: int) -> Tensor:
@@ -60,6 +72,9 @@ class Rotary(nn.Module):
         if config.position == "rope3d":
             time, space = rotary_frequencies_3d(config)
             parts = time, space, space
+        elif config.position == "rope2d":
+            space = rotary_frequencies(config, config.head_dim // 2, 1)
+            parts = torch.empty(0, device="cpu"), space, space
         axes = [torch.full((len(part),), axis, device="cpu") for axis, part in enumerate(parts)]
         # buffers, so that whoever shards a model over devices finds them as well
         self.register_buffer("frequencies", torch.cat(parts).double(), persistent=False)
@@ -74,14 +89,18 @@ class Rotary(nn.Module):
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions (...), each (..., head_dim / 2)."""
         coordinates = positions[..., None]
-        if self.config.position == "rope3d":
+        if self.config.position in ("rope2d", "rope3d"):
             coordinates = grid_coordinates(self.config, positions)
         # within max_positions float32 products, as in training; what whole multiples add in float64
         length = self.config.max_positions
         times = torch.div(coordinates, length, rounding_mode="trunc")
         within = (coordinates - times * length)[..., self.axes].float() * self.frequencies.float()
         angles = (times * length)[..., self.axes] * self.frequencies + within
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        if self.config.position == "rope2d":
+            placed = coordinates[..., 1:2] >= 0  # in a row
+            cos, sin = cos * placed, sin * placed
+        return cos, sin
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

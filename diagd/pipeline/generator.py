@@ -31,6 +31,7 @@ from diagd.decoding.strategies.table import as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.models.config import ModelConfig
+from diagd.models.guidance import GuidedModel
 from diagd.pipeline.prompts import (
     Clip,
     Picture,
@@ -193,7 +194,7 @@ class VideoGenerator:
 
     @overload
     def generate(
-        self, frames: str | Path | Picture | Prompt, *rest: Any, **settings: Any
+        self, frames: str | Path | Picture | Prompt | None, *rest: Any, **settings: Any
     ) -> GeneratedVideo: ...
     @overload
     def generate(self, frames: list[Any], *rest: Any, **settings: Any) -> Any: ...
@@ -208,6 +209,7 @@ class VideoGenerator:
         sampling: SamplingOptions | None = None,
         seed: int = 0,
         text: Tensor | None = None,
+        guidance: float | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
 
@@ -219,7 +221,7 @@ class VideoGenerator:
                 which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
                 (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
                 pictures; or what `read_prompt` returned. A list of clips is a batch; their contexts
-                are of one length.
+                are of one length. None for a model of images, which follow from their action alone.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
@@ -235,6 +237,8 @@ class VideoGenerator:
             seed: of the draws, 64 bits; row b of a batch uses seed + b.
             text: (1, M, size) states of a text encoder, for models that read a text; (B, M, size)
                 for a batch of such.
+            guidance: of a model of images: how closely they keep to their class, 1 being the model
+                as it is; by default what its makers use.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -263,7 +267,7 @@ class VideoGenerator:
         if text is not None and len(text) == 1:
             text = text.expand(len(rows), -1, -1)
         out = generate_tokens(
-            self.model,
+            self._guided(guidance),
             tokens,
             strategy,
             torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
@@ -351,7 +355,7 @@ class VideoGenerator:
             max_slots = self.config.prefix_length + self.remembers * frame - num_actions
             keep_frames = keep_frames and min(keep_frames, self.remembers - 1)
         engine = DecodingEngine(
-            self.model,
+            self._guided(None),
             self.height,
             self.width,
             num_action_tokens=num_actions,
@@ -363,6 +367,17 @@ class VideoGenerator:
         )
         engine.prefill(tokens, len(contexts[0]))
         return engine
+
+    def _guided(self, scale: float | None) -> CausalModel:
+        """Return the model, steered away from the images of no class where there is guidance."""
+        scale = self.defaults.guidance if scale is None else scale
+        if scale == 1:
+            return self.model
+        if self.defaults.context_frames or self.vocabulary is None:
+            raise ValueError(f"this model takes no guidance, got {scale}")
+        idle = self.action_ids([idle_action(self.vocabulary)], 1, "image")
+        assert idle is not None
+        return GuidedModel(self.model, idle[0], 1, scale)
 
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
@@ -394,7 +409,7 @@ class VideoGenerator:
 
     def read_prompt(
         self,
-        clip: Clip,
+        clip: Clip | None,
         actions: Actions | None = None,
         *,
         context_frames: int | None = None,
@@ -403,7 +418,8 @@ class VideoGenerator:
         """Read what a video goes on from: frames of the model's size, and actions between them.
 
         Args:
-            clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`).
+            clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`), or
+                None for a model of images.
             actions: between the frames, instead of those that the file has; by default the idle
                 action stands there.
             context_frames: of a file, frames that the model sees; its default if None.
@@ -412,6 +428,11 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
+        if not self.defaults.context_frames:
+            if clip is not None:
+                raise ValueError("this model makes images from actions alone: leave the prompt out")
+            none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
+            return Prompt(none, [], [], self.defaults.fps, [])
         if isinstance(clip, str | Path):
             prompt = read_clip(
                 Path(clip),
@@ -446,6 +467,9 @@ class VideoGenerator:
         `frames` are (m, H_px, W_px, 3) uint8 RGB of `frame_size_px`, `context_actions` the m - 1
         between them.
         """
+        if not len(frames):
+            none = torch.empty(0, self.height, self.width, dtype=torch.int64)
+            return none.view(1, 0), none
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
         first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)

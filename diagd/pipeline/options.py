@@ -41,10 +41,11 @@ class SamplingFlags:
 
     def sampling(self, defaults: GenerationDefaults) -> SamplingOptions:
         temperature = defaults.temperature if self.temperature is None else self.temperature
-        top_p = self.top_p
-        if top_p is None and temperature:  # greedy decoding truncates nothing
-            top_p = defaults.top_p
-        return SamplingOptions(temperature, self.top_k, top_p)
+        top_k, top_p = self.top_k, self.top_p
+        if temperature:  # greedy decoding truncates nothing
+            top_k = defaults.top_k if top_k is None else top_k
+            top_p = defaults.top_p if top_p is None else top_p
+        return SamplingOptions(temperature, top_k, top_p)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
     # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
     # bundled walk
     actions: str | None = None
+    guidance: float | None = None  # how closely an image keeps to its class; 1 is no guidance
     text: str | None = None  # what the video shows, for models that read a text
     text_encoder: Path | None = None  # folder of the T5 that encodes the text
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
@@ -137,7 +139,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a Cosmos, WHAM or MineWorld checkpoint into our folder.
+    """Convert a Cosmos, WHAM, MineWorld or LlamaGen checkpoint into our folder.
 
     Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
     """

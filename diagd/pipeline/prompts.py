@@ -139,7 +139,7 @@ def rows_of(clips: Any, actions: Any, context_actions: Any) -> list[tuple[Any, A
     return list(zip(*columns, strict=True))
 
 
-def as_frames(given: Picture | Sequence[Picture]) -> Tensor:
+def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
     """Return pictures as (T, H_px, W_px, 3) uint8 RGB on the CPU, or where the tensor is."""
     if isinstance(given, list | tuple):
         frames = [as_frames(picture) for picture in given]

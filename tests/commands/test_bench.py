@@ -52,6 +52,18 @@ def rows_of(outcome):
     return {row["strategy"]: row for row in outcome.document["rows"]}
 
 
+def test_a_model_of_images_goes_on_from_nothing(bench):
+    image = {"position": "rope2d", "num_action_tokens": 1, "max_positions": 16}
+    rows = rows_of(bench("--row-lag", 1, **image))
+    assert {row["context_frames"] for row in rows.values()} == {0}
+    assert {name: row["steps"] for name, row in rows.items()} == {
+        "hugging face": 15,
+        "raster": 15,
+        "k=1": 7,
+    }
+    assert rows["hugging face"]["tokens_equal_to_raster"] == 1.0
+
+
 def test_every_schedule_is_a_row_with_all_its_numbers(bench):
     outcome = bench("--grid", "2x3x5", "--row-lag", 1, 2)
     rows = rows_of(outcome)

@@ -36,7 +36,10 @@ def test_unknown_and_missing_fields_are_named():
         ({"norm": "batch"}, "norm must be one of 'rms', 'layer', got 'batch'"),
         ({"norm": ["rms"]}, "norm must be one of 'rms', 'layer', got "),
         ({"mlp": "relu"}, "mlp must be one of 'swiglu', 'gelu', got 'relu'"),
-        ({"position": "alibi"}, "position must be one of 'rope', 'rope3d', 'learned', got 'alibi'"),
+        (
+            {"position": "alibi"},
+            "position must be one of 'rope', 'rope2d', 'rope3d', 'learned', got 'alibi'",
+        ),
         ({"bias": 1}, "bias must be true or false, got 1"),
         ({"norm_eps": 0}, "norm_eps must be a finite number above 0, got 0"),
         ({"rope_theta": "1e4"}, "rope_theta must be a finite number above 0, got '1e4'"),
@@ -48,6 +51,10 @@ def test_unknown_and_missing_fields_are_named():
         (
             {"position": "rope3d", "head_dim": 4},
             "position='rope3d' needs an even head_dim of at least 6, got 4",
+        ),
+        (
+            {"position": "rope2d", "head_dim": 6},
+            "position='rope2d' needs head_dim to be a multiple of 4, got 6",
         ),
         ({"yarn_factor": 2.0}, "yarn_factor=2.0 needs position='rope3d', got 'rope'"),
         ({"norm_affine": False}, "norm_affine=False needs norm='layer', got norm='rms'"),

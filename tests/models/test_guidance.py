@@ -5,7 +5,7 @@ import diagd
 from diagd.models.guidance import GuidedModel
 from tests import oracles
 from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SEPARATOR, architecture
-from tests.models.tiny import random_tokens
+from tests.models.tiny import random_tokens, tiny_model
 
 GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
 SCALE = 2.5
@@ -164,6 +164,13 @@ def test_wrong_arguments_are_refused(arguments, message):
     model = diagd.HuggingFaceModel(architecture("llama"))
     with pytest.raises(ValueError, match=message):
         GuidedModel(model, *arguments)
+
+
+def test_other_models_are_guided_by_one_token():
+    model = tiny_model(position="rope2d")
+    with pytest.raises(ValueError, match=r"both prompts must be one token .* prompts of 4 and 1$"):
+        GuidedModel(model, torch.tensor([[3]]), PROMPT_LENGTH, SCALE)
+    assert GuidedModel(model, torch.tensor([[3]]), 1, SCALE).max_positions == 64
 
 
 def test_a_batch_without_its_unconditional_prompts_is_refused():

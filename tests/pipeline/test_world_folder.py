@@ -122,7 +122,7 @@ def test_sizes_that_no_weight_shows_are_refused_before_they_are_allocated(
         ({"fps": math.inf}, "fps must be above 0 and at most 1000, got inf"),
         ({"num_frames": 10**30}, "num_frames must be 1 to 268435456, got 1000"),
         ({"num_frames": 0}, "num_frames must be 1 to 268435456, got 0"),
-        ({"context_frames": 0}, "context_frames must be 1 to 268435456, got 0"),
+        ({"context_frames": -1}, "context_frames must be 0 to 268435456, got -1"),
         ({"row_lag": -1}, "row_lag must be 1 to 268435456, got -1"),
         ({"keep_frames": -1}, "keep_frames must be 0 to 268435456, got -1"),
         ({"first_id": -1}, "first_id must be 0 to 268435456, got -1"),

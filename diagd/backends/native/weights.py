@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from diagd.backends.linears import round_to_int8
 from diagd.backends.native.boundary import LayerRecord, ModelRecord
 from diagd.models.attention import SwiGLU
+from diagd.models.rotary import first_grid_token
 from diagd.models.transformer import Transformer
 
 PAGE = 2**21  # bytes
@@ -136,9 +137,9 @@ class NativeWeights:
             gated=config.mlp == "swiglu",
             num_embeddings=len(embeddings),
             max_positions=config.max_positions,
-            prefix=config.prefix_length,
+            prefix=first_grid_token(config),
             actions=config.num_action_tokens,
-            grid_width=config.grid_width if config.position == "rope3d" else 0,
+            grid_width=config.grid_width if config.position in ("rope2d", "rope3d") else 0,
             grid_tokens=config.tokens_per_frame,
             eps=config.norm_eps,
             embeddings=self._keep(self._pad(embeddings.detach(), 1).to(self.dtype)),

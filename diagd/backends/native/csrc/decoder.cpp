@@ -106,12 +106,14 @@ struct Decoder {
     const int half = m.head_dim / 2;
     const int64_t at = s.at[lane], frame_tokens = m.actions + m.grid_tokens;
     int64_t coordinates[3] = {at, 0, 0};
+    bool in_row = true;
     if (m.grid_width) {
       const int64_t q = at + m.actions - m.prefix, cell = q % frame_tokens - m.actions;
       coordinates[0] = q / frame_tokens;
       coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
       coordinates[2] = cell < 0 ? cell + m.actions : cell % m.grid_width;
       if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
+      in_row = at >= m.prefix && cell >= 0;
     }
     float* to = turns + (ptrdiff_t)lane * m.head_dim;
     for (int i = 0; i < half; i++) {
@@ -120,6 +122,8 @@ struct Decoder {
       const double angle = (coordinate - within) * m.frequencies[i] + angle_within;
       to[i] = std::cos(angle), to[half + i] = std::sin(angle);
     }
+    // where no pair turns by the frame, what stands in no row has keys and queries of zero
+    if (!in_row && m.axes[0]) std::fill(to, to + m.head_dim, 0.0f);
   }
 
   void embed(int row) const {

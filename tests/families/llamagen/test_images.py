@@ -1,0 +1,114 @@
+"""From a class to a picture, with the files as LlamaGen releases them and with a folder of ours."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from diagd.decoding.sampling import SamplingOptions
+from diagd.families.llamagen.presets import ImageNetClasses
+from diagd.pipeline.generator import VideoGenerator
+from tests.families.llamagen.plain import greedy_image, random_checkpoint, random_tokenizer
+from tests.worlds import smooth_frames
+
+HIDDEN, LAYERS, HEADS, NUM_CODES, SIDE, GUIDANCE = 64, 1, 1, 40, 2, 4.0
+GREEDY = SamplingOptions()
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> Path:
+    """Write a model of images of 2 x 2 tokens, and its tokenizer beside it."""
+    folder = tmp_path_factory.mktemp("llamagen")
+    torch.save({"model": random_checkpoint(HIDDEN, LAYERS, NUM_CODES)}, folder / "c2i_B_256.pt")
+    tokenizer = random_tokenizer((32,) * 5, latent_channels=16, num_codes=NUM_CODES, code_size=8)
+    torch.save({"model": tokenizer}, folder / "vq_ds16_c2i.pt")
+    (folder / "config.json").write_text(json.dumps({"image_size": 16 * SIDE}))
+    return folder / "c2i_B_256.pt"
+
+
+@pytest.fixture(scope="module")
+def world(released) -> VideoGenerator:
+    return VideoGenerator.from_pretrained(released)
+
+
+def expected(label: int, scale: float) -> torch.Tensor:
+    weights = random_checkpoint(HIDDEN, LAYERS, NUM_CODES)
+    return greedy_image(weights, HEADS, SIDE, SIDE, label, scale)
+
+
+def test_classes_are_numbers():
+    classes = ImageNetClasses()
+    for name in ("class 207", "207"):
+        assert classes.tokens_of(name) == classes.tokens_of(classes.names[207]) == (207,)
+    assert classes.tokens_of("none") == (1000,)
+    assert classes.action_of({"action": "207"}) == "207"
+    for name in ("class 1000", "dog", "-1", ""):
+        with pytest.raises(ValueError, match=r"unknown class '.*', expected class 0 to class"):
+            classes.tokens_of(name)
+    with pytest.raises(ValueError, match=r'expected \{"action": CLASS\}, got \{"action": 3\}'):
+        classes.action_of({"action": 3})
+
+
+@pytest.mark.parametrize("scale", [GUIDANCE, 1.0])
+def test_an_image_is_that_of_its_greedy_loop_guided_by_default(world, scale):
+    asked = {} if scale == GUIDANCE else {"guidance": scale}
+    video = world.generate(None, "class 207", strategy="raster", sampling=GREEDY, **asked)
+    assert torch.equal(video.tokens[0], expected(207, scale))
+    assert video.frames.shape == (1, 32, 32, 3)
+
+
+def test_several_images_follow_from_several_classes(world):
+    """Each begins anew; so do the images of a batch."""
+    how = {"strategy": "raster", "sampling": GREEDY}
+    video = world.generate(None, "class 207,class 5", **how)
+    batch = world.generate([None, None], ["class 207", "class 5"], **how)
+    for number, label in enumerate((207, 5)):
+        assert torch.equal(video.tokens[number], expected(label, GUIDANCE))
+        assert torch.equal(batch[number].tokens[0], expected(label, GUIDANCE))
+    engine = world.start(None, sampling=GREEDY)
+    (tokens,) = engine.decode("raster", world.action_ids(["class 207"], 1, "image"), 1)
+    assert torch.equal(tokens[0], expected(207, GUIDANCE))
+
+
+def test_what_does_not_fit_is_refused(world):
+    with pytest.raises(ValueError, match="makes images from actions alone: leave the prompt out"):
+        world.generate(smooth_frames(1, 32, 32), "class 207")
+    with pytest.raises(ValueError, match="expected 1 actions, one for each generated frame, got 0"):
+        world.generate(None, num_frames=1)
+    other = VideoGenerator.from_pretrained("doom")
+    with pytest.raises(ValueError, match=r"this model takes no guidance, got 2\.0"):
+        other.generate(smooth_frames(1, *other.frame_size_px), "forward", guidance=2.0)
+    with pytest.raises(ValueError, match=r"frames must be \(T, H_px, W_px, 3\) uint8 RGB, got obj"):
+        other.generate(None, "forward")
+
+
+def test_the_command_line_writes_a_picture(released, command, tmp_path):
+    picture = tmp_path / "dog.png"
+    flags = "--actions", "class 207", "--output", picture, "--dtype", "float32", "--json"
+    outcome = command("generate", "--model", released, *flags)
+    assert outcome.code == 0, outcome.err
+    first = picture.read_bytes()
+    with Image.open(picture) as image:
+        assert min(image.size) >= 32
+    outcome = command("convert", released, tmp_path / "ours", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["family"] == "LlamaGen"
+    outcome = command("generate", "--model", tmp_path / "ours", *flags)
+    assert outcome.code == 0, outcome.err
+    assert picture.read_bytes() == first
+    outcome = command("generate", "--model", released, *flags, "--guidance", 1.0)
+    assert outcome.code == 0, outcome.err
+    assert picture.read_bytes() != first
+
+
+def test_the_command_line_says_what_is_missing(released, command, tmp_path):
+    outcome = command("generate", "--model", released, "--output", tmp_path / "dog.png")
+    assert outcome.code == 2
+    assert "give --actions, such as none*1" in outcome.err
+    alone = tmp_path / "c2i_B_256.pt"
+    alone.write_bytes(released.read_bytes())
+    outcome = command("generate", "--model", alone, "--actions", "class 1")
+    assert outcome.code == 2
+    assert "expected its tokenizer, such as vq_ds16_c2i.pt, beside it" in outcome.err
