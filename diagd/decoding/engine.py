@@ -150,7 +150,7 @@ class Stream:
         self.reads_again = keep_frames is not None or not model.relative_positions
         num_slots = self.max_slots + num_action_tokens + 1
         self.buffers = buffers = model.make_buffers(batch_size, num_slots, context)
-        self.tokens, self.held, self.fed_at = buffers.tokens, buffers.held, buffers.fed_at
+        self.held, self.fed_at = buffers.held, buffers.fed_at
         self.seeds, self.cache = buffers.seeds, buffers.cache
         self.seeds.copy_(torch.tensor(seeds or [0] * batch_size))
         self.scratch = len(self.held) - 1
@@ -163,6 +163,11 @@ class Stream:
         self.num_generated = self.num_dropped_frames = 0  # frames since the stream began
         self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
         self.verified: list[VerifiedStep] = []  # since the newest call of `decode`
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, slots) int64; a device may have to be waited for."""
+        return self.buffers.tokens
 
     @property
     def batch_size(self) -> int:
