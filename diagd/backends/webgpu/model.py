@@ -40,14 +40,11 @@ class Task(NamedTuple):
     held: int
     first: int
     mask: int
-    capacity: int
+    capacity: int = 0
     top_k: int = 0
     exclusive: int = 0
     temperature: float = 0.0
     top_p: float = 1.0
-
-    def pack(self) -> bytes:
-        return struct.pack("<12I2f", *self).ljust(UNIFORM, b"\0")
 
 
 class Batch(NamedTuple):
@@ -57,6 +54,16 @@ class Batch(NamedTuple):
     lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask where there is one
     memory: Tensor  # int32: tokens, held, fed_at, seeds
     draws: bool
+
+    @property
+    def capacity(self) -> int:
+        """The most rows of a step."""
+        return max(task.rows for task in self.tasks)
+
+    def records(self) -> bytes:
+        """Return the tasks as the shaders read them, each `UNIFORM` bytes behind the one before."""
+        whole = (task._replace(capacity=self.capacity) for task in self.tasks)
+        return b"".join(struct.pack("<12I2f", *task).ljust(UNIFORM, b"\0") for task in whole)
 
 
 class Dispatch(NamedTuple):
@@ -176,7 +183,7 @@ class WebGPUModel(CausalModel):
             name: [self.device_used.upload(part) for part in weights]
             for name, weights in weights_of(model).items()
         }
-        self._codes = {rows: shader_of(self.config, self.dtype, rows) for rows in TILES}
+        self.codes = {rows: shader_of(self.config, self.dtype, rows) for rows in TILES}
 
     @property
     def shape(self) -> ModelShape:
@@ -230,14 +237,14 @@ class WebGPUModel(CausalModel):
         task = task._replace(keep=keep, mask=lanes * self.lane)
         told = [self.lanes_of(fields, positions).flatten(), visible.flatten().int()]
         self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
-        start = task.capacity * (self._row_floats - self.vocab_size)
+        start = task.rows * (self.row_floats - self.vocab_size)
         logits = cache.workspace.read("arena", torch.float32, start, batch * keep * self.vocab_size)
         return logits.view(batch, keep, self.vocab_size)
 
     def task(self, batch: int, lanes: int, slots: int, stride: int, reach: int) -> Task:
         """Describe a step whose lanes stand first, and which draws greedily."""
         rows = batch * lanes
-        return Task(lanes, rows, lanes, reach, slots, stride, batch * stride, 0, 0, rows)
+        return Task(lanes, rows, lanes, reach, slots, stride, batch * stride, 0, 0)
 
     def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
         """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""
@@ -251,21 +258,19 @@ class WebGPUModel(CausalModel):
     def submit(self, cache: WebGPUCache, batch: Batch) -> None:
         """Upload what the steps read, and submit them."""
         space, device = cache.workspace, self.device_used
-        capacity = max(task.rows for task in batch.tasks)
-        records = b"".join(task._replace(capacity=capacity).pack() for task in batch.tasks)
-        lanes, memory = bytes_of(batch.lanes), bytes_of(batch.memory)
+        records, lanes, memory = batch.records(), bytes_of(batch.lanes), bytes_of(batch.memory)
         space.fit(
             tasks=len(records),
             lanes=len(lanes),
             memory=len(memory),
-            arena=4 * capacity * self._row_floats,
+            arena=4 * batch.capacity * self.row_floats,
         )
         space.write(tasks=records, lanes=lanes, memory=memory)
         encoder = device.device.create_command_encoder()
         run = encoder.begin_compute_pass()
         for index, task in enumerate(batch.tasks):
             run.set_bind_group(0, space.group, [index * UNIFORM])
-            code = self._codes[tile_of(task.rows)]
+            code = self.codes[tile_of(task.rows)]
             for entry, weights, groups in self.dispatches(task, batch.draws):
                 run.set_pipeline(device.pipeline(code, entry))
                 run.set_bind_group(1, cache.groups[weights])
@@ -290,7 +295,7 @@ class WebGPUModel(CausalModel):
             yield Dispatch("draw", "predict", (rows, 1))
 
     @property
-    def _row_floats(self) -> int:
+    def row_floats(self) -> int:
         """Floats of activations for each row; logits stand last."""
         config = self.config
         heads, size = config.num_heads, config.head_dim

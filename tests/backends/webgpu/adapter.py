@@ -1,6 +1,6 @@
 """Models on whatever GPU `wgpu` finds, which may be a CPU (Mesa's lavapipe)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,6 +36,6 @@ class Filled(NamedTuple):
         device().queue.write_buffer(self.buffer, 0, bytes_of(numbers))
 
 
-def on_device(cache: WebGPUCache) -> list[Filled]:
+def on_device(cache: WebGPUCache) -> list[Any]:
     """Return the buffers of a cache."""
     return [Filled(layer) for layer in cache.layers]
