@@ -143,7 +143,8 @@ class Recorded:
             bounds = list(ranges.by_place[lanes.rows, lanes.columns].unbind(-1))
         fields = [lanes.positions - base, *lanes[1:], *bounds]
         held = (self.held - base).clamp(min=-(2**31))
-        state = [tokens.flatten(), held, self.fed_at, buffers.seeds.view(torch.int32)]
+        seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
+        state = [tokens.flatten(), held, self.fed_at, seeds.flatten()]
         tasks, first = [], 0
         for one, reach in self.steps:
             task = model.task(batch, one.shape[1], slots, slots, reach)

@@ -37,13 +37,19 @@ def test_weights_of_two_bytes_are_unpacked(dtype):
     assert (logits - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
 
 
-def decode(model, strategy, sampling, num_frames=7):
+def decode(model, strategy, sampling, num_frames=7, batch_size=2, seed=5):
     """Decode frames of 3 x 5 tokens, more than the context holds (three)."""
     engine = diagd.DecodingEngine(
-        model, 3, 5, num_action_tokens=2, batch_size=2, sampling=sampling, seed=5
+        model,
+        3,
+        5,
+        num_action_tokens=2,
+        batch_size=batch_size,
+        sampling=sampling,
+        seed=seed,
     )
-    engine.prefill(random_tokens(2, 16, vocab_size=44))
-    actions = 44 + random_tokens(2, num_frames, 2, vocab_size=6)
+    engine.prefill(random_tokens(batch_size, 16, vocab_size=44))
+    actions = 44 + random_tokens(batch_size, num_frames, 2, vocab_size=6)
     return torch.stack(list(engine.decode(strategy, actions)), 1)
 
 
@@ -63,6 +69,12 @@ def test_tokens_are_those_of_pytorch_beyond_a_full_context(strategy, sampling):
     """With one seed: noise is the same, and rounding turns no draw of these."""
     expected = decode(tiny_model(), strategy, sampling)
     assert torch.equal(decode(on_webgpu(tiny_model()), strategy, sampling), expected)
+
+
+@pytest.mark.parametrize("seed", [2**40 + 2**31 + 3, -5])
+def test_a_seed_of_64_bits_draws_as_in_pytorch(seed):
+    given = "k=1", SamplingOptions(1.0), 2, 1, seed
+    assert torch.equal(decode(on_webgpu(tiny_model()), *given), decode(tiny_model(), *given))
 
 
 def test_a_frame_is_one_submission_of_few_dispatches(monkeypatch):
