@@ -394,20 +394,32 @@ fn noise_of(key: u32, id: u32) -> f32 {
   return -log(select(-log(1.0 - u), u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25))), u < 0.01));
 }
 
-// The highest key such that the ids whose keys are no lower weigh `least`: by their number, or, where
-// `peak` is given, by exp(score - peak) of those that are not below `bar`.
-fn threshold(start: u32, low: u32, high: u32, heat: f32, least: f32, bar: u32, peak: f32) -> u32 {
-  var key = 0u;
-  for (var bit = 31u; bit < 32u; bit--) {
-    let tried = key | (1u << bit);
-    var weight = 0.0;
-    for (var id = low + thread; id < high; id += THREADS) {
-      let score = arena[start + id] / heat;
-      if (key_of(score) >= max(tried, bar)) { weight += select(exp(score - peak), 1.0, bar == 0u); }
-    }
-    if (total(weight) >= least) { key = tried; }
+var<private> logits: u32;  // of the row that is drawn
+var<private> low: u32;
+var<private> high: u32;
+var<private> heat: f32;
+var<private> peak: f32;
+
+fn score_of(id: u32) -> f32 { return arena[logits + id] / heat; }
+
+// The number of ids whose keys are at least `bar`, or, without `counts`, the sum of exp(score - peak).
+fn weight_of(bar: u32, counts: bool) -> f32 {
+  var weight = 0.0;
+  for (var id = low + thread; id < high; id += THREADS) {
+    let score = score_of(id);
+    if (key_of(score) >= bar) { weight += select(exp(score - peak), 1.0, counts); }
   }
-  return key;
+  return total(weight);
+}
+
+// The highest bar, `lowest` at least, for which ids weigh `least` or more.
+fn threshold(least: f32, lowest: u32, counts: bool) -> u32 {
+  var bar = 0u;
+  for (var bit = 31u; bit < 32u; bit--) {
+    let tried = bar | (1u << bit);
+    if (weight_of(max(tried, lowest), counts) >= least) { bar = tried; }
+  }
+  return max(bar, lowest);
 }
 
 // A workgroup for each row: draw its token and write it. Rules and their order are those of
@@ -416,40 +428,27 @@ fn threshold(start: u32, low: u32, high: u32, heat: f32, least: f32, bar: u32, p
 fn draw(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
   thread = index;
   let lane = lane_of(group.x);
-  let low = u32(lanes[lane + LOW]);
-  let high = u32(lanes[lane + HIGH]);
-  let start = at(LOGITS, VOCAB, group.x);
-  let heat = select(1.0, task.temperature, task.temperature > 0.0);
+  logits = at(LOGITS, VOCAB, group.x);
+  low = u32(lanes[lane + LOW]);
+  high = u32(lanes[lane + HIGH]);
+  heat = select(1.0, task.temperature, task.temperature > 0.0);
   var top = 0u;
   var lowest = 0u;  // the complement of the lowest key, so that both are maxima
   for (var id = low + thread; id < high; id += THREADS) {
-    let key = key_of(arena[start + id] / heat);
+    let key = key_of(score_of(id));
     top = max(top, key);
     lowest = max(lowest, ~key);
   }
   top = highest(top);
   lowest = ~highest(lowest);
-  let peak = float_of(top);
+  peak = float_of(top);
   var bar = 0u;
-  if (task.top_k > 0u) {
-    bar = threshold(start, low, high, heat, min(f32(task.top_k), f32(high - low)), 0u, 0.0);
-  }
+  if (task.top_k > 0u) { bar = threshold(min(f32(task.top_k), f32(high - low)), 0u, true); }
   if (task.top_p < 1.0) {
-    bar = max(bar, 1u);
-    var mass = 0.0;
-    for (var id = low + thread; id < high; id += THREADS) {
-      let score = arena[start + id] / heat;
-      if (key_of(score) >= bar) { mass += exp(score - peak); }
-    }
-    let least = task.top_p * total(mass);
-    let crossing = max(bar, threshold(start, low, high, heat, least, bar, peak));
-    var held = 0.0;  // of the ids kept so far
-    for (var id = low + thread; id < high; id += THREADS) {
-      let score = arena[start + id] / heat;
-      if (key_of(score) >= crossing) { held += exp(score - peak); }
-    }
-    let crosses = task.exclusive != 0u && total(held) > least && crossing < top;
-    bar = select(crossing, crossing + 1u, crosses);
+    let least = task.top_p * weight_of(bar, false);
+    bar = threshold(least, bar, false);
+    let crosses = weight_of(bar, false) > least && bar < top;
+    bar += select(0u, 1u, crosses && task.exclusive != 0u);
   }
   let batch = group.x / task.lanes;
   let seed = task.held + 2u * task.slots + 2u * batch;
@@ -460,7 +459,7 @@ fn draw(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) grou
   var best = 0u;
   var winner = 0u;
   for (var id = low + thread; id < high; id += THREADS) {
-    var score = arena[start + id] / heat;
+    var score = score_of(id);
     if (key_of(score) >= bar) {
       if (task.temperature > 0.0) { score += noise_of(key, id); }
       if (key_of(score) > best) { best = key_of(score); winner = id; }
