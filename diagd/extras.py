@@ -9,6 +9,7 @@ EXTRAS = {  # as in pyproject.toml, by the names of the modules
     "metrics": ("torchmetrics", "matplotlib"),
     "scale": ("ray",),
     "train": ("accelerate", "matplotlib"),
+    "webgpu": ("wgpu",),
     "web": ("fastapi", "uvicorn", "websockets", "PIL"),
 }
 

@@ -24,6 +24,7 @@ from diagd.backends.native.model import NativeModel
 from diagd.backends.replay import Captured, Compiled
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
 from diagd.backends.triton.model import TritonModel, load_kernels, why_not
+from diagd.backends.webgpu.model import WebGPUModel
 from diagd.decoding.model import CausalModel
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
@@ -200,6 +201,12 @@ def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
     return TritonModel(_merged(model, int8))
 
 
+def _webgpu(model: Transformer, int8: bool) -> CausalModel:
+    if int8:
+        raise ValueError("backend webgpu has no int8")
+    return WebGPUModel(model)
+
+
 def _why_no_triton(model: Transformer) -> str | None:
     return why_not(model.config, model.dtype, model.device)
 
@@ -213,4 +220,5 @@ BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "cuda-graph": _captured,
     "triton": lambda model, int8: Captured(_with_kernels(model, int8)),
     "compiled-graph": lambda model, int8: Captured(_with_kernels(model, int8), compiled=True),
+    "webgpu": _webgpu,
 }

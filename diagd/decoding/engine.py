@@ -130,8 +130,7 @@ class Stream:
         fit = (max_slots + frame.num_action_tokens) // frame.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not model.relative_positions
-        self.buffers = buffers
-        self.tokens, self.held, self.fed_at = buffers.tokens, buffers.held, buffers.fed_at
+        self.buffers, self.held, self.fed_at = buffers, buffers.held, buffers.fed_at
         self.seeds, self.cache = buffers.seeds, buffers.cache
         self.scratch = len(self.held) - 1
         self.draw_rule: DrawRule | None = None  # of the newest step
@@ -142,9 +141,12 @@ class Stream:
         self.window = 0  # frames that the context holds, the one under way included
         self.num_generated = self.num_dropped_frames = 0  # frames since the prefill
         self.num_steps = self.num_fed = 0  # since the prefill; padding not counted
-        self.verified: list[
-            Any
-        ] = []  # `VerifiedStep`s of exact decoding, since the newest `decode`
+        self.verified: list[Any] = []  # `VerifiedStep`s since the newest call of `decode`
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, slots) int64; a device may have to be waited for."""
+        return self.buffers.tokens
 
     @property
     def batch_size(self) -> int:

@@ -8,6 +8,7 @@ from diagd.backends.prepare import BACKENDS, prepare
 from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.backends.conformance import UnderTest, checks_of
 from tests.backends.recomputing import Recomputing
+from tests.backends.webgpu.adapter import on_device, on_webgpu
 
 # inductor's own; the second on GPUs that could multiply float32 in 19 bits, which we do not ask for
 pytestmark = [
@@ -43,6 +44,8 @@ CPU = {
             b for layer in cache.slot_layers for b in (layer.keys, layer.values)
         ],
     ),
+    # a kind takes half a minute where lavapipe computes; test_model.py there has the others
+    "webgpu": UnderTest(on_webgpu, kinds=("cosmos", "wham"), buffers=on_device),
     "without a cache": UnderTest(Recomputing, buffers=lambda cache: []),
 }
 CUDA = {

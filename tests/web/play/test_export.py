@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -209,14 +211,15 @@ def test_worlds_that_cannot_be_played_are_refused_before_anything_is_written(tmp
     ActionVocabulary(NAMES).save(learned / "actions.json")
     write_scenes(learned)
     world, site = write_world(tmp_path / "world"), tmp_path / "site"
-    for model, flags, complaint in (
+    refused: list[tuple[Path, dict[str, Any], str]] = [
         (still, {}, "without actions"),
         (learned, {}, "learned positions"),
         (world, {"strategy": "exact"}, "no schedule"),
         (world, {"context_frames": 0}, "context_frames must be at least 1, got 0"),
         (world, {"scenes": tmp_path / "none"}, "folder of scenes not found"),
         (tmp_path / "nowhere", {}, "nowhere"),
-    ):
+    ]
+    for model, flags, complaint in refused:
         with pytest.raises((ValueError, FileNotFoundError), match=complaint):
             export(ExportWebOptions(site, str(model), **flags))
     assert not site.exists()

@@ -1,0 +1,323 @@
+"""Decode a Transformer on any GPU by WebGPU: steps are recorded, and a frame is one submission.
+
+The shaders (`decoder.wgsl`) take a step in 4 * layers + 3 dispatches, activations in float32. What
+they draw stays on the device: `Buffers.tokens` fetches it when somebody reads it.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diagd.backends.webgpu.device import (
+    OWN,
+    UNIFORM,
+    Workspace,
+    bytes_of,
+    open_device,
+)
+from diagd.backends.webgpu.shader import COLUMNS, TILES, check_shape, shader_of, weights_of
+from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
+from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
+from diagd.decoding.sampling_options import SamplingOptions
+from diagd.models.attention import check_cache_fits, check_sizes, refuse_context
+from diagd.models.transformer import Transformer, shape_of
+
+FIELDS = 10  # of a lane before the cosines and sines of its position, as in the shader
+
+
+class Task(NamedTuple):
+    """One step as the shaders read it: the fields of their `Step`."""
+
+    lanes: int
+    rows: int
+    keep: int
+    reach: int
+    slots: int
+    stride: int
+    held: int
+    first: int
+    mask: int
+    capacity: int = 0
+    top_k: int = 0
+    exclusive: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+class Batch(NamedTuple):
+    """What one submission runs, and the buffers that it begins with."""
+
+    tasks: list[Task]
+    lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask where there is one
+    memory: Tensor  # int32: tokens, held, fed_at, seeds
+    draws: bool
+
+    @property
+    def capacity(self) -> int:
+        """The most rows of a step."""
+        return max(task.rows for task in self.tasks)
+
+    def records(self) -> bytes:
+        """Return the tasks as the shaders read them, each `UNIFORM` bytes behind the one before."""
+        whole = (task._replace(capacity=self.capacity) for task in self.tasks)
+        return b"".join(struct.pack("<12I2f", *task).ljust(UNIFORM, b"\0") for task in whole)
+
+
+class Dispatch(NamedTuple):
+    """One dispatch of a step."""
+
+    entry: str
+    weights: str
+    groups: tuple[int, int]
+
+
+class WebGPUCache:
+    """Keys and values on the device, and the steps that have not been submitted yet."""
+
+    def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
+        self.model, self.batch_size, self.num_slots = model, batch_size, num_slots
+        config, device = model.config, model.device_used
+        size = 8 * batch_size * config.num_kv_heads * num_slots * config.head_dim
+        check_cache_fits(config.num_layers * size, batch_size, num_slots)
+        self.layers = [device.make(size) for _ in range(config.num_layers)]
+        self.workspace = Workspace(device)
+        self.groups = {}  # by the names of weights
+        for name, buffers in model.weights.items():
+            layer = self.layers[int(name.partition(" ")[2] or 0)]
+            parts = (*buffers, layer)
+            self.groups[name] = device.bind(dict(zip(OWN, parts, strict=True)))
+
+
+class WebGPUBuffers(Buffers):
+    """Buffers whose tokens are fetched from the device when somebody reads them."""
+
+    tokens_here: Tensor
+    recorded: "Recorded | None" = None
+
+    @property
+    def tokens(self) -> Tensor:
+        if self.recorded is not None:
+            recorded, self.recorded = self.recorded, None
+            recorded.submit(self)
+        return self.tokens_here
+
+    @tokens.setter
+    def tokens(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, tokens: Tensor
+    ) -> None:
+        self.tokens_here = tokens
+
+
+class Recorded:
+    """Steps that wait for their submission, under one state of the slots."""
+
+    def __init__(self, step: StepParts) -> None:
+        self.step = step
+        self.held, self.fed_at = step.buffers.held.clone(), step.buffers.fed_at.clone()
+        self.steps: list[tuple[Tensor, int]] = []  # lanes (8, L), slots to read
+
+    def fits(self, step: StepParts) -> bool:
+        """Whether another step may follow in the same submission."""
+        slots = step.buffers
+        same = torch.equal(self.held, slots.held) and torch.equal(self.fed_at, slots.fed_at)
+        return self.step is step and same
+
+    def batch(self, tokens: Tensor) -> Batch:
+        """Describe all steps as one submission.
+
+        Args:
+            tokens: (B, slots) int64, before them.
+        """
+        buffers, sampling, ranges = self.step.buffers, self.step.sampling, self.step.ranges
+        model: WebGPUModel = buffers.cache.model
+        batch, slots = tokens.shape
+        lanes = Lanes.of(torch.cat([lanes for lanes, _ in self.steps], 1))
+        # positions may be beyond int32; only their order counts, but in a table
+        base = int(self.held.max()) if model.relative_positions else 0
+        if ranges.by_place is None:
+            bounds = [torch.full_like(lanes.rows, bound) for bound in (ranges.low, ranges.high)]
+        else:
+            bounds = list(ranges.by_place[lanes.rows, lanes.columns].unbind(-1))
+        fields = [lanes.positions - base, *lanes[1:], *bounds]
+        held = (self.held - base).clamp(min=-(2**31))
+        seeds = torch.stack([buffers.seeds, buffers.seeds >> 32], 1)  # 32 bits each
+        state = [tokens.flatten(), held, self.fed_at, seeds.flatten()]
+        tasks, first = [], 0
+        for one, reach in self.steps:
+            task = model.task(batch, one.shape[1], slots, slots, reach)
+            tasks.append(task._replace(first=first, **_rules_of(sampling)))
+            first += one.shape[1] * model.lane
+        memory = torch.cat([part.to(torch.int32) for part in state])
+        return Batch(tasks, model.lanes_of(fields, lanes.positions), memory, True)
+
+    def submit(self, buffers: WebGPUBuffers) -> None:
+        """Run all steps, and fetch the tokens."""
+        tokens, cache = buffers.tokens_here, buffers.cache
+        cache.model.submit(cache, self.batch(tokens))
+        tokens.copy_(cache.workspace.read("memory", torch.int32, 0, tokens.numel()).view_as(tokens))
+
+
+class WebGPUModel(CausalModel):
+    """A `Transformer` behind the same protocol, its weights copied to a GPU.
+
+    Tokens, masks and logits are tensors on the CPU. Draws are those of
+    `diagd.decoding.sampling.sample` but for rounding.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        """Copy the weights of a model.
+
+        Raises:
+            ValueError: a model that the shaders cannot run, or `wgpu` is not installed.
+            OSError: there is no GPU.
+        """
+        check_shape(model.config, model.dtype)
+        self.config, self.dtype = model.config, model.dtype
+        self.device_used = open_device()
+        self.lane = FIELDS + model.config.head_dim
+        self._rotary = model.model.rotary
+        self._shape = shape_of(model.config, torch.device("cpu"))
+        self.weights = {
+            name: [self.device_used.upload(part) for part in weights]
+            for name, weights in weights_of(model).items()
+        }
+        self.codes = {rows: shader_of(self.config, self.dtype, rows) for rows in TILES}
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    def make_cache(
+        self, batch_size: int, num_slots: int, context: Tensor | None = None
+    ) -> WebGPUCache:
+        refuse_context(context)
+        check_sizes(batch_size, num_slots)
+        return WebGPUCache(self, batch_size, num_slots)
+
+    def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
+        return WebGPUBuffers.allocate(self, batch_size, num_slots, context)
+
+    def make_step(self, step: StepParts) -> StepFunction:
+        """Return what records a plain step; whoever reads tokens has it submitted."""
+        buffers = step.buffers
+        if not step.is_plain or not isinstance(buffers, WebGPUBuffers):
+            return step.run
+
+        def run(lanes: Tensor, num_slots: int) -> None:
+            if buffers.recorded is None or not buffers.recorded.fits(step):
+                _ = buffers.tokens  # what was recorded runs now
+                buffers.recorded = Recorded(step)
+            reach = min(whole_blocks(num_slots, BLOCK), len(buffers.held))
+            buffers.recorded.steps.append((lanes, reach))
+
+        return run
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        visible: Tensor,
+        cache: WebGPUCache,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        batch, lanes = tokens.shape
+        keep = min(logits_to_keep or lanes, lanes)
+        last = 2**62 if self.relative_positions else self.max_positions
+        limits = (tokens, self.num_embeddings), (slots, cache.num_slots), (positions, last)
+        for numbers, limit in limits:
+            if int(numbers.min()) < 0 or int(numbers.max()) >= limit:
+                raise ValueError(f"tokens, slots or positions out of range [0, {limit})")
+        zero = torch.zeros_like(slots)
+        at = zero if self.relative_positions else positions
+        fields = [at, slots, torch.arange(lanes), *[zero] * 7]
+        task = self.task(batch, lanes, cache.num_slots, lanes, visible.shape[1])
+        task = task._replace(keep=keep, mask=lanes * self.lane)
+        told = [self.lanes_of(fields, positions).flatten(), visible.flatten().int()]
+        self.submit(cache, Batch([task], torch.cat(told), tokens.flatten().int(), False))
+        start = task.rows * (self.row_floats - self.vocab_size)
+        logits = cache.workspace.read("arena", torch.float32, start, batch * keep * self.vocab_size)
+        return logits.view(batch, keep, self.vocab_size)
+
+    def task(self, batch: int, lanes: int, slots: int, stride: int, reach: int) -> Task:
+        """Describe a step whose lanes stand first, and which draws greedily."""
+        rows = batch * lanes
+        return Task(lanes, rows, lanes, reach, slots, stride, batch * stride, 0, 0)
+
+    def lanes_of(self, fields: list[Tensor], positions: Tensor) -> Tensor:
+        """Return (L, 10 + head_dim) int32: fields (L,) int64, and how positions turn a head."""
+        if self._rotary is None:
+            turns = torch.ones(len(positions), self.config.head_dim)
+            turns[:, self.config.head_dim // 2 :] = 0
+        else:
+            turns = torch.cat(self._rotary(positions, torch.float32), -1)
+        return torch.cat([torch.stack(fields, 1).int(), turns.view(torch.int32)], 1)
+
+    def submit(self, cache: WebGPUCache, batch: Batch) -> None:
+        """Upload what the steps read, and submit them."""
+        space, device = cache.workspace, self.device_used
+        records, lanes, memory = batch.records(), bytes_of(batch.lanes), bytes_of(batch.memory)
+        space.fit(
+            tasks=len(records),
+            lanes=len(lanes),
+            memory=len(memory),
+            arena=4 * batch.capacity * self.row_floats,
+        )
+        space.write(tasks=records, lanes=lanes, memory=memory)
+        encoder = device.device.create_command_encoder()
+        run = encoder.begin_compute_pass()
+        for index, task in enumerate(batch.tasks):
+            run.set_bind_group(0, space.group, [index * UNIFORM])
+            code = self.codes[tile_of(task.rows)]
+            for entry, weights, groups in self.dispatches(task, batch.draws):
+                run.set_pipeline(device.pipeline(code, entry))
+                run.set_bind_group(1, cache.groups[weights])
+                run.dispatch_workgroups(*groups)
+        run.end()
+        device.queue.submit([encoder.finish()])
+
+    def dispatches(self, task: Task, draws: bool) -> Iterator[Dispatch]:
+        """Yield the dispatches of a step, in order."""
+        config, rows, tile = self.config, task.rows, tile_of(task.rows)
+        tiles, heads = -(-rows // tile), config.num_heads + 2 * config.num_kv_heads
+        yield Dispatch("embed", "embed", (rows, 1))
+        for layer in range(config.num_layers):
+            yield Dispatch("project", f"project {layer}", (heads, tiles))
+            yield Dispatch("attend", f"attend {layer}", (rows, config.num_heads))
+            inner = _columns(config.intermediate_size)
+            yield Dispatch("expand", f"expand {layer}", (inner, tiles))
+            yield Dispatch("contract", f"contract {layer}", (_columns(config.hidden_size), tiles))
+        kept = rows // task.lanes * task.keep
+        yield Dispatch("predict", "predict", (_columns(config.vocab_size), -(-kept // tile)))
+        if draws:
+            yield Dispatch("draw", "predict", (rows, 1))
+
+    @property
+    def row_floats(self) -> int:
+        """Floats of activations for each row; logits stand last."""
+        config = self.config
+        heads, size = config.num_heads, config.head_dim
+        projected = (heads + 2 * config.num_kv_heads + heads) * size
+        stream = (2 + heads) * config.hidden_size
+        return stream + projected + config.intermediate_size + config.vocab_size
+
+
+def tile_of(rows: int) -> int:
+    """Return how many rows a workgroup multiplies at once."""
+    return next((tile for tile in TILES if rows <= tile), TILES[-1])
+
+
+def _columns(size: int) -> int:
+    return -(-size // COLUMNS)
+
+
+def _rules_of(sampling: SamplingOptions) -> dict[str, float]:
+    return {
+        "top_k": sampling.top_k or 0,
+        "exclusive": int(sampling.exclusive_top_p),
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+    }

@@ -1,0 +1,134 @@
+"""The shaders against PyTorch's Transformer, on the GPU that `wgpu` finds."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+import diagd
+from diagd.backends.prepare import prepare
+from diagd.backends.webgpu import device as devices
+from diagd.backends.webgpu.model import WebGPUModel
+from diagd.decoding.sampling_options import SamplingOptions
+from tests.backends.webgpu.adapter import on_webgpu
+from tests.models.feeding import feed, scrambled_steps, visible_under
+from tests.models.tiny import KINDS, random_tokens, tiny_model
+
+DTYPES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_logits_are_those_of_pytorch(kind):
+    plain, tokens, steps = tiny_model(**KINDS[kind]), random_tokens(2, 40), scrambled_steps(40, 4)
+    expected = plain.logits(tokens, visible=visible_under(steps))
+    logits = feed(on_webgpu(plain), tokens, steps)
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.no_grad()
+def test_weights_of_two_bytes_are_unpacked(dtype):
+    """Norms are folded into them before they are rounded, so they are not PyTorch's."""
+    plain, tokens = tiny_model(**KINDS["world"]), random_tokens(2, 9)
+    expected = plain.logits(tokens)
+    logits = feed(on_webgpu(plain.to(dtype)), tokens, torch.arange(9))
+    assert (logits - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
+
+
+def decode(model, strategy, sampling, num_frames=7, batch_size=2, seed=5):
+    """Decode frames of 3 x 5 tokens, more than the context holds (three)."""
+    engine = diagd.DecodingEngine(
+        model,
+        3,
+        5,
+        num_action_tokens=2,
+        batch_size=batch_size,
+        sampling=sampling,
+        seed=seed,
+    )
+    engine.prefill(random_tokens(batch_size, 16, vocab_size=44))
+    actions = 44 + random_tokens(batch_size, num_frames, 2, vocab_size=6)
+    return torch.stack(list(engine.decode(strategy, actions)), 1)
+
+
+@pytest.mark.parametrize("strategy", ["raster", "k=1", "k=2", "k=1,d=3"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingOptions(),
+        SamplingOptions(1.0, valid_range=(3, 44)),
+        SamplingOptions(0.8, top_k=9),
+        SamplingOptions(1.0, top_p=0.9),
+        SamplingOptions(1.3, top_k=30, top_p=0.7, exclusive_top_p=True),
+    ],
+    ids=["greedy", "temperature", "top-k", "top-p", "all"],
+)
+def test_tokens_are_those_of_pytorch_beyond_a_full_context(strategy, sampling):
+    """With one seed: noise is the same, and rounding turns no draw of these."""
+    expected = decode(tiny_model(), strategy, sampling)
+    assert torch.equal(decode(on_webgpu(tiny_model()), strategy, sampling), expected)
+
+
+@pytest.mark.parametrize("seed", [2**40 + 2**31 + 3, -5])
+def test_a_seed_of_64_bits_draws_as_in_pytorch(seed):
+    given = "k=1", SamplingOptions(1.0), 2, 1, seed
+    assert torch.equal(decode(on_webgpu(tiny_model()), *given), decode(tiny_model(), *given))
+
+
+def test_a_frame_is_one_submission_of_few_dispatches(monkeypatch):
+    model, submitted = on_webgpu(tiny_model()), []
+    assert isinstance(model, WebGPUModel)
+    submit = model.submit
+    monkeypatch.setattr(
+        model, "submit", lambda cache, batch: submitted.append(batch) or submit(cache, batch)
+    )
+    decode(model, "k=1", SamplingOptions(), num_frames=4)
+    assert [len(batch.tasks) for batch in submitted[1:]] == [7] * 4  # behind the prefill
+    layers = model.config.num_layers
+    for batch in submitted[1:]:
+        for task in batch.tasks:
+            assert len(list(model.dispatches(task, batch.draws))) == 4 * layers + 3
+
+
+def test_logits_that_are_broken_are_found():
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight").fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"no token can be drawn at frame 0, row 0, column 0"):
+        decode(on_webgpu(model), "k=1", SamplingOptions())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 22}, "hidden_size to be a multiple of 4, got 22"),
+        ({"intermediate_size": 42}, "intermediate_size to be a multiple of 4, got 42"),
+        ({"head_dim": 260}, "head_dim to be at most 256, got 260"),
+        ({"position_table": True}, "has no cross-attention and no position table"),
+    ],
+)
+def test_a_model_that_the_shaders_cannot_run_is_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        prepare(tiny_model(**changes), "webgpu")
+
+
+def test_weights_of_eight_bytes_are_refused():
+    with pytest.raises(ValueError, match=r"backend webgpu has no weights in torch\.float64"):
+        prepare(tiny_model().double(), "webgpu")
+
+
+def test_without_a_gpu_it_says_so(monkeypatch):
+    def nothing():
+        raise OSError("wgpu finds no GPU (none)")
+
+    monkeypatch.setattr("diagd.backends.webgpu.model.open_device", nothing)
+    with pytest.raises(ValueError, match=r"backend webgpu: wgpu finds no GPU \(none\)"):
+        prepare(tiny_model(), "webgpu")
+
+
+def test_without_wgpu_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wgpu", None)
+    with pytest.raises(ValueError, match=r"needs wgpu: pip install -e '\.\[webgpu\]"):
+        devices.Device()
