@@ -198,7 +198,8 @@ class WebGPUModel(CausalModel):
         return WebGPUCache(self, batch_size, num_slots)
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
-        return WebGPUBuffers.allocate(self, batch_size, num_slots, context)
+        plain = super().make_buffers(batch_size, num_slots, context)
+        return WebGPUBuffers(plain.tokens, plain.held, plain.fed_at, plain.seeds, plain.cache)
 
     def make_step(self, step: StepParts) -> StepFunction:
         """Return what records a plain step; whoever reads tokens has it submitted."""
