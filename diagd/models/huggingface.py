@@ -83,7 +83,7 @@ class Vocabulary:
     `VOCABULARIES`; weights and code stay as they are.
     """
 
-    first_valid = 0  # the logits of ids below are the least number there is
+    first_valid = 0  # the logits of ids below are the least finite number
     image_range: tuple[int, int] | None = None  # low <= id < high
     image_start: int | None = None  # the id before an image
     num_sizes = 0  # tokens that may stand between the image start and the image
@@ -135,8 +135,9 @@ class JanusVocabulary(Vocabulary):
         embedded = torch.where(is_image[..., None], image, text)
         hidden = self.model.model(inputs_embeds=embedded, **inputs).last_hidden_state
         logits = self.model.model.generation_head(_kept(hidden, logits_to_keep))
-        # finite, since guidance takes the difference of two
-        return functional.pad(logits, (self.num_text, 0), value=torch.finfo(logits.dtype).min)
+        # finite in float32 as well, since guidance takes the difference of two
+        never = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
+        return functional.pad(logits, (self.num_text, 0), value=never)
 
 
 VOCABULARIES = {"chameleon": ChameleonVocabulary, "janus": JanusVocabulary}  # by model_type

@@ -220,8 +220,9 @@ def test_guided_diagonals_are_those_of_two_models_without_a_cache(name):
     assert torch.equal(generated(name, model, schedule, given), expected)
 
 
-def test_text_is_never_drawn_by_janus():
-    model, given = diagd.HuggingFaceModel(architecture("janus")), PROMPT
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_text_is_never_drawn_by_janus(dtype):
+    model, given = diagd.HuggingFaceModel(deepcopy(architecture("janus")).to(dtype)), PROMPT
     for sampling in (
         diagd.SamplingOptions(),
         diagd.SamplingOptions(temperature=5.0),
