@@ -207,6 +207,7 @@ def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> Non
             f"the context holds {stream.max_slots}"
         )
     check_ids(prompt, stream.model.num_embeddings, "prompt")
+    stream.model.check_prompt(prompt, layout.context_frames)
 
 
 def _check_grid(grid: TokenGrid, frame: TokenGrid, num_frames: int | None) -> None:

@@ -103,6 +103,9 @@ class CausalModel(Protocol):
         """Seconds that went into capturing steps as CUDA graphs so far."""
         return 0.0
 
+    def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
+        """Refuse, with a ValueError, a prompt (B, P) of known ids that the model would misread."""
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         """Allocate keys and values for `num_slots` slots, the last of them scratch.
 

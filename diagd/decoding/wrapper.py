@@ -34,6 +34,9 @@ class ModelWrapper(CausalModel, Generic[Behind]):
     def capture_seconds(self) -> float:
         return self.model.capture_seconds
 
+    def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
+        self.model.check_prompt(prompt, context_frames)
+
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
         return self.model.make_cache(batch_size, num_slots, context)
 

@@ -5,9 +5,11 @@ attention a prefix of the buffer, so a model can be fed in any order.
 """
 
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -74,6 +76,78 @@ class SlotCache(Cache):
             layer.slots, layer.num_visible = slots, num_visible
 
 
+class Vocabulary:
+    """The ids of a class: how they are embedded, and how hidden states become their logits.
+
+    By default as its forward does. A class that writes images beside it has an entry in
+    `VOCABULARIES`; weights and code stay as they are.
+    """
+
+    first_valid = 0  # the logits of ids below are the least finite number
+    image_range: tuple[int, int] | None = None  # low <= id < high
+    image_start: int | None = None  # the id before an image
+    num_sizes = 0  # tokens that may stand between the image start and the image
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model: Any = model
+        self.num_text = len(model.get_input_embeddings().get_parameter("weight"))
+        self.num_embeddings = self.num_text
+        self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
+
+    def logits(self, tokens: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Tensor:
+        return self.model(input_ids=tokens, logits_to_keep=logits_to_keep, **inputs).logits
+
+
+class ChameleonVocabulary(Vocabulary):
+    """Text and image ids in one head; its forward, which bans the image's, is by-passed."""
+
+    num_sizes = 2  # Lumina-mGPT's height and width
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        names = self.model.model.vocabulary_mapping
+        if names.image_tokens:
+            self.image_range = names.image_tokens[0], names.image_tokens[-1] + 1
+        self.image_start = names.vocab_map.get("<racm3:break>")
+
+    def logits(self, tokens: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Tensor:
+        hidden = self.model.model(input_ids=tokens, **inputs).last_hidden_state
+        return self.model.lm_head(_kept(hidden, logits_to_keep))
+
+
+class JanusVocabulary(Vocabulary):
+    """Text ids, then image ids; these have an embedding, an aligner and a head of their own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.first_valid = self.num_text
+        self.num_embeddings += self.model.model.generation_embeddings.num_embeddings
+        self.vocab_size = self.num_embeddings
+        self.image_range = self.num_text, self.num_embeddings
+        options = getattr(model.generation_config, "generation_kwargs", None) or {}
+        self.image_start = options.get("boi_token_id")
+
+    def logits(self, tokens: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Tensor:
+        is_image = tokens >= self.num_text
+        text = self.model.get_input_embeddings()(tokens.masked_fill(is_image, 0))
+        image = (tokens - self.num_text).clamp(min=0)
+        image = self.model.prepare_embeddings_for_image_generation(image)
+        embedded = torch.where(is_image[..., None], image, text)
+        hidden = self.model.model(inputs_embeds=embedded, **inputs).last_hidden_state
+        logits = self.model.model.generation_head(_kept(hidden, logits_to_keep))
+        # finite in float32 as well, since guidance takes the difference of two
+        never = max(torch.finfo(dtype).min for dtype in (logits.dtype, torch.float32))
+        return functional.pad(logits, (self.num_text, 0), value=never)
+
+
+VOCABULARIES = {"chameleon": ChameleonVocabulary, "janus": JanusVocabulary}  # by model_type
+
+
+def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    return hidden[:, keep]
+
+
 class HuggingFaceModel(CausalModel):
     """A transformers causal language model that can be decoded out of order.
 
@@ -84,21 +158,26 @@ class HuggingFaceModel(CausalModel):
     Raises:
         ValueError: the model is no causal language model, takes no position ids (ALiBi models),
             carries a state from token to token, limits attention to a window, ignores the 4-D mask,
-            or cannot write image tokens with its forward.
+            or bans ids in its forward.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         _check_model(model)
         self.model = model.eval()  # else dropout would be active
         self.config = model.config.get_text_config(decoder=True)  # of a multimodal model its LM's
+        self.vocabulary = VOCABULARIES.get(model.config.model_type, Vocabulary)(model)
         self._cache_argument = cache_argument(model)
         _check_order_does_not_matter(self)
 
     @property
     def shape(self) -> ModelShape:
-        embeddings = self.model.get_input_embeddings().get_parameter("weight")
-        longest = int(self.config.max_position_embeddings)
-        return ModelShape(self.config.vocab_size, len(embeddings), longest, self.model.device)
+        ids, longest = self.vocabulary, int(self.config.max_position_embeddings)
+        return ModelShape(ids.vocab_size, ids.num_embeddings, longest, self.model.device)
+
+    @property
+    def image_range(self) -> tuple[int, int] | None:
+        """The ids of image tokens, for `valid_range`, where the class is known to have them."""
+        return self.vocabulary.image_range
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,6 +186,25 @@ class HuggingFaceModel(CausalModel):
     @property
     def takes_rows(self) -> bool:
         return True
+
+    def check_prompt(self, prompt: Tensor, context_frames: int) -> None:
+        start, num_sizes = self.vocabulary.image_start, self.vocabulary.num_sizes
+        if self.image_range is None:
+            return
+        generation = self.model.generation_config
+        padding = None if generation is None else generation.pad_token_id
+        if padding is not None and len(prompt) > 1 and (prompt == padding).any():
+            raise ValueError(
+                f"prompt must be without padding, got id {padding}: batch rows are of one length, "
+                "and a guidance pair is one row, its other half the argument of diagd.GuidedModel"
+            )
+        if start is not None and not context_frames:
+            ends = prompt[:, -1 - num_sizes :]
+            if not (ends == start).any(1).all():
+                raise ValueError(
+                    f"prompt must end with the image start, id {start}, "
+                    f"got {prompt[:, -1:].flatten().tolist()}: all text stands before the image"
+                )
 
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
@@ -133,15 +231,14 @@ class HuggingFaceModel(CausalModel):
         cache.begin_step(slots, visible.shape[-1])
         never = torch.finfo(self.dtype).min
         mask = torch.zeros_like(visible, dtype=self.dtype).masked_fill(~visible, never)
-        out = self.model(
-            input_ids=tokens,
+        return self.vocabulary.logits(
+            tokens,
+            logits_to_keep,
             attention_mask=mask.reshape(-1, 1, *mask.shape[-2:]),
             position_ids=positions.reshape(-1, tokens.shape[1]),
             use_cache=True,
-            logits_to_keep=logits_to_keep,
             **{self._cache_argument: cache},
         )
-        return out.logits
 
     __call__ = forward
 
@@ -149,7 +246,7 @@ class HuggingFaceModel(CausalModel):
         """Run the plain causal model: (B, N) int64 tokens -> (B, N, vocab_size)."""
         refuse_context(context)
         check_length(tokens, self.max_positions)
-        return self.model(input_ids=tokens, use_cache=False).logits
+        return self.vocabulary.logits(tokens, use_cache=False)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -167,14 +264,12 @@ def _check_model(model: PreTrainedModel) -> None:
     missing = sorted(needed - set(inspect.signature(model.forward).parameters))
     if getattr(config, "alibi", False):
         missing = missing or ["position_ids (it uses ALiBi)"]
-    writes_images = hasattr(model, "prepare_embeddings_for_image_generation")
     is_unbounded = not hasattr(config, "max_position_embeddings")
     window = getattr(config, "sliding_window", None) or 0
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = config._attn_implementation
     for holds, problem in (
         (model._is_stateful, "cannot be fed out of order: it carries a state from token to token"),
-        (writes_images, "cannot be used: it writes images with a head beside its forward"),
         (missing, f"cannot be fed out of order: it takes no {', '.join(missing)}"),
         (is_unbounded, "cannot be used: its config has no max_position_embeddings"),
         (
@@ -198,16 +293,18 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
     name, half = type(model.model).__name__, _PROBE_TOKENS // 2
     ids = torch.linspace(0, model.num_embeddings - 1, _PROBE_TOKENS, device=model.device)
     tokens = ids.long()[None]
-    expected = model.logits(tokens)
+    first = model.vocabulary.first_valid
+    expected = model.logits(tokens)[..., first:]
     banned = (expected <= torch.finfo(model.dtype).min).any(1).sum().item()
     if banned:
-        raise ValueError(f"{name} cannot be used: its forward bans {banned} ids (image tokens)")
+        raise ValueError(f"{name} cannot be used: its forward bans {banned} ids")
     positions = torch.arange(_PROBE_TOKENS, device=model.device).view(2, half).flip(1)
     cache, logits = model.make_cache(1, _PROBE_TOKENS), torch.empty_like(expected)
     for lanes in positions:
         slots = _PROBE_TOKENS - 1 - lanes
         visible = torch.arange(_PROBE_TOKENS - 1, -1, -1, device=model.device) <= lanes[:, None]
-        logits[:, lanes] = model.forward(tokens[:, lanes], lanes, slots, visible, cache)
+        fed = model.forward(tokens[:, lanes], lanes, slots, visible, cache)
+        logits[:, lanes] = fed[..., first:]
     spread = (expected - expected.mean(1, keepdim=True)).float().norm()
     error = (logits - expected).float().norm()
     if error > max(_PROBE_TOLERANCE, torch.finfo(model.dtype).eps ** 0.5) * spread:
