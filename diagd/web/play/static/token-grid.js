@@ -2,7 +2,7 @@
 
 const TRAIL = 3; // steps that glow behind the newest
 const SLOW_MS = 60; // a step takes so long while the session is paused
-const REDRAW_MS = 45; // from one drawing to the next: the model needs the processor more
+const REDRAW_MS = 45; // from one drawing to the next, or a third of a frame: the model needs the processor more
 
 export class TokenGrid {
   constructor(canvas, caption) {
@@ -73,7 +73,7 @@ export class TokenGrid {
       }
     }
     context.globalAlpha = 1;
-    if (newest < Infinity) this.next = setTimeout(() => this.#draw(), REDRAW_MS);
+    if (newest < Infinity) this.next = setTimeout(() => this.#draw(), Math.max(REDRAW_MS, this.paused ? 0 : this.header.decode_ms / 3));
   }
 
   /** The step that is being shown now. */
