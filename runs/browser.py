@@ -6,8 +6,9 @@ Told are medians of rounds, of ratios, too. Time of a frame is that of its token
 picture; the page draws, beside it, in software. Nothing else should run on the machine. Needs
 `pip install -e '.[test]'` and Chromium.
 
-    python runs/browser.py --out docs/results/browser.json
-    python runs/browser.py --out docs/results/browser_memory.json --memory-frames 2000
+    python -m runs.browser --out docs/results/browser.json
+    python -m runs.browser --out docs/results/browser_memory.json --memory-frames 2000
+    python -m runs.browser --film docs/play.webp           # of the world doom, for the README
 """
 
 import functools
@@ -36,6 +37,7 @@ from diagd.system import provenance, settings_of
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionStart
+from runs.play import FILM_SIZE, film
 
 TIMES = "decode_ms", "picture_ms"
 
@@ -44,7 +46,8 @@ TIMES = "decode_ms", "picture_ms"
 class Options:
     """Play in a browser by script and write what was measured."""
 
-    out: Path  # JSON file
+    out: Path = Path("browser.json")  # JSON file
+    film: Path | None = None  # animated picture (webp) of the page being played, and no JSON
     model: str = "doom"
     strategy: str = "k=1"
     threads: int = 2
@@ -203,6 +206,9 @@ def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     with hosted(options.model) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        if options.film:
+            page = browser.new_page(viewport=FILM_SIZE, color_scheme="dark")
+            return film(page, f"{address}?threads={options.threads}", options.film)
         measure = measure_memory if options.memory_frames else measure_speed
         found = measure(browser, address, options)
         version = browser.version

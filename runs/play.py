@@ -1,4 +1,4 @@
-"""Measure `diagd play` from a scripted browser, and film it for the README.
+"""Measure `diagd play` from a scripted browser.
 
 Chromium opens the page, holds and changes keys, and the page itself times them: key to picture is
 from the key event to the screen refresh after the frame that used it was drawn. Beside it stands
@@ -8,7 +8,6 @@ are medians of rounds, of ratios, too. Every strategy plays on its own; nothing 
 the machine. Needs `pip install -e '.[test]'` and Chromium.
 
     python runs/play.py --out work/play                      # play.json, play.md
-    python runs/play.py --out work/play --film docs/play.webp
 """
 
 import io
@@ -42,6 +41,7 @@ WARM_UP_FRAMES = 5
 PARTS = "decode_ms", "picture_ms", "encode_ms", "send_ms"  # all but the last make a frame
 MAX_FILM_BYTES = 3_000_000
 FILM_FPS = 10
+FILM_SIZE: Any = {"width": 1120, "height": 640}
 # the film: what is held, and for how many seconds; a scene that is clicked, or a strategy
 FILM = ("prompt", ("Space", 0.8), ("KeyA", 0.8), ("KeyW", 1.2), ("Space", 0.6), ("KeyD", 1.2))
 FILM += ("worms", ("Space", 0.6), ("KeyE", 0.6), ("Space", 1.0), ("KeyW", 0.8))
@@ -54,7 +54,6 @@ class Options:
     """Play by script and write what was measured."""
 
     out: Path  # folder for play.json and play.md
-    film: Path | None = None  # animated picture (webp or gif) of the world doom being played
     frames: int = 300  # measured with each diagonal, by the browser and by the other client
     raster_frames: int = 50  # measured with raster, which is slow
     rounds: int = 3
@@ -89,11 +88,6 @@ def main(options: Options) -> None:
                 for speeds in [bench(options)]
                 for name in STRATEGIES
             ]
-            if options.film is not None:
-                context = browser.new_context(
-                    viewport={"width": 1120, "height": 640}, color_scheme="dark"
-                )
-                film(context.new_page(), url, options.film)
         finally:
             browser.close()
             server.should_exit = True
