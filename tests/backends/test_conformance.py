@@ -45,7 +45,7 @@ CPU = {
         ],
     ),
     # a kind takes half a minute where lavapipe computes; test_model.py there has the others
-    "webgpu": UnderTest(on_webgpu, kinds=("cosmos", "wham"), buffers=on_device),
+    "webgpu": UnderTest(on_webgpu, kinds=("wham",), buffers=on_device),
     "without a cache": UnderTest(Recomputing, buffers=lambda cache: []),
 }
 CUDA = {

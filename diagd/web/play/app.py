@@ -192,7 +192,8 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
 def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
     """Describe to a page what can be played, before the first frame."""
     world = scheduler.world
-    strategies = dict.fromkeys([*offered(world), Exact(), player.controls.strategy])
+    raster, *diagonals = offered(world)
+    strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
     return {
         **describe(world, scheduler.scenes, strategies, player.settings, player.fps),
         "session": player.id,

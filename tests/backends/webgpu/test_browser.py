@@ -65,9 +65,9 @@ def described(model, batch):
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     [
-        ("world", SamplingOptions()),
-        ("cosmos", SamplingOptions(1.0, top_p=0.9)),
-        ("wham", SamplingOptions(0.8, top_k=9)),
+        ("world", SamplingOptions(1.0, top_p=0.9)),
+        pytest.param("cosmos", SamplingOptions(), marks=pytest.mark.slow),
+        pytest.param("wham", SamplingOptions(0.8, top_k=9), marks=pytest.mark.slow),
     ],
 )
 @torch.no_grad()

@@ -48,10 +48,10 @@ def test_a_page_is_welcomed_with_what_it_needs(page):
     assert welcome["size_px"] == [HEIGHT_PX, WIDTH_PX]
     assert welcome["strategies"] == [
         ["raster", 15],
+        ["exact", None],
         ["k=4", 13],
         ["k=2", 9],
         ["k=1", 7],
-        ["exact", None],
     ]
     assert welcome["keyboard"]["idle"] == "none"
     assert set(welcome["keyboard"]["keys"]) == set(NAMES) - {"none"}

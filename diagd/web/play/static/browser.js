@@ -6,7 +6,7 @@ const MAX_THREADS = 8;
 const MAX_SHARED = 6000; // characters of a link
 
 export class Browser {
-  /** handlers: welcome(document), frame(header, picture), state(name, message); canvas: what is recorded */
+  /** handlers: welcome(document), frame(header, picture), kept(document), progress(share), state(name, message); canvas: what is recorded */
   constructor(handlers, canvas) {
     Object.assign(this, { handlers, canvas, recorded: 0, logs: [], abilities: new Set(["share"]) });
     addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
@@ -115,8 +115,8 @@ export class Browser {
       this.handlers.state("live", "");
       this.#begin();
     } else if (data.type === "progress") {
-      const share = Math.round((100 * data.done) / data.size);
-      this.handlers.state("new", `Loading the world: ${share}% of ${(data.size / 1e6).toFixed(1)} MB`);
+      this.handlers.progress(data.done / data.size);
+      this.handlers.state("new", `Loading the world: ${(data.done / 1e6).toFixed(1)} of ${(data.size / 1e6).toFixed(1)} MB`);
     } else if (data.type === "log") {
       this.logs.shift()?.(data.dream);
     } else {

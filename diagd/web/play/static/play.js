@@ -29,7 +29,7 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, state: setState };
+const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, progress: showProgress, state: setState };
 const isExported = document.documentElement.dataset.engine === "browser";
 const isHere = isExported || new URLSearchParams(location.search).get("engine") === "browser";
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
@@ -72,8 +72,7 @@ async function drawFrame(header, picture) {
     readings.forget();
   }
   const [done, total, differing] = header.replay;
-  $("progress").hidden = done === total;
-  $("progress").firstElementChild.style.width = `${(100 * done) / Math.max(total, 1)}%`;
+  showProgress(total ? done / total : 1);
   state.seed = header.seed;
   state.recorded = header.recorded;
   if (document.activeElement !== $("seed")) $("seed").value = header.seed;
@@ -89,6 +88,12 @@ async function drawFrame(header, picture) {
     document.body.dataset.frames = readings.total;
     showReadings(header);
   });
+}
+
+/** How much has been loaded, or replayed. */
+function showProgress(share) {
+  $("progress").hidden = share === 1;
+  $("progress").firstElementChild.style.width = `${100 * share}%`;
 }
 
 function showPace() {
