@@ -7,7 +7,9 @@ picture; the page draws, beside it, in software. Nothing else should run on the 
 `pip install -e '.[test]'` and Chromium.
 
     python -m runs.browser --out docs/results/browser.json
-    python -m runs.browser --out docs/results/browser_memory.json --memory-frames 2000
+    DIAGD_CXXFLAGS=-march=x86-64-v3 ATEN_CPU_CAPABILITY=avx2 \\
+      python -m runs.browser --out docs/results/browser_avx2.json     # Python as on most processors
+    python -m runs.browser --out docs/results/browser_memory.json --threads 1 --memory-frames 2000
     python -m runs.browser --film docs/play.webp           # of the world doom, for the README
 """
 
@@ -52,7 +54,7 @@ class Options:
     strategy: str = "k=1"
     threads: int = 2
     frames: int = 30  # measured in each round, after the context is full
-    rounds: int = 5
+    rounds: int = 3
     memory_frames: int = 0  # watch the memory of a page over so many frames, instead
     chromium: Path = Path(shutil.which("chromium") or "chromium")
 

@@ -30,7 +30,7 @@ from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import Raster
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
-from diagd.files import write_json
+from diagd.files import require_folder, write_json
 from diagd.flags import output_file
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
@@ -192,8 +192,7 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
 
 def find_prompts(folder: Path) -> list[Path]:
     """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder of prompts not found: {folder}")
+    require_folder(folder, "folder of prompts")
     suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
     paths: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):

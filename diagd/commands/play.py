@@ -61,5 +61,5 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     hosts = (options.host, *options.allow_host)
     export = ExportWebOptions(Path(), options.model, options.scenes, context_frames)
     name = Path(options.model).name
-    app = create_app(scheduler, name, context_frames, hosts, partial(pack, export))
+    app = create_app(scheduler, name, context_frames, hosts, pack=partial(pack, export))
     return scheduler, PlayServer(app, scheduler, options.recordings)

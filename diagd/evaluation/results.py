@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagd.files import append_line, read_json_lines
+from diagd.files import append_line, read_json_lines, require_file
 from diagd.metrics.frechet import frechet_distance
 from diagd.system import only_writer, refuse_other_run
 
@@ -66,8 +66,7 @@ def video_path(model: str, strategy: str, clip: str) -> str:
 
 def read_results(path: Path) -> Results:
     """Read a file; a last line that a killed run left unfinished is passed over."""
-    if not path.is_file():
-        raise FileNotFoundError(f"results not found: {path}")
+    require_file(path, "results")
     results = Results([], [])
     seen: set[tuple[str, str, str]] = set()
     for number, record in enumerate(read_json_lines(path), start=1):

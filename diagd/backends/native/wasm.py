@@ -75,15 +75,16 @@ class Memory:
         if what is None:
             return 0
         self.content += bytes(-len(self.content) % ALIGNED)
-        at = len(self.content)
+        start = len(self.content)
         if isinstance(what, Tensor):
             numbers = what.detach().contiguous().flatten()
             self.content += numbers.view(torch.uint8).numpy().tobytes()
-        for record in () if isinstance(what, Tensor) else what:
+            return start
+        for record in what:
+            at = len(self.content)
             self.content += bytes(ctypes.sizeof(record))
             self.write(at, record)
-            at += ctypes.sizeof(record)
-        return at if isinstance(what, Tensor) else at - sum(map(ctypes.sizeof, what))
+        return start
 
     def write(self, at: int, record: ctypes.Structure) -> None:
         """Write a record over what is there, and remember its pointers."""
@@ -117,14 +118,13 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         ValueError: a model or a tokenizer that they cannot run.
     """
     config = model.config
-    if config.position == "learned":
-        raise ValueError("a model with learned positions cannot go on for ever in a browser")
+    if not model.relative_positions:
+        raise ValueError("a model of absolute positions cannot be played in a browser")
     if play.ranges.row_ends is not None:
         raise ValueError("a model whose rows end in separators cannot be played in a browser")
     memory = Memory(ctypes.sizeof(World))
     weights = NativeWeights(model, "int8", BLOCK)
     ops = list(_ops(tokenizer.model, memory))
-    by_place = play.ranges.by_place
     world = World(
         magic=MAGIC,
         version=VERSION,
@@ -145,7 +145,7 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
             width=config.grid_width,
             low=play.ranges.low,
             high=play.ranges.high,
-            by_place=memory.put(by_place),
+            by_place=memory.put(play.ranges.by_place),
         ),
         model=_copy(Model, weights.record, weights, memory),
         prompt=memory.put(

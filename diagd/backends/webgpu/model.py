@@ -75,7 +75,7 @@ class Dispatch(NamedTuple):
 
 
 class WebGPUCache:
-    """Keys and values on the device, and the steps that have not been submitted yet."""
+    """Keys and values on the device, and the buffers that a stream's dispatches share."""
 
     def __init__(self, model: "WebGPUModel", batch_size: int, num_slots: int) -> None:
         self.model, self.batch_size, self.num_slots = model, batch_size, num_slots

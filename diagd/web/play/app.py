@@ -41,18 +41,18 @@ def create_app(
     model: str,
     context_frames: int,
     hosts: Collection[str] = (),
-    pack: Callable[[], dict[str, bytes]] | None = None,
+    *,
+    pack: Callable[[], dict[str, bytes]],
 ) -> Guard:
     """Build the ASGI app over a scheduler, which serves turns for as long as the app lives.
 
     Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
     `pack` returns the files by which a browser plays the world itself (see `export`).
     """
-    packing = asyncio.Lock()
-    packed: dict[str, bytes] = {}
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
     pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
     decoders = asyncio.Semaphore(2)
+    packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -82,12 +82,12 @@ def create_app(
 
     @app.get("/world/{name}")
     async def world_file(name: str) -> Response:
-        async with packing:
-            if not packed and pack is not None:
-                try:
-                    packed.update(await asyncio.to_thread(pack))
-                except ValueError as error:
-                    raise HTTPException(409, str(error)) from None
+        if not packing:
+            packing.append(asyncio.create_task(asyncio.to_thread(pack)))
+        try:
+            packed = await asyncio.shield(packing[0])  # others may wait for it, too
+        except ValueError as error:
+            raise HTTPException(409, str(error)) from None
         if f"world/{name}" not in packed:
             raise HTTPException(404, "there is no such file")
         return Response(packed[f"world/{name}"], media_type=mimetypes.guess_type(name)[0])

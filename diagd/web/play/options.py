@@ -8,6 +8,7 @@ import tyro
 
 from diagd.checks import check_at_least
 from diagd.decoding.strategies.table import parse_strategy
+from diagd.files import require_folder
 from diagd.pipeline.options import MachineFlags, OutputFolder
 
 
@@ -41,10 +42,9 @@ class PlayOptions(MachineFlags):
             parse_strategy(self.strategy)
         if not 0 < self.idle_seconds < float("inf"):
             raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
-        if self.scenes is not None and not self.scenes.is_dir():
-            raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")
-        if not self.recordings.is_dir():
-            raise FileNotFoundError(f"folder for recordings not found: {self.recordings}")
+        if self.scenes is not None:
+            require_folder(self.scenes, "folder of scenes")
+        require_folder(self.recordings, "folder for recordings")
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ class ExportWebOptions:
         check_at_least(self, context_frames=1)
         if self.strategy is not None:
             parse_strategy(self.strategy)
-        if self.scenes is not None and not self.scenes.is_dir():
-            raise FileNotFoundError(f"folder of scenes not found: {self.scenes}")
+        if self.scenes is not None:
+            require_folder(self.scenes, "folder of scenes")

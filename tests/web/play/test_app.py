@@ -216,6 +216,8 @@ def test_a_session_is_known_by_its_own_name_only(served, page):
         "/static//etc/passwd",
         "/static/%2fetc%2fpasswd",
         "/scenes/99.jpg",
+        "/world/nothing.bin",
+        "/world/..%2fworld.bin",
         "/scenes/-1.jpg",
         "/scenes/..%2f..%2fprompt.jpg",
         "/server.py",

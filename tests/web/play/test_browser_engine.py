@@ -1,16 +1,11 @@
 """The world in the browser alone, in the system's Chromium: what it draws is what Python draws."""
 
-import functools
-import http.server
 import json
-import threading
 
 import pytest
 
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.pipeline.generator import VideoGenerator
-from diagd.web.play.export import export
-from diagd.web.play.options import ExportWebOptions
 from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
 from diagd.web.play.welcome import start_scenes
 from tests.web.play.serving import serving, wait_until
@@ -19,21 +14,13 @@ expect = pytest.importorskip("playwright.sync_api").expect
 PATIENCE_MS = 60_000
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
-        pass
-
-
 @pytest.fixture(scope="module")
-def site(world, tmp_path_factory):
-    """Export the tiny world, and host it as anybody does: yields its folder and its address."""
-    folder = tmp_path_factory.mktemp("site")
-    export(ExportWebOptions(folder, str(world)))
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield folder, f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+def site(world):
+    """Export the tiny world, and host it as anybody does; returns its address."""
+    from runs.browser import hosted  # which needs playwright
+
+    with hosted(str(world)) as address:
+        yield address
 
 
 @pytest.fixture
@@ -84,7 +71,7 @@ def checksums(world, dream):
 
 
 def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
-    page = visit(site[1] + "?threads=2")
+    page = visit(site + "?threads=2")
     wait_for(page, 12)
     assert page.evaluate("crossOriginIsolated")
     expect(page.locator("#computed")).to_have_text("int8, this browser, 2 threads")
@@ -101,7 +88,7 @@ def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
 
 
 def test_a_link_plays_a_dream_again(visit, site):
-    page = visit(site[1])
+    page = visit(site)
     wait_for(page, 2)
     page.keyboard.press("2")
     page.get_by_role("button", name="Start 3").click()
@@ -121,14 +108,14 @@ def test_a_link_plays_a_dream_again(visit, site):
     "link", ["#dream=!", "#dream=AAAA", "#dream=WzAsMCxbWzEsOTksImsiLDEsMV1dXQ"]
 )
 def test_a_link_that_is_none_is_refused_and_the_page_plays(visit, site, link):
-    page = visit(site[1] + link)
+    page = visit(site + link)
     wait_for(page, 2)
     if link != "#dream=!":
         expect(page.locator("#toast")).to_contain_text("That did not work: this")
 
 
 def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
-    page = visit(site[1])
+    page = visit(site)
     wait_for(page, 2)
     page.reload()  # through the service worker from its first byte
     wait_for(page, 2)
@@ -137,8 +124,16 @@ def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
     wait_for(page, 3)
 
 
+def test_a_host_may_redirect(visit, site):
+    page = visit(site)
+    wait_for(page, 1)
+    page.reload()  # through the service worker from its first byte
+    page.goto(site + "static")
+    assert page.url == site + "static/"
+
+
 def test_without_isolation_it_runs_on_one_thread(visit, site):
-    page = visit(site[1] + "?threads=2", service_workers="block")
+    page = visit(site + "?threads=2", service_workers="block")
     wait_for(page, 3)
     assert not page.evaluate("crossOriginIsolated")
     expect(page.locator("#computed")).to_have_text("int8, this browser, 1 thread")
@@ -170,16 +165,16 @@ def test_what_is_broken_is_one_sentence_on_the_page(visit, site, name, change, s
     page.route(
         "**/world/kernels.wasm", answer if name == "kernels-*" else lambda one: one.continue_()
     )
-    page.goto(site[1])
+    page.goto(site)
     expect(page.locator("#curtain-text")).to_contain_text(said)
     expect(page.get_by_role("button", name="Begin again")).to_be_visible()
 
 
 def test_a_video_is_kept(visit, site):
-    page = visit(site[1])
+    page = visit(site)
     wait_for(page, 2)
     page.keyboard.press("v")
-    wait_for(page, 12)
+    page.wait_for_timeout(1000)  # shorter ones have no frame in them
     with page.expect_download() as download:
         page.keyboard.press("v")
     assert download.value.suggested_filename.startswith("dream.")

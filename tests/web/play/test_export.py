@@ -213,7 +213,7 @@ def test_worlds_that_cannot_be_played_are_refused_before_anything_is_written(tmp
     world, site = write_world(tmp_path / "world"), tmp_path / "site"
     refused: list[tuple[Path, dict[str, Any], str]] = [
         (still, {}, "without actions"),
-        (learned, {}, "learned positions"),
+        (learned, {}, "absolute positions"),
         (world, {"strategy": "exact"}, "no schedule"),
         (world, {"context_frames": 0}, "context_frames must be at least 1, got 0"),
         (world, {"scenes": tmp_path / "none"}, "folder of scenes not found"),

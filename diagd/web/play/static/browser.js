@@ -46,6 +46,7 @@ export class Browser {
       return { name: "dream.json", blob: new Blob([JSON.stringify({ format: "diagd-dream-1", model: this.manifest.model, ...dream })]) };
     }
     if (!this.video) throw new Error("nothing was recorded yet");
+    if (this.recorder?.state === "recording") this.recorder.stop(); // the dream has ended meanwhile
     const blob = await this.video;
     return { name: blob.type.includes("mp4") ? "dream.mp4" : "dream.webm", blob };
   }

@@ -38,6 +38,7 @@ async function keep(cache, request, response, isVersioned) {
 }
 
 function isolated(response) {
+  if (!response.status) return response; // a redirection, which the browser follows by itself
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(HEADERS)) headers.set(name, value);
   return new Response(response.body, { status: response.status, statusText: response.statusText, headers });
