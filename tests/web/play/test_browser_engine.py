@@ -125,7 +125,7 @@ def test_it_plays_without_the_host_once_it_was_loaded(visit, site):
 
 
 def test_a_host_may_redirect(visit, site):
-    page = visit(site)
+    page = visit(site, quiet=False)  # the listing of a folder has no icon
     wait_for(page, 1)
     page.reload()  # through the service worker from its first byte
     page.goto(site + "static")
