@@ -75,7 +75,9 @@ def test_fifty_pages_vanish_in_the_middle_of_a_frame_and_one_plays_on(served, ca
         assert page.frames(5)
         # this one, the last turn's, and those who left last
         wait_until(lambda: gc.collect() >= 0 and len(players) <= 2 + 3)
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    # the pages' own client complains of the sockets that were taken from under it
+    ours = [record for record in caplog.records if record.name != "websockets.client"]
+    assert not [record for record in ours if record.levelno >= logging.ERROR]
 
 
 def slow_upload(served, name):
