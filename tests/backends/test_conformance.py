@@ -34,7 +34,8 @@ CPU = {
     "eager, bfloat16": UnderTest(
         prepared("eager"), dtype=torch.bfloat16, tolerance=0.3, rounds=True
     ),
-    "compile": UnderTest(prepared("compile")),
+    # each kind is compiled anew for many shapes; tests/decoding/test_compiling.py has others
+    "compile": UnderTest(prepared("compile"), kinds=("llama", "wham")),
     "plain Transformer": UnderTest(lambda model: model),
     "merged linears, not packed": UnderTest(lambda model: merge_linears(model, False)),
     "Hugging Face": UnderTest(
@@ -46,7 +47,7 @@ CPU = {
     ),
     # a kind takes half a minute where lavapipe computes; test_model.py there has the others
     "webgpu": UnderTest(on_webgpu, kinds=("wham",), buffers=on_device),
-    "without a cache": UnderTest(Recomputing, buffers=lambda cache: []),
+    "without a cache": UnderTest(Recomputing, kinds=("llama", "world"), buffers=lambda cache: []),
 }
 CUDA = {
     "eager": UnderTest(prepared("eager"), device="cuda"),

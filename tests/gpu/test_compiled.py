@@ -93,8 +93,8 @@ def writes_the_tokens_of_the_cpu(compiler, kind, strategy, sampling, device="cud
     [
         ("k=1", "top-p"),
         ("exact,lanes=8", "sampled"),
-        ("tolerance=1.5,lanes=9", "top-k"),
-        ("zipar=2", "exclusive"),
+        pytest.param("tolerance=1.5,lanes=9", "top-k", marks=pytest.mark.slow),
+        pytest.param("zipar=2", "exclusive", marks=pytest.mark.slow),
     ],
 )
 def test_captured_compiled_steps_write_the_tokens_of_the_cpu(strategy, sampling, compiler):
@@ -103,7 +103,9 @@ def test_captured_compiled_steps_write_the_tokens_of_the_cpu(strategy, sampling,
     assert compiler.flags == [asked] * compiler.num_compiled
 
 
-@pytest.mark.parametrize("kind", ["multi-query", "cosmos", "wham"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("multi-query", marks=pytest.mark.slow), "cosmos", "wham"]
+)
 def test_every_position_and_norm_compiles(kind, compiler):
     places = diagd.SamplingOptions(1.0, valid_range=by_place(CASE))
     writes_the_tokens_of_the_cpu(compiler, kind, "k=1", places, "cuda:1")
