@@ -55,6 +55,7 @@ class ModelShape:
     device: torch.device  # where the weights are
     # whether only the distance between positions matters, so that they may grow for ever
     relative_positions: bool = False
+    on_grid: bool = False  # positions stand for rows and columns of frames: they cannot be shifted
 
 
 class CausalModel(Protocol):

@@ -29,12 +29,32 @@ class RMSNorm(nn.Module):
         return self.weight * x32.to(x.dtype)
 
 
+class HeadNorm(nn.Module):
+    """LayerNorm over each head of (B, heads, L, head_dim), which all have parameters of their own."""
+
+    def __init__(self, num_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads * head_dim))
+        self.bias = nn.Parameter(torch.zeros(num_heads * head_dim))
+        self.head_dim, self.eps = head_dim, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = (own.view(-1, 1, self.head_dim) for own in (self.weight, self.bias))
+        return F.layer_norm(x, (self.head_dim,), eps=self.eps) * weight + bias
+
+
 def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
     if config.norm == "rms":
         return RMSNorm(config.hidden_size, config.norm_eps)
     return nn.LayerNorm(
         config.hidden_size, config.norm_eps, elementwise_affine=affine, bias=config.bias
     )
+
+
+def make_head_norm(config: ModelConfig, num_heads: int) -> nn.Module:
+    if config.head_norm:
+        return HeadNorm(num_heads, config.head_dim, config.norm_eps)
+    return RMSNorm(config.head_dim, config.norm_eps)
 
 
 class SwiGLU(nn.Module):
@@ -187,8 +207,8 @@ class GroupedQueries(nn.Module):
         self.k_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(kv_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=config.bias)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.q_norm = make_head_norm(config, config.num_heads) if config.qk_norm else None
+        self.k_norm = make_head_norm(config, config.num_kv_heads) if config.qk_norm else None
 
 
 class Attention(GroupedQueries):

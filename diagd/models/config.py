@@ -1,4 +1,4 @@
-"""Shape and kind of a decoder: one frozen record for the MC-AR, Cosmos and WHAM families.
+"""Shape and kind of a decoder: one frozen record for all families.
 
 Field names are Hugging Face's without `num_hidden_`/`attention_` padding. Illegal values and
 combinations are refused when a record is built, so layers never check again.
@@ -40,8 +40,9 @@ class ModelConfig:
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
     mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
-    bias: bool = False  # linear layers and layer norms have biases (the output layer never has)
+    bias: bool = False  # linear layers and layer norms have biases (the output layer has not)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
+    head_norm: bool = False  # a LayerNorm instead, each head with weights and biases of its own
     position: Position = "rope"  # rotary of 1 to 3 dimensions (rotary.py), or a learned table
     rope_theta: float = 10000.0  # base of the rotary frequencies
     rope_step: float = 1.0  # radians a position, frame, row or column turns the fastest frequency
@@ -49,6 +50,7 @@ class ModelConfig:
     yarn_frames: int = 3  # frames of the grid YaRN stretches from
     yarn_height: int = 40  # rows (and columns) of the grid YaRN stretches from
     tie_embeddings: bool = False  # the output layer is the embedding table
+    head_size: int = 0  # width of a layer with exact GELU before the output layer, both with biases
     context_size: int = 0  # width of the text that every block attends to; 0: none (no text)
     position_table: bool = False  # a fixed (frame, row, column) table is added before every block
 
@@ -76,6 +78,10 @@ class ModelConfig:
         _refuse(self.yarn_factor != 1.0 and not is_3d, rule, repr(self.position))
         rule = "norm_affine=False needs norm='layer'"
         _refuse(self.norm == "rms" and not self.norm_affine, rule, "norm='rms'")
+        rule = "head_norm=True needs qk_norm=True"
+        _refuse(self.head_norm and not self.qk_norm, rule, "qk_norm=False")
+        rule = "tie_embeddings needs head_size=0"
+        _refuse(self.tie_embeddings and self.head_size, rule, self.head_size)
         rule = "tie_embeddings needs extra_embeddings=0"
         _refuse(self.tie_embeddings and self.extra_embeddings, rule, self.extra_embeddings)
 

@@ -7,6 +7,7 @@ another one. Generated tokens are fed to both. To the engine the pair is one mod
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from diagd.decoding.wrapper import ModelWrapper
 class GuidedModel(ModelWrapper[CausalModel]):
     """A model steered away from what it would write after an unconditional prompt.
 
-    The two prompts need not be of one length: the unconditional rows have slots ahead of the
-    engine's for all but the last of their tokens, which is fed when the engine feeds its own last
-    prompt token. Slots and positions of a lane are the same here, as in the engine. Only models
-    that take positions for each row, `HuggingFaceModel`, can do so; for any other both prompts are
-    one token, such as the class of an image: the two rows differ in nothing else.
+    Where the two prompts are of one length, the two rows differ in tokens alone. Otherwise the
+    unconditional rows have slots ahead of the engine's for all but the last of their tokens, which
+    is fed when the engine feeds its own last prompt token; a model that takes no positions for each
+    row is then run twice, with two caches. Slots and positions of a lane are the same here, as in
+    the engine.
 
     Args:
         unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
@@ -54,17 +55,17 @@ class GuidedModel(ModelWrapper[CausalModel]):
             )
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
-        self.is_aligned = unconditional.shape[1] == prompt_length == 1
-        if not (self.is_aligned or model.takes_rows):
+        length = unconditional.shape[1]
+        if model.shape.on_grid and length != prompt_length:
             raise ValueError(
-                "both prompts must be one token for a model that is no HuggingFaceModel, "
-                f"got prompts of {prompt_length} and {unconditional.shape[1]}"
+                "both prompts must be of one length for a model with positions on a grid, "
+                f"got prompts of {prompt_length} and {length}"
             )
         super().__init__(model)
         self.scale, self.prompt_length = scale, prompt_length
         self.unconditional = unconditional.to(model.device)
-        self.num_ahead = unconditional.shape[1] - 1  # slots before the engine's
-        self.shift = unconditional.shape[1] - prompt_length  # of the unconditional positions
+        self.shift = length - prompt_length  # of the unconditional positions
+        self.num_ahead = length - 1 if self.shift else 0  # slots before the engine's
 
     @property
     def shape(self) -> ModelShape:
@@ -74,46 +75,65 @@ class GuidedModel(ModelWrapper[CausalModel]):
 
     @torch.no_grad()
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate a cache of pairs that holds the unconditional prompt but its last token."""
+        """Allocate a cache of pairs that holds an unconditional prompt of another length.
+
+        Its last token is left out. A model that is run twice has two caches.
+        """
         given, ahead = len(self.unconditional), self.num_ahead
         if given not in (1, batch_size):
             raise ValueError(f"expected 1 or {batch_size} unconditional prompts, got {given}")
-        cache = self.model.make_cache(2 * batch_size, ahead + num_slots, context)
+        rows = self.unconditional[:, :-1].expand(batch_size, -1)
+        if not self.shift or self.model.takes_rows:
+            cache = theirs = self.model.make_cache(2 * batch_size, ahead + num_slots, context)
+            rows = rows.repeat(2, 1)
+        else:
+            theirs = self.model.make_cache(batch_size, ahead + num_slots, context)
+            cache = self.model.make_cache(batch_size, num_slots, context), theirs
         if ahead:
-            rows = self.unconditional[:, :-1].expand(batch_size, -1).repeat(2, 1)
             slots = torch.arange(ahead, device=self.device)
-            self.model.forward(rows, slots, slots, slots <= slots[:, None], cache, 1)
+            self.model.forward(rows, slots, slots, slots <= slots[:, None], theirs, 1)
         return cache
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
         return False  # the unconditional prompt is in it
+
+    def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
+        """Return the mask where rows see in two ways, else what the model's kernels make it from."""
+        see = partial(CausalModel.see, self) if self.shift else self.model.see
+        return see(positions, steps, held, fed_at)
 
     def forward(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: Tensor,
+        visible: Any,
         cache: Any,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        # the unconditional rows run the prompt's lanes as well, but never see them again
-        ahead, last = self.num_ahead, self.prompt_length - 1
-        theirs = torch.where(positions == last, self.unconditional[:, -1:], tokens)
-        if self.is_aligned:
-            pair = torch.cat([tokens, theirs])
-            logits = self.model.forward(pair, positions, slots, visible, cache, logits_to_keep)
-            return self._steer(logits)
+        run, last, ahead = self.model.forward, self.prompt_length - 1, self.num_ahead
         shifted = (positions + self.shift).clamp(min=0)
+        own = self.unconditional[:, shifted.clamp(max=self.unconditional.shape[1] - 1)]
+        theirs = torch.where(positions <= last, own, tokens)
+        if not self.shift:
+            pair = torch.cat([tokens, theirs])
+            return self._steer(run(pair, positions, slots, visible, cache, logits_to_keep))
+        # the unconditional rows run the prompt's lanes as well, but never see them again
         shared = torch.arange(visible.shape[1], device=visible.device) >= last
-        pair_visible = torch.stack([visible, visible & shared])
-        pair_visible = functional.pad(pair_visible, (ahead, 0), value=False)
-        pair_visible[1, :, :ahead] = True
-        logits = self.model.forward(
+        theirs_visible = functional.pad(visible & shared, (ahead, 0), value=True)
+        if not self.model.takes_rows:
+            given, other = cache
+            logits = (
+                run(tokens, positions, slots, visible, given, logits_to_keep),
+                run(theirs, shifted, slots + ahead, theirs_visible, other, logits_to_keep),
+            )
+            return self._steer(torch.cat(logits))
+        visible = functional.pad(visible, (ahead, 0), value=False)
+        logits = run(
             torch.cat([tokens, theirs]),
             torch.stack([positions, shifted]).repeat_interleave(len(tokens), 0),
             slots + ahead,
-            pair_visible.repeat_interleave(len(tokens), 0),
+            torch.stack([visible, theirs_visible]).repeat_interleave(len(tokens), 0),
             cache,
             logits_to_keep,
         )

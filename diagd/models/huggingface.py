@@ -331,8 +331,8 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
     """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
     config = model.config
     is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
-    added = config.qk_norm, config.extra_embeddings, config.context_size, config.position_table
-    if not is_llama or any(added):
+    added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
+    if not is_llama or config.position_table or any(added):
         raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     llama_config = LlamaConfig(
         hidden_size=config.hidden_size,

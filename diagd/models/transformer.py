@@ -108,9 +108,13 @@ class Transformer(
         super().__init__()
         self.config = config
         self.model = DecoderStack(config)
-        self.lm_head = None
+        self.lm_head = self.head_proj = None
+        size, has_layer = config.hidden_size, config.head_size > 0
+        if has_layer:
+            self.head_proj = nn.Linear(size, config.head_size)
         if not config.tie_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            size = config.head_size or size
+            self.lm_head = nn.Linear(size, config.vocab_size, bias=has_layer)
 
     @classmethod
     def random(
@@ -187,6 +191,8 @@ class Transformer(
         elif logits_to_keep:
             hidden = hidden[:, -logits_to_keep:]
         hidden = self.model.norm(hidden)
+        if self.head_proj is not None:
+            hidden = F.gelu(self.head_proj(hidden))
         if self.lm_head is None:
             return F.linear(hidden, self.model.embed_tokens.weight)
         return self.lm_head(hidden)
@@ -229,8 +235,9 @@ class Transformer(
 
 def shape_of(config: ModelConfig, device: torch.device) -> ModelShape:
     rotated = config.position != "learned" and not config.position_table
-    num_embeddings = config.vocab_size + config.extra_embeddings
-    return ModelShape(config.vocab_size, num_embeddings, config.max_positions, device, rotated)
+    on_grid = config.position in ("rope2d", "rope3d") or config.position_table
+    ids = config.vocab_size, config.vocab_size + config.extra_embeddings
+    return ModelShape(*ids, config.max_positions, device, rotated, on_grid)
 
 
 def num_parameters(config: ModelConfig) -> int:

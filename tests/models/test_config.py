@@ -58,6 +58,8 @@ def test_unknown_and_missing_fields_are_named():
         ),
         ({"yarn_factor": 2.0}, "yarn_factor=2.0 needs position='rope3d', got 'rope'"),
         ({"norm_affine": False}, "norm_affine=False needs norm='layer', got norm='rms'"),
+        ({"head_norm": True}, "head_norm=True needs qk_norm=True, got qk_norm=False"),
+        ({"tie_embeddings": True, "head_size": 8}, "tie_embeddings needs head_size=0, got 8"),
         (
             {"tie_embeddings": True, "extra_embeddings": 2},
             "tie_embeddings needs extra_embeddings=0, got 2",

@@ -1,11 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.models.guidance import GuidedModel
 from tests import oracles
 from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SEPARATOR, architecture
-from tests.models.tiny import random_tokens, tiny_model
+from tests.models.tiny import KINDS, random_tokens, tiny_model
 
 GRID = diagd.TokenGrid(num_frames=2, height=3, width=5)
 SCALE = 2.5
@@ -26,9 +29,11 @@ def guided(name, unconditional, scale=SCALE):
     )
 
 
-def guided_logits(name, unconditional):
+def guided_logits(full, unconditional):
     """Both prompts whole, each in a forward of its own, without a cache."""
-    full, length = oracles.llama_logits(architecture(name)), unconditional.shape[1]
+    length = unconditional.shape[1]
+    if isinstance(full, str):
+        full = oracles.llama_logits(architecture(full))
 
     def logits_fn(tokens, positions, visible):
         rest = positions >= PROMPT_LENGTH
@@ -166,9 +171,29 @@ def test_wrong_arguments_are_refused(arguments, message):
         GuidedModel(model, *arguments)
 
 
-def test_other_models_are_guided_by_one_token():
+def own_logits(model, tokens, positions, visible):
+    return model.logits(tokens, positions=positions, visible=visible)
+
+
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize("backend", ["eager", "native", "learned positions"])
+def test_our_own_models_are_guided_by_prompts_of_any_length(backend, length):
+    kind = "wham" if backend == "learned positions" else "chameleon"
+    plain = tiny_model(num_action_tokens=0, **KINDS[kind])
+    model = NativeModel(plain) if backend == "native" else plain
+    unconditional, prompt = unconditional_of(length), prompt_of(2)
+    schedule = diagd.DiagonalSchedule(GRID, 2, 4)
+    out = diagd.generate_tokens(
+        GuidedModel(model, unconditional, PROMPT_LENGTH, SCALE), prompt, schedule, context_frames=0
+    )
+    logits_fn = guided_logits(partial(own_logits, plain), unconditional)
+    expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
+    assert torch.equal(out.tokens, expected)
+
+
+def test_positions_on_a_grid_are_not_shifted():
     model = tiny_model(position="rope2d")
-    with pytest.raises(ValueError, match=r"both prompts must be one token .* prompts of 4 and 1$"):
+    with pytest.raises(ValueError, match=r"both prompts must be of one length .* of 4 and 1$"):
         GuidedModel(model, torch.tensor([[3]]), PROMPT_LENGTH, SCALE)
     assert GuidedModel(model, torch.tensor([[3]]), 1, SCALE).max_positions == 64
 

@@ -30,7 +30,7 @@ class LayerRecord(ctypes.Structure):
         ctypes.c_void_p,
         "qkv out gate_up down qkv_bias out_bias gate_up_bias down_bias "
         "qkv_scale out_scale gate_up_scale down_scale "
-        "norm1 norm1_bias norm2 norm2_bias q_norm k_norm",
+        "norm1 norm1_bias norm2 norm2_bias q_norm q_norm_bias k_norm k_norm_bias",
     )
 
 
@@ -41,12 +41,13 @@ class ModelRecord(ctypes.Structure):
         *_fields(
             ctypes.c_int32,
             "hidden intermediate layers heads kv_heads head_dim vocab rms gated "
-            "num_embeddings max_positions prefix actions grid_width grid_tokens",
+            "num_embeddings max_positions prefix actions grid_width grid_tokens head_size",
         ),
         ("eps", ctypes.c_float),
         *_fields(
             ctypes.c_void_p,
-            "embeddings head positions frequencies axes norm norm_bias head_scale weights",
+            "embeddings head positions frequencies axes norm norm_bias head_scale head_bias "
+            "head_proj head_proj_scale head_proj_bias weights",
         ),
     ]
 

@@ -45,8 +45,9 @@ def check_kernels(library: ctypes.CDLL) -> None:
         "grid_width": 5,
     }
     gated = ModelConfig(**shape, num_kv_heads=2, qk_norm=True)
+    by_head: dict[str, Any] = {"qk_norm": True, "head_norm": True, "head_size": 50}
     plain = ModelConfig(
-        **shape, num_kv_heads=4, norm="layer", mlp="gelu", bias=True, position="learned"
+        **shape, num_kv_heads=4, norm="layer", mlp="gelu", bias=True, position="learned", **by_head
     )
     for config in (gated, plain):
         model = Transformer.random(config)

@@ -113,8 +113,10 @@ class NativeWeights:
             first, second = layer.input_layernorm, layer.post_attention_layernorm
             target.norm1, target.norm1_bias = self._weight_of(first), self._bias_of(first)
             target.norm2, target.norm2_bias = self._weight_of(second), self._bias_of(second)
-            target.q_norm = self._weight_of(attention.q_norm)
-            target.k_norm = self._weight_of(attention.k_norm)
+            for name in ("q_norm", "k_norm"):
+                norm = getattr(attention, name)
+                setattr(target, name, self._weight_of(norm))
+                setattr(target, f"{name}_bias", self._bias_of(norm))
             if self.use_up:
                 for parameter in layer.parameters():
                     parameter.data = parameter.data.new_empty(0)
@@ -123,6 +125,8 @@ class NativeWeights:
         head, head_scale = self._matrix(
             embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
         )
+        proj = model.head_proj
+        head_proj, head_proj_scale = (None, None) if proj is None else self._matrix(proj.weight)
         rotary = stack.rotary
         positions = stack.embed_positions
         return ModelRecord(
@@ -141,6 +145,7 @@ class NativeWeights:
             actions=config.num_action_tokens,
             grid_width=config.grid_width if config.position in ("rope2d", "rope3d") else 0,
             grid_tokens=config.tokens_per_frame,
+            head_size=config.head_size,
             eps=config.norm_eps,
             embeddings=self._keep(self._pad(embeddings.detach(), 1).to(self.dtype)),
             head=head,
@@ -150,6 +155,10 @@ class NativeWeights:
             norm=self._weight_of(stack.norm),
             norm_bias=self._bias_of(stack.norm),
             head_scale=head_scale,
+            head_bias=self._bias_of(model.lm_head),
+            head_proj=head_proj,
+            head_proj_scale=head_proj_scale,
+            head_proj_bias=self._bias_of(proj),
             weights=ctypes.addressof(layers),
         )
 
@@ -178,8 +187,8 @@ class NativeWeights:
     def _weight_of(self, norm: nn.Module | None) -> int | None:
         return self._floats(getattr(norm, "weight", None))
 
-    def _bias_of(self, norm: nn.Module | None) -> int | None:
-        return self._floats(getattr(norm, "bias", None))
+    def _bias_of(self, module: nn.Module | None) -> int | None:
+        return self._floats(getattr(module, "bias", None))
 
     def _floats(self, values: Tensor | None, pad: bool = True) -> int | None:
         if values is None:

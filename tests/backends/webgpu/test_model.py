@@ -18,7 +18,7 @@ from tests.models.tiny import KINDS, random_tokens, tiny_model
 DTYPES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chameleon"])
 @torch.no_grad()
 def test_logits_are_those_of_pytorch(kind):
     plain, tokens, steps = tiny_model(**KINDS[kind]), random_tokens(2, 40), scrambled_steps(40, 4)
@@ -106,6 +106,7 @@ def test_logits_that_are_broken_are_found():
         ({"hidden_size": 22}, "hidden_size to be a multiple of 4, got 22"),
         ({"intermediate_size": 42}, "intermediate_size to be a multiple of 4, got 42"),
         ({"head_dim": 260}, "head_dim to be at most 256, got 260"),
+        (KINDS["chameleon"], "has no layer before the output layer, no norms by head"),
         ({"position_table": True}, "has no cross-attention and no position table"),
     ],
 )

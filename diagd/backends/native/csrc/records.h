@@ -7,18 +7,22 @@ struct LayerWeights {
   const void *qkv, *out, *gate_up, *down;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
   const float *qkv_scale, *out_scale, *gate_up_scale, *down_scale;
-  const float *norm1, *norm1_bias, *norm2, *norm2_bias, *q_norm, *k_norm;
+  const float *norm1, *norm1_bias, *norm2, *norm2_bias;
+  const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;  // with biases: LayerNorms by head
 };
 struct Model {
   int32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, rms, gated;
   int32_t num_embeddings, max_positions;
   int32_t prefix, actions, grid_width, grid_tokens;  // of (frame, row, column); width 0: positions
+  int32_t head_size;  // of a layer before the output layer, or 0
   float eps;
   const void *embeddings, *head;
   const float* positions;     // learned ones, or null
   const double* frequencies;  // radians a pair of a head turns for each coordinate, or null
   const int64_t* axes;        // which coordinate that is
-  const float *norm, *norm_bias, *head_scale;
+  const float *norm, *norm_bias, *head_scale, *head_bias;
+  const void* head_proj;
+  const float *head_proj_scale, *head_proj_bias;
   const LayerWeights* weights;
 };
 struct Step {
