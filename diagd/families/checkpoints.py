@@ -29,6 +29,7 @@ from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import (
     assign_weights,
     check_fit,
+    read_tensors,
     read_torch_file,
     read_weights,
     tensors_of,
@@ -167,10 +168,22 @@ def _read_source(path: Path, config: Path | None) -> Source:
     fields = {} if side is None else _read_fields(side)
     if path.suffix == ".safetensors":
         return Source(read_weights(path), side=fields, name=path.name)
+    if path.suffix == ".json":
+        return Source(_read_shards(path), side=fields, name=path.name)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
     hyper = hyper if isinstance(hyper, dict) else {}
     return Source(tensors_of(content), hyper, fields, path.name)
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """Read the files among which an index of transformers says that the tensors are."""
+    files = read_json_object(index).get("weight_map")
+    names = set(files.values()) if isinstance(files, dict) and files else {None}
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise ValueError(f"{index}: expected a weight_map that names files beside it")
+    shards = [read_tensors(index.with_name(str(name))) for name in sorted(map(str, names))]
+    return {name: tensor for shard in shards for name, tensor in shard.items()}
 
 
 def _read_fields(path: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 import math
 from pathlib import Path
 
+from diagd.families.chameleon.presets import PRESETS as CHAMELEON
 from diagd.families.cosmos.presets import PRESETS as COSMOS
+from diagd.families.janus.presets import PRESETS as JANUS
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
 from diagd.families.wham.presets import PRESETS as WHAM
@@ -48,6 +50,8 @@ PRESETS: dict[str, ModelConfig] = {
     **COSMOS,
     **MINEWORLD,
     **LLAMAGEN,
+    **JANUS,
+    **CHAMELEON,
 }
 
 

@@ -1,7 +1,9 @@
 """The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
+from diagd.families.chameleon.family import CHAMELEON
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.family import Family
+from diagd.families.janus.family import JANUS
 from diagd.families.llamagen.family import LLAMAGEN
 from diagd.families.mineworld.family import MINEWORLD
 from diagd.families.wham.family import WHAM
@@ -10,5 +12,7 @@ FAMILIES: tuple[Family, ...] = (
     WHAM,
     LLAMAGEN,  # before Cosmos, whose tensors are called alike
     COSMOS,
+    JANUS,
+    CHAMELEON,  # before MineWorld, whose tensors are called alike
     MINEWORLD,
 )

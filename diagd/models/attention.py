@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over each head of (B, heads, L, head_dim), which all have parameters of their own."""
+    """LayerNorm over each head of (B, heads, L, head_dim), with parameters of its own for each."""
 
     def __init__(self, num_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ class GuidedModel(ModelWrapper[CausalModel]):
         return False  # the unconditional prompt is in it
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """Return the mask where rows see in two ways, else what the model's kernels make it from."""
+        """Return the mask where rows see in two ways, else what the model makes it from."""
         see = partial(CausalModel.see, self) if self.shift else self.model.see
         return see(positions, steps, held, fed_at)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
@@ -29,7 +28,8 @@ from diagd.families.llamagen.presets import (
     llamagen,
 )
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.vq import VQTokenizer, load_vq_model
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
 _BLOCK, _EMBEDDING, _HEAD = "model.layers.{i}.", "tok_embeddings.weight", "output.weight"
@@ -90,55 +90,9 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
     return llamagen_tokenizer(files[0])
 
 
-# Their names, which diffusers' VQModel has otherwise.
-_RENAMED = (
-    (r"^encoder\.conv_blocks", "encoder.down_blocks"),
-    (r"^decoder\.conv_blocks", "decoder.up_blocks"),
-    (r"\.res\.", ".resnets."),
-    (r"\.attn\.", ".attentions."),
-    (r"\.(down|up)sample\.", r".\1samplers.0."),
-    (r"\.mid\.0\.", ".mid_block.resnets.0."),
-    (r"\.mid\.1\.", ".mid_block.attentions.0."),
-    (r"\.mid\.2\.", ".mid_block.resnets.1."),
-    (r"\.norm_out\.", ".conv_norm_out."),
-    (r"\.nin_shortcut\.", ".conv_shortcut."),
-    (r"(attentions\.\d+)\.norm\.", r"\1.group_norm."),
-    (r"(attentions\.\d+)\.([qkv])\.", r"\1.to_\2."),
-    (r"(attentions\.\d+)\.proj_out\.", r"\1.to_out.0."),
-)
-
-
 def llamagen_tokenizer(path: Path) -> VQTokenizer:
     """Load a tokenizer file of LlamaGen: a VQ-GAN whose codes have length 1."""
-    theirs, weights = read_tensors(path), dict[str, Tensor]()
-    theirs.pop("quantize.codebook_used", None)  # a record of training
-    for name, tensor in theirs.items():
-        for pattern, ours in _RENAMED:
-            name = re.sub(pattern, ours, name)
-        is_linear = "attentions." in name and tensor.ndim == 4  # a convolution of one pixel there
-        weights[name] = tensor.flatten(1) if is_linear else tensor
-    try:
-        codes = weights["quantize.embedding.weight"].float()
-        blocks = range(count_layers(weights, "encoder.down_blocks."))
-        block = "encoder.down_blocks.{}.resnets.0.conv1.weight"
-        channels = [len(weights[block.format(i)]) for i in blocks]
-        latent_channels = len(weights["encoder.conv_out.weight"])
-    except KeyError as error:
-        raise ValueError(f"{path}: no tokenizer of LlamaGen: no {error} in it") from None
-    # the nearest direction is the nearest code, for codes of one length
-    weights["quantize.embedding.weight"] = functional.normalize(codes, dim=-1)
-    plain = len(channels) - 1  # blocks without attention
-    fields = {
-        "_class_name": "VQModel",
-        "down_block_types": ["DownEncoderBlock2D"] * plain + ["AttnDownEncoderBlock2D"],
-        "up_block_types": ["AttnUpDecoderBlock2D"] + ["UpDecoderBlock2D"] * plain,
-        "block_out_channels": channels,
-        "layers_per_block": 2,
-        "latent_channels": latent_channels,
-        "num_vq_embeddings": codes.shape[0],
-        "vq_embed_dim": codes.shape[-1],
-    }
-    return VQTokenizer(load_vq_model(fields, path, weights, path))
+    return read_vqgan(read_tensors(path), path, by_direction=True)
 
 
 LLAMAGEN = Family(

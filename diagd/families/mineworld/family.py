@@ -11,13 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    ReleasedFormat,
-    Source,
-    count_layers,
-)
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
+from diagd.families.llama import llama_fields
 from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
@@ -35,30 +30,19 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         if not name.startswith(_TOKENIZER)
     }
     side = _yaml_section(source.side, "transformer_config") or source.side  # or LlamaConfig's
-    if (activation := side.get("hidden_act", "silu")) != "silu":
-        raise ValueError(f"hidden_act must be silu, got {activation!r}")
-    vocab_size, hidden_size = weights[_EMBEDDING].shape
-    query_rows = len(weights["model.layers.0.self_attn.q_proj.weight"])
-    num_heads = int(side.get("num_attention_heads", max(query_rows // HEAD_DIM, 1)))
-    head_dim = query_rows // num_heads
+    vocab_size = len(weights[_EMBEDDING])
+    num_heads = max(len(weights["model.layers.0.self_attn.q_proj.weight"]) // HEAD_DIM, 1)
+    side = {"num_attention_heads": num_heads, "rms_norm_eps": ModelConfig.norm_eps} | dict(side)
     height, width = side.get("grid_height", GRID[0]), side.get("grid_width", GRID[1])
     actions = side.get("num_action_tokens", MinecraftActions.num_tokens)
     config = ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=len(weights["model.layers.0.mlp.gate_proj.weight"]),
-        num_layers=count_layers(weights, "model.layers."),
-        num_heads=num_heads,
-        num_kv_heads=len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
-        head_dim=head_dim,
+        **llama_fields(weights, side),
         vocab_size=vocab_size,
         image_vocab_size=int(side.get("image_vocab_size", vocab_size - MinecraftActions.num_ids)),
         max_positions=int(side.get("max_position_embeddings", FRAMES * (height * width + actions))),
         grid_height=height,
         grid_width=width,
         num_action_tokens=actions,
-        norm_eps=float(side.get("rms_norm_eps", ModelConfig.norm_eps)),
-        rope_theta=_theta_of(side),
-        bias=bool(side.get("attention_bias", False)),
         tie_embeddings="lm_head.weight" not in weights,
     )
     return config, weights
@@ -68,15 +52,6 @@ def _yaml_section(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     for key in ("model", "params", name, "params"):
         fields = fields.get(key, {})
     return fields
-
-
-def _theta_of(side: Mapping[str, Any]) -> float:
-    """Return the base of the rotary angles, which transformers has written in three places."""
-    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
-    for name in ("rope_type", "type"):
-        if rope.get(name, "default") != "default":
-            raise ValueError(f"{name} must be default, got {rope[name]!r}")
-    return float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta)))
 
 
 def _tokenizer(found: Checkpoint) -> VQTokenizer:

@@ -1,0 +1,118 @@
+"""Janus and Janus-Pro (arXiv:2410.13848, 2501.17811): images from text, a video of one frame each.
+
+A LLaMA reads text ids and image ids, and a head with a hidden layer predicts image ids alone. Here
+images come first: an image id is itself, and a text id stands behind all columns of the logits, at
+`vocab_size` + its own number. Image ids reach the LLaMA through small vectors and an aligner, which
+become rows of the embedding table. What reads pictures (a SigLIP) is left out.
+
+Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek's own.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers
+from diagd.families.janus.presets import PRESETS
+from diagd.families.llama import llama_fields
+from diagd.models.config import ModelConfig
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vqgan import read_vqgan
+from diagd.weight_files import tensors_under
+
+# DeepSeek's names, and those of transformers.
+_RENAMED = (
+    (r"^language_model\.model\.", "model.language_model."),
+    (r"^gen_vision_model\.", "model.vqmodel."),
+    (r"^gen_embed\.", "model.generation_embeddings."),
+    (r"^gen_aligner\.layers\.0\.", "model.generation_aligner.fc1."),
+    (r"^gen_aligner\.layers\.2\.", "model.generation_aligner.hidden_layers.0."),
+    (r"^gen_head\.output_mlp_projector\.", "model.generation_head.proj_out."),
+    (r"^gen_head\.", "model.generation_head."),
+)
+_HEAD = {"proj_out": "head_proj", "vision_head": "lm_head"}
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    named = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        for pattern, theirs in _RENAMED:
+            name = re.sub(pattern, theirs, name)
+        named[name] = tensor
+    return named
+
+
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    tensors, side = _named(source.tensors), source.side
+    text = side.get("text_config") or side.get("language_config")
+    if not text:
+        raise ValueError("expected a config.json beside it that has text_config")
+    defaults = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
+    text = defaults | text  # a config omits what is as transformers has it
+    if (activation := _section(side, "vq_config").get("hidden_act", "gelu")) != "gelu":
+        raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
+    language = tensors_under("model.language_model.", tensors)
+    weights = {f"model.{name}": tensor for name, tensor in language.items()}
+    table, codes = weights[_EMBEDDING], _code_embeddings(tensors)
+    weights[_EMBEDDING] = torch.cat([codes.to(table.dtype), table])
+    for name, tensor in tensors_under("model.generation_head.", tensors).items():
+        module, _, kind = name.partition(".")
+        weights[f"{_HEAD.get(module, module)}.{kind}"] = tensor
+    vision = _section(side, "vision_config")
+    num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
+    config = ModelConfig(
+        **llama_fields(weights, text),
+        vocab_size=len(codes),
+        image_vocab_size=len(codes),
+        extra_embeddings=len(table),
+        max_positions=int(text["max_position_embeddings"]),
+        grid_height=num_rows,
+        grid_width=num_rows,
+        head_size=len(weights["head_proj.weight"]),
+    )
+    return config, weights
+
+
+def _section(side: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return side.get(name) or {}
+
+
+def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return what the aligner makes of the vector of each image id: (codes, hidden_size)."""
+    aligner = tensors_under("model.generation_aligner.", tensors)
+    layers = [f"hidden_layers.{i}" for i in range(count_layers(aligner, "hidden_layers."))]
+    rows = tensors["model.generation_embeddings.weight"].float()
+    for place, layer in enumerate(("fc1", *layers)):
+        rows = functional.gelu(rows) if place else rows
+        weight, bias = (aligner[f"{layer}.{kind}"].float() for kind in ("weight", "bias"))
+        rows = functional.linear(rows, weight, bias)
+    return rows
+
+
+def _tokenizer(found: Checkpoint) -> VQTokenizer:
+    """Read the VQ-GAN of the checkpoint, whose codes are compared by direction, as LlamaGen's."""
+    tensors = tensors_under("model.vqmodel.", _named(found.source.tensors))
+    return read_vqgan(tensors, found.path, by_direction=True)
+
+
+JANUS = Family(
+    name="Janus",
+    licence="code: MIT; weights: DeepSeek Model License",
+    released=ReleasedFormat(
+        files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
+        config_fields=frozenset({"text_config", "language_config"}),
+        signature=("model.generation_embeddings.weight", "gen_embed.weight"),
+        convert=_convert,
+    ),
+    tokenizer=_tokenizer,
+    defaults=lambda found: GenerationDefaults(
+        fps=1, context_frames=0, num_frames=1, top_p=None, guidance=5.0, keep_frames=0
+    ),
+    presets=PRESETS,
+)

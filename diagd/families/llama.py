@@ -1,0 +1,40 @@
+"""What LLaMAs of transformers have in common: sizes of their weights, and facts of their config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diagd.families.family import count_layers
+from diagd.models.config import ModelConfig
+
+
+def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a `ModelConfig` from weights under LLaMA's names and a config.
+
+    The config has `num_attention_heads` and `rms_norm_eps` in any case.
+    """
+    if (activation := side.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"hidden_act must be silu, got {activation!r}")
+    num_heads = int(side["num_attention_heads"])
+    head_dim = len(weights["model.layers.0.self_attn.q_proj.weight"]) // num_heads
+    return {
+        "hidden_size": weights["model.embed_tokens.weight"].shape[1],
+        "intermediate_size": len(weights["model.layers.0.mlp.gate_proj.weight"]),
+        "num_layers": count_layers(weights, "model.layers."),
+        "num_heads": num_heads,
+        "num_kv_heads": len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
+        "head_dim": head_dim,
+        "norm_eps": float(side["rms_norm_eps"]),
+        "rope_theta": _theta_of(side),
+        "bias": bool(side.get("attention_bias", False)),
+    }
+
+
+def _theta_of(side: Mapping[str, Any]) -> float:
+    """Return the base of the rotary angles, which transformers has written in three places."""
+    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
+    for name in ("rope_type", "type"):
+        if rope.get(name, "default") != "default":
+            raise ValueError(f"{name} must be default, got {rope[name]!r}")
+    return float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta)))

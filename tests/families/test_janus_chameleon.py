@@ -1,0 +1,332 @@
+"""Janus and Chameleon in miniature in our own decoder, against their classes in transformers."""
+
+import json
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, JanusVQVAEConfig
+from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
+
+import diagd
+from diagd.backends.native.model import NativeModel
+from diagd.families.checkpoints import find_model, load_tokenizer
+from diagd.families.presets import PRESETS
+from diagd.models.guidance import GuidedModel
+from diagd.models.transformer import Transformer
+from diagd.pipeline.world_folder import load_parts
+from tests import oracles
+from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SIDE, architecture
+from tests.models.test_image_models import RANGES, own_logits, prompts
+from tests.models.tiny import random_tokens
+from tests.worlds import smooth_frames
+
+NAMES = ("janus", "chameleon")
+SCALE = 2.5
+GRIDS = {"janus": diagd.TokenGrid(1, SIDE, SIDE), "chameleon": diagd.TokenGrid(2, 3, 5)}
+VISUAL = diagd.SamplingOptions(valid_range=(0, NUM_VISUAL))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Write both as transformers does, Chameleon's weights in several files."""
+    written = {}
+    for name in NAMES:
+        written[name] = tmp_path_factory.mktemp(name)
+        sharded = {"max_shard_size": "60KB"} if name == "chameleon" else {}
+        architecture(name).save_pretrained(written[name], **sharded)
+    return written
+
+
+def loaded(folders, name, backend="eager"):
+    model = diagd.load_model(folders[name])
+    return NativeModel(model) if backend == "native" else model
+
+
+def to_ours(name, ids):
+    """Images first, then the whole vocabulary."""
+    low, high = RANGES[name]
+    return torch.where((low <= ids) & (ids < high), ids - low, ids + NUM_VISUAL)
+
+
+def to_theirs(name, ids):
+    return torch.where(ids < NUM_VISUAL, ids + RANGES[name][0], ids - NUM_VISUAL)
+
+
+def image_logits(name):
+    """The class's logits of images, of our ids."""
+    low, high = RANGES[name]
+
+    def logits_fn(tokens, positions, visible):
+        return own_logits(name)(to_theirs(name, tokens), positions, visible)[..., low:high]
+
+    return logits_fn
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_logits_are_those_of_the_class(name, folders):
+    model = loaded(folders, name)
+    text_ids = len(architecture(name).get_input_embeddings().weight)
+    assert (model.vocab_size, model.num_embeddings) == (NUM_VISUAL, NUM_VISUAL + text_ids)
+    tokens, positions = random_tokens(2, 41, vocab_size=model.num_embeddings), torch.arange(41)
+    expected = image_logits(name)(tokens, positions, torch.ones(41, 41).tril().bool())
+    torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
+    assert expected.std() > 1
+
+
+@cache
+def images_of_the_class(name, guided):
+    """What its own loop generates, as our ids."""
+    given, unconditional = prompts()
+    if name == "janus":
+        tokens = architecture(name).generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            generation_mode="image",
+            guidance_scale=SCALE,
+            do_sample=False,
+        )
+        return tokens
+    freed = deepcopy(architecture(name))
+    freed.model.vocabulary_mapping.image_tokens = []  # a copy: its forward bans no id
+    tokens = freed.generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=30,
+        do_sample=False,
+        prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES[name])),
+        **({"guidance_scale": SCALE, "negative_prompt_ids": unconditional} if guided else {}),
+    )
+    return to_ours(name, tokens[:, given.shape[1] :])
+
+
+def images(name, model, schedule, guided, grid=None):
+    given, unconditional = (to_ours(name, prompt) for prompt in prompts())
+    if guided:
+        model = GuidedModel(model, unconditional, given.shape[1], SCALE)
+    out = diagd.generate_tokens(
+        model, given, schedule, context_frames=0, grid=grid or GRIDS[name], sampling=VISUAL
+    )
+    return out.tokens
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize(
+    ("name", "guided"), [("janus", True), ("chameleon", False), ("chameleon", True)]
+)
+def test_raster_tokens_are_those_of_its_own_loop(name, guided, backend, folders):
+    ours = images(name, loaded(folders, name, backend), "raster", guided)
+    expected = images_of_the_class(name, guided)
+    assert torch.equal(ours.flatten(1), expected)
+    assert len(expected.unique()) > 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_diagonals_are_those_of_the_oracle(name, guided, backend, folders):
+    given, unconditional = (to_ours(name, prompt) for prompt in prompts())
+    full, length = image_logits(name), given.shape[1]
+
+    def logits_fn(tokens, positions, visible):
+        logits = full(tokens, positions, visible)
+        if guided:
+            theirs = torch.where(
+                positions < length, unconditional[:, positions.clamp(max=length - 1)], tokens
+            )
+            other = full(theirs, positions, visible)
+            logits = other + SCALE * (logits - other)
+        return logits
+
+    expected = oracles.diagonal_reference(logits_fn, given, 2, 3, 5, row_lag=2, frame_lag=4)
+    grid = diagd.TokenGrid(2, 3, 5)
+    model = loaded(folders, name, backend)
+    ours = images(name, model, diagd.DiagonalSchedule(grid, 2, 4), guided, grid)
+    assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_int8_keeps_close_to_float32(name, folders):
+    model, tokens = loaded(folders, name), to_ours(name, prompts()[0])
+    slots = torch.arange(tokens.shape[1])
+    native = NativeModel(model, "int8")
+    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(2, 9))
+    expected = model.logits(tokens)
+    assert (fed - expected).std() < 0.1 * expected.std()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_folder_is_the_same_model(name, folders, command, tmp_path):
+    if name == "chameleon":
+        _write_vqgan(folders[name])
+    outcome = command("convert", folders[name], tmp_path / "ours", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["family"].lower() == name
+    ours, tokens = load_parts(tmp_path / "ours"), random_tokens(1, 9, vocab_size=60)
+    released = load_parts(folders[name])
+    assert torch.equal(ours.model.logits(tokens), released.model.logits(tokens))
+    assert ours.defaults == released.defaults
+    assert ours.defaults.guidance > 1
+    pictures = torch.arange(15).view(1, 3, 5)
+    painted = load_tokenizer(tmp_path / "ours" / "tokenizer").decode(pictures)
+    assert torch.equal(painted, released.tokenizer.decode(pictures))
+
+
+def test_files_under_deepseeks_names_are_read(folders, tmp_path):
+    renamed = {
+        "model.language_model.": "language_model.model.",
+        "model.vqmodel.": "gen_vision_model.",
+        "model.generation_embeddings.": "gen_embed.",
+        "model.generation_aligner.fc1.": "gen_aligner.layers.0.",
+        "model.generation_aligner.hidden_layers.0.": "gen_aligner.layers.2.",
+        "model.generation_head.proj_out.": "gen_head.output_mlp_projector.",
+        "model.generation_head.": "gen_head.",
+        "model.": "",
+        "lm_head.": "language_model.lm_head.",
+    }
+    tensors = {}
+    for name, tensor in architecture("janus").state_dict().items():
+        theirs = next(theirs for theirs in renamed if name.startswith(theirs))
+        tensors[renamed[theirs] + name.removeprefix(theirs)] = tensor
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    side = json.loads((folders["janus"] / "config.json").read_text())
+    config = {"model_type": "multi_modality", "language_config": side["text_config"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected, found = find_model(folders["janus"]), find_model(tmp_path)
+    assert found.config.grid_height == 384 // 16
+    assert found.weights.keys() == expected.weights.keys()
+    for name, weight in found.weights.items():
+        assert torch.equal(weight, expected.weights[name]), name
+
+
+@torch.no_grad()
+def test_pictures_of_janus_are_those_of_its_class(folders):
+    theirs, ours = deepcopy(architecture("janus").model.vqmodel), load_parts(folders["janus"])
+    codes = theirs.quantize.embedding.weight
+    codes.copy_(torch.nn.functional.normalize(codes))  # as DeepSeek's code compares them
+    frames = smooth_frames(2, 12, 20)
+    pixels = frames.movedim(-1, 1) / 127.5 - 1
+    expected = theirs.encode(pixels, return_dict=True).image_tokens.view(2, 3, 5)
+    assert torch.equal(ours.tokenizer.encode(frames), expected)
+    assert len(expected.unique()) > 1
+    tokens = random_tokens(2, SIDE, SIDE, vocab_size=NUM_VISUAL)
+    expected = architecture("janus").decode_image_tokens(tokens.flatten(1)) * 127.5 + 127.5
+    painted = ours.tokenizer.decode(tokens)
+    assert ours.tokenizer.frame_size_px(3, 5) == (12, 20)
+    assert (painted - expected.clamp(0, 255)).abs().max() < 0.51  # rounded
+
+
+def _decoder_of_taming() -> JanusVQVAEDecoder:
+    """Chameleon's, which its class lacks, is Janus's without attention in the blocks."""
+    sizes = {"base_channels": 32, "latent_channels": 4, "channel_multiplier": [1, 1]}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        decoder = JanusVQVAEDecoder(JanusVQVAEConfig(**sizes, num_res_blocks=1))
+    for block in decoder.up:
+        block.attn = torch.nn.ModuleList()
+    return decoder.eval()
+
+
+def _write_vqgan(folder: Path) -> Path:
+    """Write Meta's file: the decoder's blocks begin with the largest, and a part of training."""
+    tensors = dict(architecture("chameleon").model.vqmodel.state_dict())
+    for name, tensor in _decoder_of_taming().state_dict().items():
+        for theirs, other in (("up.0.", "up.1."), ("up.1.", "up.0.")):
+            if name.startswith(theirs):
+                name = other + name.removeprefix(theirs)
+                break
+        tensors[f"decoder.{name}"] = tensor
+    path = folder / "tokenizer" / "vqgan.ckpt"
+    path.parent.mkdir(exist_ok=True)
+    torch.save({"state_dict": tensors | {"loss.discriminator.main.0.weight": codes()}}, path)
+    return path
+
+
+def codes():
+    return architecture("chameleon").model.vqmodel.quantize.embedding.weight.detach()
+
+
+@torch.no_grad()
+def test_pictures_of_chameleon_are_those_of_its_parts(folders):
+    _write_vqgan(folders["chameleon"])
+    tokenizer, theirs = load_parts(folders["chameleon"]).tokenizer, architecture("chameleon")
+    frames = smooth_frames(2, 6, 10)
+    pixels = frames.movedim(-1, 1) / 127.5 - 1
+    encoded = theirs.model.vqmodel.encode(pixels, return_dict=True).image_tokens
+    assert torch.equal(tokenizer.encode(frames), encoded.view(2, 3, 5))
+    tokens = random_tokens(2, 3, 5, vocab_size=NUM_VISUAL)
+    latents = theirs.model.vqmodel.post_quant_conv(codes()[tokens].movedim(-1, 1).contiguous())
+    expected = _decoder_of_taming()(latents).movedim(1, -1) * 127.5 + 127.5
+    assert (tokenizer.decode(tokens) - expected.clamp(0, 255)).abs().max() < 0.51
+
+
+def test_image_ids_may_stand_anywhere(folders, tmp_path):
+    """Rows are put in the order of the codes that the names of the ids tell."""
+    theirs = deepcopy(architecture("chameleon"))
+    names = theirs.config.vocabulary_map
+    order = torch.randperm(NUM_VISUAL, generator=torch.Generator().manual_seed(4))
+    moved = {
+        name: FIRST_VISUAL + int(order[id - FIRST_VISUAL]) if name.startswith("IMGIMG") else id
+        for name, id in names.items()
+    }
+    theirs.config.vocabulary_map = moved
+    theirs.save_pretrained(tmp_path)
+    model, plain = diagd.load_model(tmp_path), diagd.load_model(folders["chameleon"])
+    head, table = model.lm_head.weight, model.model.embed_tokens.weight
+    assert torch.equal(head, plain.lm_head.weight[order])
+    assert torch.equal(table[:NUM_VISUAL], plain.model.embed_tokens.weight[order])
+    assert torch.equal(table[NUM_VISUAL:], plain.model.embed_tokens.weight[NUM_VISUAL:])
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("janus", {"text_config": None}, "Janus checkpoint: expected a config.json beside it that"),
+        ("janus", {"vq_config": {"hidden_act": "relu"}}, "of vq_config must be gelu, got 'relu'"),
+        ("chameleon", {"swin_norm": True}, "swin_norm must be false: a block of the 30B"),
+        ("chameleon", {"rms_norm_eps": 1e-6}, "rms_norm_eps must be 1e-05, got 1e-06"),
+        ("chameleon", {"rope_scaling": {"type": "linear"}}, "type must be default, got 'linear'"),
+        ("chameleon", {"vocabulary_map": {"IMGIMGBZ": 4}}, "must name image ids 0, 1, ..., got 1"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused_in_one_line(name, edit, message, folders, tmp_path):
+    side = json.loads((folders[name] / "config.json").read_text())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(side | edit))
+    with pytest.raises(ValueError, match=message) as caught:
+        find_model(folders[name], config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [{}, {"weight_map": {"a": "../b"}}, {"weight_map": {"a": 3}}])
+def test_an_index_names_files_beside_it(content, tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="expected a weight_map that names files beside it"):
+        find_model(index)
+
+
+def test_chameleon_says_where_its_decoder_belongs(folders, tmp_path):
+    architecture("chameleon").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no decoder of images: put vqgan\.ckpt of Meta's"):
+        load_parts(tmp_path)
+
+
+def test_presets_are_as_large_as_the_released_models():
+    """Their LLaMAs are DeepSeek-LLM 7B, and what transformers makes a Chameleon by default."""
+    with torch.device("meta"):
+        theirs = ChameleonForConditionalGeneration(ChameleonConfig(vocabulary_map={}))
+        chameleon = [weight for name, weight in theirs.named_parameters() if "vqmodel" not in name]
+        for name, expected in (
+            ("janus-pro-7b", 6_910_365_696),
+            ("chameleon-7b", sum(weight.numel() for weight in chameleon)),
+        ):
+            config = PRESETS[name]
+            stack = sum(weight.numel() for weight in Transformer(config).model.parameters())
+            whole_head = config.hidden_size * config.extra_embeddings
+            images = config.hidden_size * config.image_vocab_size  # rows before those of text
+            assert stack + whole_head - images == expected
+    assert PRESETS["janus-pro-1b"].head_size == 2048
