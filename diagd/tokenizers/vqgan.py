@@ -29,7 +29,7 @@ _RENAMED = (
 
 
 def read_vqgan(
-    tensors: Mapping[str, Tensor], where: str | Path, by_direction: bool = False
+    tensors: Mapping[str, Tensor], where: Path, by_direction: bool = False
 ) -> VQTokenizer:
     """Build a tokenizer from the tensors of a VQ-GAN; what belongs to its training is left out.
 

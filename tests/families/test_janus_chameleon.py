@@ -40,7 +40,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return written
 
 
-def loaded(folders, name, backend="eager"):
+def prepared(folders, name, backend):
     model = diagd.load_model(folders[name])
     return NativeModel(model) if backend == "native" else model
 
@@ -68,7 +68,7 @@ def image_logits(name):
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_logits_are_those_of_the_class(name, folders):
-    model = loaded(folders, name)
+    model = diagd.load_model(folders[name])
     text_ids = len(architecture(name).get_input_embeddings().weight)
     assert (model.vocab_size, model.num_embeddings) == (NUM_VISUAL, NUM_VISUAL + text_ids)
     tokens, positions = random_tokens(2, 41, vocab_size=model.num_embeddings), torch.arange(41)
@@ -118,7 +118,7 @@ def images(name, model, schedule, guided, grid=None):
     ("name", "guided"), [("janus", True), ("chameleon", False), ("chameleon", True)]
 )
 def test_raster_tokens_are_those_of_its_own_loop(name, guided, backend, folders):
-    ours = images(name, loaded(folders, name, backend), "raster", guided)
+    ours = images(name, prepared(folders, name, backend), "raster", guided)
     expected = images_of_the_class(name, guided)
     assert torch.equal(ours.flatten(1), expected)
     assert len(expected.unique()) > 3
@@ -143,14 +143,14 @@ def test_diagonals_are_those_of_the_oracle(name, guided, backend, folders):
 
     expected = oracles.diagonal_reference(logits_fn, given, 2, 3, 5, row_lag=2, frame_lag=4)
     grid = diagd.TokenGrid(2, 3, 5)
-    model = loaded(folders, name, backend)
+    model = prepared(folders, name, backend)
     ours = images(name, model, diagd.DiagonalSchedule(grid, 2, 4), guided, grid)
     assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_keeps_close_to_float32(name, folders):
-    model, tokens = loaded(folders, name), to_ours(name, prompts()[0])
+    model, tokens = diagd.load_model(folders[name]), to_ours(name, prompts()[0])
     slots = torch.arange(tokens.shape[1])
     native = NativeModel(model, "int8")
     fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(2, 9))
@@ -275,10 +275,11 @@ def test_image_ids_may_stand_anywhere(folders, tmp_path):
     theirs.config.vocabulary_map = moved
     theirs.save_pretrained(tmp_path)
     model, plain = diagd.load_model(tmp_path), diagd.load_model(folders["chameleon"])
-    head, table = model.lm_head.weight, model.model.embed_tokens.weight
-    assert torch.equal(head, plain.lm_head.weight[order])
-    assert torch.equal(table[:NUM_VISUAL], plain.model.embed_tokens.weight[order])
-    assert torch.equal(table[NUM_VISUAL:], plain.model.embed_tokens.weight[NUM_VISUAL:])
+    table, rows = (each.get_parameter("model.embed_tokens.weight") for each in (model, plain))
+    head, rows_of_head = (each.get_parameter("lm_head.weight") for each in (model, plain))
+    assert torch.equal(head, rows_of_head[order])
+    assert torch.equal(table[:NUM_VISUAL], rows[order])
+    assert torch.equal(table[NUM_VISUAL:], rows[NUM_VISUAL:])
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_tokenizer_can_be_saved(released, tmp_path):
     [
         (
             "quantize.embedding.weight",
-            "no tokenizer of LlamaGen: no 'quantize",
+            "no VQ-GAN: no 'quantize",
         ),
         (
             "decoder.mid.0.norm1.bias",
