@@ -6,6 +6,7 @@ diagd generate --prompt photo.jpg --actions forward --output dream.gif
 diagd generate --model WHAM_200M.ckpt --prompt clip.npz
 diagd generate --model Cosmos-Predict1-4B --tokenizer DV8x16x16-720p
 diagd generate --model c2i_B_256.pt --actions "class 207" --output dog.png
+diagd generate --model Emu3-Gen-hf --text "a red house" -k 1   # dream.png
 diagd generate --prompts clips --out dreams --workers 2   # one for each
 """
 
@@ -71,10 +72,28 @@ class PromptWorker:
         world.num_grids(self.num_frames)
         self._notes: list[str] = []
         self._actions = self._read_actions(options.actions)
-        text = read_text(
-            options.text, options.text_encoder, options.text_embedding, world.config.context_size
-        )
-        self._text = None if text is None else text.to(self.device)
+        self._text = self._read_text()
+        if options.images > 1 and not self.makes_pictures:
+            raise ValueError("images is for a model that makes single images: leave it out")
+
+    @property
+    def makes_pictures(self) -> bool:
+        return not self.world.defaults.context_frames and self.num_frames == 1
+
+    def _read_text(self) -> str | Tensor | None:
+        options, world = self.options, self.world
+        encoded = options.text_encoder, options.text_embedding
+        if world.text is None:
+            states = read_text(options.text, *encoded, world.config.context_size)
+            return None if states is None else states.to(self.device)
+        if encoded != (None, None):
+            raise ValueError(
+                "this model has a text tokenizer of its own: leave text_encoder and "
+                "text_embedding out"
+            )
+        if options.text is None:
+            raise ValueError('this model makes images from texts: give --text, such as "a house"')
+        return options.text
 
     def _read_actions(self, asked: str | None) -> list[str]:
         """Read one action for each frame from a jsonl file, or from text whose last one goes on."""
@@ -122,9 +141,12 @@ class PromptWorker:
     def generate(
         self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
     ) -> GeneratedVideo:
-        return self.world.generate(
-            prompt,
-            prompt.coming_actions[:num_frames] if self.world.vocabulary else None,
+        """Generate a video, or so many images as if they were its frames."""
+        actions = prompt.coming_actions[:num_frames] if self.world.vocabulary else None
+        count = self.options.images
+        made = self.world.generate(
+            [prompt] * count,
+            None if actions is None else [actions] * count,
             num_frames,
             strategy=strategy,
             sampling=self.sampling,
@@ -132,6 +154,10 @@ class PromptWorker:
             text=self._text,
             guidance=self.options.guidance,
         )
+        frames, tokens = (
+            torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")
+        )
+        return replace(made[0], frames=frames, tokens=tokens)
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:
@@ -247,24 +273,36 @@ def main(options: GenerateOptions) -> dict[str, Any]:
 
 def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     console = make_console()
-    sheet = options.output.with_suffix(".png")
+    output = options.output or Path("dream.mp4")
     prompt_file = options.prompt or Path(options.model) / "prompt.mp4"
-    for path in map(output_file, (options.output, sheet)):
+    for path in map(output_file, (output, output.with_suffix(".png"))):
         if path.exists() and prompt_file.exists() and path.samefile(prompt_file):
             raise ValueError(f"output would overwrite the prompt {path}: choose another name")
     worker = PromptWorker(options)
     prompt = worker.read(options.prompt)
+    if options.output is None and worker.makes_pictures:
+        output = output.with_suffix(".png")
     for note in prompt.notes:
         console.print(note)
     runs = _run(worker, prompt, console)
-    shown = [video for _, video in runs if len(video.frames) == worker.num_frames]
-    _write(options.output, sheet, prompt, shown[-2:] if options.compare else shown[-1:])
+    count = options.images * worker.num_frames
+    shown = [video for _, video in runs if len(video.frames) == count]
+    shown, sheet = shown[-2:] if options.compare else shown[-1:], output.with_suffix(".png")
+    if is_picture := worker.makes_pictures and output == sheet:
+        written = _write_pictures(output, shown)
+    else:
+        written = _write(output, sheet, prompt, shown)
     report = _report(runs)
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
     _print_runs(console, report, title)
-    console.print(f"wrote {' and '.join(map(str, dict.fromkeys([options.output, sheet])))}")
-    return {"output": str(options.output), "contact_sheet": str(sheet), "runs": report}
+    console.print(f"wrote {' and '.join(map(str, written))}")
+    return {
+        "output": str(written[0]),
+        "pictures": list(map(str, written)) if is_picture else None,
+        "contact_sheet": None if is_picture else str(sheet),
+        "runs": report,
+    }
 
 
 def _run(
@@ -280,7 +318,7 @@ def _run(
     step = worker.world.tokenizer.temporal_compression
     timed = options.raster_frames
     if timed is None:
-        timed = RASTER_FRAMES if step == 1 else 0
+        timed = RASTER_FRAMES if step == 1 and not worker.makes_pictures else 0
     timed = num_frames if options.compare else min(num_frames, timed)
     timed = -(-timed // step) * step if strategy != Raster() else 0
 
@@ -297,13 +335,24 @@ def _run(
     return [*runs, (strategy, generate(strategy, num_frames))]
 
 
-def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVideo]) -> None:
+def _write_pictures(output: Path, videos: list[GeneratedVideo]) -> list[Path]:
+    """Write each image, beside that of the same seed from another run; several are numbered."""
+    images = torch.cat([video.frames for video in videos], dim=2)
+    paths = [output.with_stem(f"{output.stem}-{i}") for i in range(len(images))]
+    paths = [output] if len(images) == 1 else paths
+    for path, image in zip(paths, images, strict=True):
+        write_image(path, image.cpu())
+    return paths
+
+
+def _write(output: Path, sheet: Path, prompt: Prompt, videos: list[GeneratedVideo]) -> list[Path]:
     """Write the prompt followed by what was generated; several videos stand side by side."""
     whole = [torch.cat([prompt.frames, video.frames]) for video in videos]
     if output != sheet:
         save_frames(output, torch.cat(whole, dim=2), prompt.fps)
     sheets = [contact_sheet(frames) for frames in whole]
     write_image(sheet, torch.cat(sheets, dim=0))
+    return list(dict.fromkeys([output, sheet]))
 
 
 def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]:

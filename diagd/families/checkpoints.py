@@ -20,9 +20,9 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, TextPrompts
 from diagd.families.presets import PRESETS, available_models
-from diagd.files import read_json_object, require_file, require_folder, write_json
+from diagd.files import copy_whole, read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
@@ -38,6 +38,9 @@ from diagd.weight_files import (
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
+TEXT_FOLDER = "text"
+_INDEX = ".safetensors.index.json"  # of weights in several files
+_TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 _SIDE_FILES = (CONFIG_FILE, "config.yaml", "config.yml")
 # Raised where tensors and configs have other shapes and types than a family's.
 _MISFITS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError
@@ -260,6 +263,47 @@ def load_tokenizer(folder: str | Path, allow_torchscript: bool = False) -> Video
         f"{folder / CONFIG_FILE}: expected kind {', '.join(kinds)} or _class_name VQModel, "
         f"got {config.get('kind', class_name)!r}"
     )
+
+
+def load_text(found: Checkpoint) -> TextPrompts | None:
+    """Load what turns a text into a prompt; None for a model that does not begin with one.
+
+    Raises:
+        ValueError, FileNotFoundError: its files are missing or do not fit the model.
+    """
+    folder = _text_folder(found)
+    if folder is None:
+        return None
+    config = folder / CONFIG_FILE
+    kind = read_json_object(config).get("model_type")
+    formats = [family.text for family in table.FAMILIES if family.text]
+    form = next((form for form in formats if form.kind == kind), None)
+    if form is None:
+        known = ", ".join(form.kind for form in formats)
+        raise ValueError(f"{config}: expected model_type {known}, got {kind!r}")
+    try:
+        return form.load(folder, found.config)
+    except (*_MISFITS, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None
+
+
+def save_text(found: Checkpoint, target: Path) -> bool:
+    """Copy the files of a text tokenizer into a folder of ours; return whether there are any."""
+    folder = _text_folder(found)
+    if folder is None:
+        return False
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _TEXT_FILES and not file.name.endswith(_INDEX):
+            copy_whole(file, target / TEXT_FOLDER / file.name)
+    return True
+
+
+def _text_folder(found: Checkpoint) -> Path | None:
+    if found.family.text is not None:
+        return found.path.parent
+    folder = found.path.with_name(TEXT_FOLDER)
+    return folder if found.family is OWN and folder.is_dir() else None
 
 
 def read_actions_file(path: Path) -> ActionCodec:

@@ -30,6 +30,7 @@ class GenerationDefaults:
     keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
     guidance: float = 1.0  # scale of classifier-free guidance; 1 is none
     first_id: int = 0  # lowest visual id at the first place of a frame
+    row_ends: bool = False  # whether the last visual id ends each row, and stands nowhere else
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
@@ -76,11 +77,14 @@ class GenerationDefaults:
 
 def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Any:
     """Return the visual ids that may be drawn: one range, or a tensor with one for each place."""
-    if not defaults.first_id:
-        return 0, config.image_vocab_size
+    num_ids = config.image_vocab_size
+    if not (defaults.first_id or defaults.row_ends):
+        return 0, num_ids
     import torch  # the defaults themselves are read without
 
     ranges = torch.zeros(config.grid_height, config.grid_width, 2, dtype=torch.int64)
-    ranges[..., 1] = config.image_vocab_size
+    ranges[..., 1] = num_ids - defaults.row_ends
     ranges[0, 0, 0] = defaults.first_id
+    if defaults.row_ends:
+        ranges[:, -1] = torch.tensor([num_ids - 1, num_ids])
     return ranges

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -56,6 +56,27 @@ class TokenizerFolder:
     torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
 
 
+class TextIds(NamedTuple):
+    """A text as a model of images reads it, in our order of ids: the visual ones first."""
+
+    prompt: Tensor  # (1, P) int64, all that stands before the image
+    unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
+
+
+class TextPrompts(Protocol):
+    """Turns texts into prompts."""
+
+    def __call__(self, text: str) -> TextIds: ...
+
+
+@dataclass(frozen=True)
+class TextFolder:
+    """The files of a text tokenizer, beside the weights or in a folder of ours."""
+
+    kind: str  # `model_type` in its config.json
+    load: Callable[[Path, ModelConfig], TextPrompts]
+
+
 @dataclass(frozen=True)
 class RecordingFormat:
     """Files that hold the frames of a clip together with its actions."""
@@ -78,6 +99,7 @@ class Family:
     # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
+    text: TextFolder | None = None  # of a model that makes images from texts
     actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
     recordings: RecordingFormat | None = None
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name

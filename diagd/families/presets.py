@@ -5,6 +5,7 @@ from pathlib import Path
 
 from diagd.families.chameleon.presets import PRESETS as CHAMELEON
 from diagd.families.cosmos.presets import PRESETS as COSMOS
+from diagd.families.emu3.presets import PRESETS as EMU3
 from diagd.families.janus.presets import PRESETS as JANUS
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
@@ -52,6 +53,7 @@ PRESETS: dict[str, ModelConfig] = {
     **LLAMAGEN,
     **JANUS,
     **CHAMELEON,
+    **EMU3,
 }
 
 

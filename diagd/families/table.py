@@ -2,6 +2,7 @@
 
 from diagd.families.chameleon.family import CHAMELEON
 from diagd.families.cosmos.family import COSMOS
+from diagd.families.emu3.family import EMU3
 from diagd.families.family import Family
 from diagd.families.janus.family import JANUS
 from diagd.families.llamagen.family import LLAMAGEN
@@ -14,5 +15,6 @@ FAMILIES: tuple[Family, ...] = (
     COSMOS,
     JANUS,
     CHAMELEON,  # before MineWorld, whose tensors are called alike
+    EMU3,
     MINEWORLD,
 )

@@ -30,6 +30,7 @@ from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
+from diagd.families.family import TextIds, TextPrompts
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
 from diagd.pipeline.prompts import (
@@ -54,7 +55,7 @@ class GeneratedVideo:
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64.
+        tokens: (T, height, width) int64; of Emu3 the last column ends the rows.
         stats: what decoding took, of the whole batch where there was one; tokenizing is not in it.
         fps: frames per second, the prompt's or else the model's.
     """
@@ -96,6 +97,7 @@ class VideoGenerator:
         source: where it was read from, if it was; only such a world can be saved.
         dtype, backend: names under which the model's numbers, and what runs it, are shown.
         remembers: frames that a stream sees, fewer than the model could; None is all it can.
+        text: turns texts into prompts, of a model that makes an image from each; else None.
     """
 
     model: CausalModel
@@ -107,6 +109,7 @@ class VideoGenerator:
     dtype: str = "float32"
     backend: str = "eager"
     remembers: int | None = None
+    text: TextPrompts | None = None
 
     def __post_init__(self) -> None:
         self.height, self.width = self.config.grid_height, self.config.grid_width
@@ -146,9 +149,8 @@ class VideoGenerator:
         used = "int8" if int8 else str(parts.model.dtype).removeprefix("torch.")
         model, chosen = prepare(parts.model, backend, int8)
         source = WorldSource(name_or_path, config, tokenizer)
-        return cls(
-            model, shape, parts.tokenizer, parts.vocabulary, parts.defaults, source, used, chosen
-        )
+        kept = parts.tokenizer, parts.vocabulary, parts.defaults
+        return cls(model, shape, *kept, source, used, chosen, text=parts.text)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
@@ -189,18 +191,19 @@ class VideoGenerator:
     def __repr__(self) -> str:
         name = "unnamed" if self.source is None else self.source.name_or_path
         size = "x".join(map(str, self.frame_size_px))
-        actions = f"{len(self.vocabulary.names)} actions" if self.vocabulary else "no actions"
-        return f"VideoGenerator({name}: {size} px, {self.height}x{self.width} tokens, {actions})"
+        given = f"{len(self.vocabulary.names)} actions" if self.vocabulary else "no actions"
+        given = "images from texts" if self.text else given
+        return f"VideoGenerator({name}: {size} px, {self.height}x{self.width} tokens, {given})"
 
     @overload
     def generate(
-        self, frames: str | Path | Picture | Prompt | None, *rest: Any, **settings: Any
+        self, frames: str | Path | Picture | Prompt | None = None, *rest: Any, **settings: Any
     ) -> GeneratedVideo: ...
     @overload
     def generate(self, frames: list[Any], *rest: Any, **settings: Any) -> Any: ...
     def generate(
         self,
-        frames: Any,
+        frames: Any = None,
         actions: Any = None,
         num_frames: int | None = None,
         *,
@@ -208,7 +211,7 @@ class VideoGenerator:
         context_actions: Any = None,
         sampling: SamplingOptions | None = None,
         seed: int = 0,
-        text: Tensor | None = None,
+        text: str | Tensor | None = None,
         guidance: float | None = None,
     ) -> GeneratedVideo | list[GeneratedVideo]:
         """Go on from a clip, or from each clip of a batch, all of which are decoded at once.
@@ -221,7 +224,8 @@ class VideoGenerator:
                 which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
                 (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
                 pictures; or what `read_prompt` returned. A list of clips is a batch; their contexts
-                are of one length. None for a model of images, which follow from their action alone.
+                are of one length. None for a model of images, which follow from their action or
+                text alone; `[None] * 4` makes four of them at once.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
@@ -235,10 +239,10 @@ class VideoGenerator:
             sampling: how tokens are drawn, the model's own way by default; visual ids only in any
                 case.
             seed: of the draws, 64 bits; row b of a batch uses seed + b.
-            text: (1, M, size) states of a text encoder, for models that read a text; (B, M, size)
-                for a batch of such.
-            guidance: of a model of images: how closely they keep to their class, 1 being the model
-                as it is; by default what its makers use.
+            text: what an image shows, for models that make images from texts. For video models
+                that read a text, (1, M, size) states of a text encoder; (B, M, size) for a batch.
+            guidance: of a model of images: how closely they keep to their class or text, 1 being
+                the model as it is; by default what its makers use.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -247,7 +251,7 @@ class VideoGenerator:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
         strategy = as_strategy(strategy)
-        rows = rows_of(frames, actions, context_actions)
+        rows, said = rows_of(frames, actions, context_actions), self._read_text(text)
         if num_frames is None:
             num_frames, coming = self.defaults.num_frames, rows[0][1]
             if coming is not None and self.vocabulary is not None:
@@ -264,10 +268,15 @@ class VideoGenerator:
                 f"{len(prompts[0].frames)} frames and {num_frames} to come are "
                 f"{num_context + num_grids} grids, the model holds {held}"
             )
-        if text is not None and len(text) == 1:
-            text = text.expand(len(rows), -1, -1)
+        states = text if isinstance(text, Tensor) else None
+        if states is not None and len(states) == 1:
+            states = states.expand(len(rows), -1, -1)
+        if said is not None:
+            if num_frames != 1:
+                raise ValueError(f"a text makes one image, got num_frames={num_frames}")
+            tokens = said.prompt.expand(len(rows), -1)
         out = generate_tokens(
-            self._guided(guidance),
+            self._guided(guidance, said),
             tokens,
             strategy,
             torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
@@ -275,7 +284,7 @@ class VideoGenerator:
             sampling=self.sampling(sampling),
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
-            context=text,
+            context=states,
             keep_frames=self.defaults.keep_frames,
         )
         videos = []
@@ -284,6 +293,22 @@ class VideoGenerator:
             pixels = self.tokenizer.decode(grids)[-num_frames:].cpu()
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
+
+    def _read_text(self, text: str | Tensor | None) -> TextIds | None:
+        """Return the prompt that a text is, None for a model that makes no images from texts."""
+        if self.text is None:
+            if isinstance(text, str):
+                reads = "states of a text encoder" if self.config.context_size else "no text"
+                raise ValueError(f"this model reads {reads}, got text={text[:20]!r}")
+            return None
+        if not isinstance(text, str) or not text.strip():
+            got = repr(text) if text is None or isinstance(text, str) else type(text).__name__
+            raise ValueError(f"this model makes images from texts: expected a text, got {got}")
+        ids = self.text(text)
+        taken, held = ids.prompt.shape[1] + self.height * self.width, self.config.max_positions
+        if taken > held:
+            raise ValueError(f"text and image take {taken} tokens, the model holds {held}")
+        return TextIds(*(row.to(self.model.device) for row in ids))
 
     def _read_rows(
         self, rows: Sequence[tuple[Any, Any, Any]]
@@ -347,6 +372,8 @@ class VideoGenerator:
         have a list of seeds. Each frame may have a strategy of its own: `engine.decode("k=1",
         world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
+        if self.text is not None:
+            raise ValueError("this model makes images from texts, not a stream: call generate")
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
         max_slots, keep_frames = None, self.defaults.keep_frames
@@ -368,11 +395,13 @@ class VideoGenerator:
         engine.prefill(tokens, len(contexts[0]))
         return engine
 
-    def _guided(self, scale: float | None) -> CausalModel:
-        """Return the model, steered away from the images of no class where there is guidance."""
+    def _guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
+        """Return the model, steered away from images of nothing where there is guidance."""
         scale = self.defaults.guidance if scale is None else scale
         if scale == 1:
             return self.model
+        if said is not None:
+            return GuidedModel(self.model, said.unconditional, said.prompt.shape[1], scale)
         if self.defaults.context_frames or self.vocabulary is None:
             raise ValueError(f"this model takes no guidance, got {scale}")
         idle = self.action_ids([idle_action(self.vocabulary)], 1, "image")
@@ -430,7 +459,10 @@ class VideoGenerator:
         """
         if not self.defaults.context_frames:
             if clip is not None:
-                raise ValueError("this model makes images from actions alone: leave the prompt out")
+                given = "actions" if self.text is None else "texts"
+                raise ValueError(
+                    f"this model makes images from {given} alone: leave the prompt out"
+                )
             none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
             return Prompt(none, [], [], self.defaults.fps, [])
         if isinstance(clip, str | Path):

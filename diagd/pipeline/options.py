@@ -81,7 +81,7 @@ class PoolFlags:
         return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
 
 
-ONE_VIDEO = ("prompt", "output", "compare", "raster_frames")
+ONE_VIDEO = ("prompt", "output", "images", "compare", "raster_frames")
 MANY_VIDEOS = ("out", "workers", "worker_cpus", "worker_gpus", "address")
 
 
@@ -105,13 +105,16 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
     # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
     # bundled walk
     actions: str | None = None
-    guidance: float | None = None  # how closely an image keeps to its class; 1 is no guidance
-    text: str | None = None  # what the video shows, for models that read a text
-    text_encoder: Path | None = None  # folder of the T5 that encodes the text
+    # how closely an image keeps to its class or text; 1 is no guidance
+    guidance: float | None = None
+    text: str | None = None  # what the image or video shows, for models that read a text
+    text_encoder: Path | None = None  # folder of the T5 that encodes the text (Cosmos)
     text_embedding: Path | None = None  # a text encoded before (safetensors), instead of both
     frames: int | None = None  # frames to generate
-    # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone
-    output: OutputFile = Path("dream.mp4")
+    images: int = 1  # of a model of images: so many at once, under seeds from --seed on
+    # .mp4, .gif or .webp, with a contact sheet beside it as .png; or .png, the sheet alone, or the
+    # image of a model of images; default: dream.mp4, of such a model dream.png
+    output: OutputFile | None = None
     compare: bool = False  # run raster as well; the video shows both side by side (raster left)
     raster_frames: int | None = None  # timed in raster order for the table; default 2, Cosmos 0
     # instead of --prompt: a folder of them; each has its own seed, made of its name and --seed
@@ -120,10 +123,11 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
     out: OutputFolder | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, frames=1, context_frames=1, raster_frames=0)
+        check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0)
         strategy = self.decoding(GenerationDefaults(), 1)
         strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
-        check_suffix(self.output)
+        if self.output is not None:
+            check_suffix(self.output)
         if self.compare and strategy == Raster():
             raise ValueError("compare already runs raster; leave it out")
         is_many = self.prompts is not None

@@ -16,19 +16,22 @@ from diagd.data.actions import ActionCodec
 from diagd.families.checkpoints import (
     ACTIONS_FILE,
     DEFAULTS_FILE,
+    TEXT_FOLDER,
     TOKENIZER_FOLDER,
     build_model,
     find_model,
+    load_text,
     load_tokenizer,
     model_path,
     read_actions_file,
+    save_text,
     save_tokenizer,
     write_actions_file,
     write_checkpoint,
     write_defaults,
 )
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint
+from diagd.families.family import Checkpoint, TextPrompts
 from diagd.files import copy_whole, read_json_lines, write_text
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
@@ -36,12 +39,13 @@ from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 
 
 class Parts(NamedTuple):
-    """The parts of a world model; `vocabulary` is None for a model without actions."""
+    """The parts of a world model; `vocabulary` and `text` are None for a model without."""
 
     model: Transformer
     tokenizer: VideoTokenizer
     vocabulary: ActionCodec | None
     defaults: GenerationDefaults
+    text: TextPrompts | None
 
 
 def load_parts(
@@ -81,8 +85,9 @@ def load_parts(
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
     if isinstance(video_tokenizer, VQTokenizer):
         video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
-    defaults = found.family.defaults(found)
-    return Parts(build_model(found, device, dtype), video_tokenizer.to(device), codec, defaults)
+    defaults, text = found.family.defaults(found), load_text(found)
+    model = build_model(found, device, dtype)
+    return Parts(model, video_tokenizer.to(device), codec, defaults, text)
 
 
 def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[str]:
@@ -94,6 +99,8 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[
     if codec := codec_of(found):
         write_actions_file(target / ACTIONS_FILE, codec)
         names.insert(0, ACTIONS_FILE)
+    if save_text(found, target):
+        names.append(f"{TEXT_FOLDER}/")
     write_defaults(target, found.family.defaults(found))
     return names
 

@@ -1,0 +1,151 @@
+"""Emu3 (arXiv:2409.18869): images from texts, by a LLaMA whose vocabulary has codes beside words.
+
+Read from a folder of transformers' `Emu3ForConditionalGeneration`. Codes stand anywhere in its
+vocabulary; ours begins with them, then comes the token that ends a row, then the words, which are
+fed and never predicted. So an image has a column more than its tokenizer's grid. `grid_height` and
+`grid_width` in config.json say another size of images than 90 x 90 tokens.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.emu3.presets import PRESETS, SIDE
+from diagd.families.emu3.tokenizer import KIND, Emu3Tokenizer, emu3_tokenizer, load_emu3_tokenizer
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    TextFolder,
+    TextIds,
+    TokenizerFolder,
+    count_layers,
+)
+from diagd.files import read_json_object
+from diagd.models.config import ModelConfig
+from diagd.weight_files import tensors_under
+
+_ROW_END = "<|extra_200|>"
+_TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names differ by version
+_PIXELS = r"^(model\.)?vqmodel\."
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def _their_ids(side: Mapping[str, Any]) -> Tensor:
+    """Return the id that each of ours has in their vocabulary, (V,) int64."""
+    names, text, pixels = side["vocabulary_map"], side["text_config"], side["vq_config"]
+    codes = [names[f"<|visual token {code:06d}|>"] for code in range(pixels["codebook_size"])]
+    visual = torch.tensor([*codes, names[_ROW_END]])
+    is_word = torch.ones(text["vocab_size"], dtype=torch.bool)
+    is_word[visual] = False
+    return torch.cat([visual, is_word.nonzero()[:, 0]])
+
+
+def _complete(side: Mapping[str, Any]) -> dict[str, Any]:
+    """Return their config with its defaults, of which files leave some out."""
+    from transformers import Emu3Config  # slow to import
+
+    return {**side, **Emu3Config(**side).to_dict()}
+
+
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    if "vocabulary_map" not in source.side:
+        raise ValueError("its config.json, with vocabulary_map, is not beside it")
+    side = _complete(source.side)
+    text, order = side["text_config"], _their_ids(side)
+    rope = text["rope_parameters"]
+    for name, value, wanted in (
+        ("rope_type", rope.get("rope_type", "default"), "default"),
+        ("hidden_act", text["hidden_act"], "silu"),
+    ):
+        if value != wanted:
+            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    named = {
+        re.sub(_TEXT_MODEL, "model.", name).replace("model.lm_head", "lm_head"): tensor
+        for name, tensor in source.tensors.items()
+        if not re.match(_PIXELS, name)
+    }
+    num_codes = side["vq_config"]["codebook_size"] + 1
+    embedding = named[_EMBEDDING]
+    heads, hidden_size = text["num_attention_heads"], embedding.shape[1]
+    config = ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=text["intermediate_size"],
+        num_layers=count_layers(named, "model.layers."),
+        num_heads=heads,
+        num_kv_heads=text["num_key_value_heads"],
+        head_dim=text.get("head_dim") or hidden_size // heads,
+        vocab_size=num_codes,
+        image_vocab_size=num_codes,
+        max_positions=text["max_position_embeddings"],
+        grid_height=int(side.get("grid_height", SIDE)),
+        grid_width=int(side.get("grid_width", SIDE)) + 1,
+        prefix_length=1,
+        extra_embeddings=len(order) - num_codes,
+        norm_eps=text["rms_norm_eps"],
+        rope_theta=float(rope["rope_theta"]),
+        bias=bool(text.get("attention_bias")),
+    )
+    head = named.get(_HEAD, embedding)  # tied, it is the embedding
+    return config, {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
+
+
+def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:
+    tensors = {re.sub(_PIXELS, "vqmodel.", name): v for name, v in found.source.tensors.items()}
+    fields = _complete(found.source.side)["vq_config"]
+    return emu3_tokenizer(fields, tensors_under("vqmodel.", tensors), found.path)
+
+
+class Emu3Prompts:
+    """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        from transformers import AutoTokenizer  # slow to import
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        names = self.tokenizer
+        size = f"{config.grid_height}*{config.grid_width - 1}"
+        self.behind = f"{names.boi_token}{size}{names.image_wrapper_token}"
+        theirs = _their_ids(_complete(read_json_object(folder / "config.json")))
+        self.ours = torch.empty_like(theirs)
+        self.ours[theirs] = torch.arange(len(theirs))
+
+    def __call__(self, text: str) -> TextIds:
+        return TextIds(self._ids(text), self._ids(""))
+
+    def _ids(self, text: str) -> Tensor:
+        whole = f"{self.tokenizer.bos_token}{text}{self.behind}"
+        return self.ours[torch.tensor([self.tokenizer(whole).input_ids])]
+
+
+EMU3 = Family(
+    name="Emu3",
+    licence="code and weights: Apache-2.0",
+    released=ReleasedFormat(
+        files=("model.safetensors", "model.safetensors.index.json"),
+        config_fields=frozenset({"model_type", "vocabulary_map"}),
+        signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
+        convert=_convert,
+    ),
+    tokenizer=_tokenizer,
+    tokenizer_folder=TokenizerFolder(load_emu3_tokenizer, kind=KIND),
+    text=TextFolder("emu3", Emu3Prompts),
+    defaults=lambda found: GenerationDefaults(
+        fps=1,
+        context_frames=0,
+        num_frames=1,
+        top_k=2048,
+        top_p=None,
+        guidance=3.0,
+        row_ends=True,
+    ),
+    presets=PRESETS,
+)
