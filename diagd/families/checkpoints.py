@@ -281,6 +281,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     if form is None:
         known = ", ".join(form.kind for form in formats)
         raise ValueError(f"{config}: expected model_type {known}, got {kind!r}")
+    require_file(folder / "tokenizer.json", "text tokenizer")
     try:
         return form.load(folder, found.config)
     except (*_MISFITS, OSError) as error:

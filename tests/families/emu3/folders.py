@@ -1,4 +1,4 @@
-"""A folder as transformers saves Emu3, in miniature: random weights, words as ids, images of 3x5."""
+"""Emu3 in miniature as transformers saves it: random weights, words as ids, images of 3 x 5."""
 
 import json
 from pathlib import Path
@@ -73,9 +73,11 @@ def emu3() -> Emu3ForConditionalGeneration:
         return Emu3ForConditionalGeneration(config).eval()
 
 
-def write_emu3(folder: Path, model: Emu3ForConditionalGeneration, **how: object) -> Path:
-    """Save it with its processor, the size of its images in its config; `how` as transformers."""
-    model.save_pretrained(folder, **how)
+def write_emu3(
+    folder: Path, model: Emu3ForConditionalGeneration, max_shard_size: str = "1GB"
+) -> Path:
+    """Save it with its processor, and the size of its images in its config."""
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     processor().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     size = {"grid_height": HEIGHT, "grid_width": WIDTH}
