@@ -1,4 +1,4 @@
-"""The image tokenizer of Emu3: transformers' VQ model, and a column of row ends beside its codes."""
+"""The image tokenizer of Emu3: the VQ model of transformers, with a column of row ends."""
 
 import dataclasses
 from collections.abc import Mapping

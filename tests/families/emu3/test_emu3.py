@@ -1,0 +1,286 @@
+"""Emu3 in miniature, read from a folder of transformers' own, against transformers' own classes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import Emu3Model
+
+import diagd
+from diagd.commands.generate import PromptWorker
+from diagd.decoding.sampling import SamplingOptions
+from diagd.families.checkpoints import find_model, load_model
+from diagd.models.guidance import GuidedModel
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.pipeline.options import GenerateOptions
+from tests import oracles
+from tests.families.emu3.folders import (
+    HEIGHT,
+    NUM_CODES,
+    ROW_END,
+    WIDTH,
+    emu3,
+    processor,
+    vocabulary,
+    write_emu3,
+)
+from tests.worlds import smooth_frames
+
+SCALE, TEXT = 3.0, "a red house"
+IDS = vocabulary()
+CODES = [IDS[f"<|visual token {code:06d}|>"] for code in range(NUM_CODES)]
+VISUAL = torch.tensor([*CODES, IDS[ROW_END]])
+WORDS = torch.tensor([id for id in range(len(IDS)) if id not in set(VISUAL.tolist())])
+THEIRS = torch.cat([VISUAL, WORDS])  # their id of each of ours
+GREEDY = SamplingOptions()
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return emu3()
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, tmp_path_factory) -> Path:
+    return write_emu3(tmp_path_factory.mktemp("emu3"), theirs)
+
+
+@pytest.fixture(scope="module")
+def world(folder) -> diagd.VideoGenerator:
+    return diagd.VideoGenerator.from_pretrained(folder)
+
+
+def prompt_of(text):
+    """Their processor's prompt; the area is what makes it 3 x 5 tokens."""
+    how = {"return_for_image_generation": True, "ratio": "5:3", "image_area": 24 * 40}
+    return torch.tensor(processor()(text=[text], **how).input_ids)
+
+
+def own_images(theirs, prompts, negatives, scale):
+    """Their generate: the separator after each row, codes elsewhere."""
+    length = prompts.shape[1]
+
+    def allowed(_, sequence):
+        at_end = (len(sequence) - length) % (WIDTH + 1) == WIDTH
+        return [IDS[ROW_END]] if at_end else CODES
+
+    guided = {"guidance_scale": scale, "negative_prompt_ids": negatives} if scale != 1 else {}
+    sequences = theirs.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=HEIGHT * (WIDTH + 1),
+        do_sample=False,
+        prefix_allowed_tokens_fn=allowed,
+        **guided,
+    )
+    return sequences[:, length:].view(-1, HEIGHT, WIDTH + 1)
+
+
+def test_prompts_are_those_of_the_processor(world):
+    for text in (TEXT, "a big blue house", "house"):
+        ids = world.text(text)
+        assert torch.equal(THEIRS[ids.prompt], prompt_of(text))
+        assert torch.equal(THEIRS[ids.unconditional], prompt_of(""))
+
+
+def test_logits_are_those_of_the_class(theirs, folder):
+    model = load_model(folder)
+    tokens = torch.arange(len(IDS)).roll(5)[None, :40]
+    with torch.no_grad():
+        expected = theirs(THEIRS[tokens], use_cache=False).logits[..., VISUAL]
+        torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("scale", [SCALE, 1.0])
+def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
+    world = diagd.VideoGenerator.from_pretrained(folder, backend=backend)
+    given = {} if scale == SCALE else {"guidance": scale}
+    video = world.generate(text=TEXT, strategy="raster", sampling=GREEDY, **given)
+    expected = own_images(theirs, prompt_of(TEXT), prompt_of(""), scale)
+    assert torch.equal(THEIRS[video.tokens], expected)
+    assert len(video.tokens.unique()) > 4
+
+
+@pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
+def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
+    """Both prompts whole, each in a forward of its own."""
+    ids, full = world.text(TEXT), oracles.llama_logits(theirs)
+    length, other = ids.prompt.shape[1], ids.unconditional.shape[1]
+
+    def logits_fn(tokens, positions, visible):
+        rest = positions >= length
+        seen = torch.ones(other + int(rest.sum()), other + int(rest.sum())).tril().bool()
+        seen[other:, other:] = visible[rest][:, rest]
+        without = torch.cat([ids.unconditional, tokens[:, rest]], 1)
+        places = torch.cat([torch.arange(other), positions[rest] + other - length])
+        null = full(THEIRS[without], places, seen)[:, other - 1 :, VISUAL]
+        logits = full(THEIRS[tokens], positions, visible)[..., VISUAL]
+        logits[:, length - 1 :] = null + SCALE * (logits[:, length - 1 :] - null)
+        return logits
+
+    def choose(logits, _frame, _row, column):
+        is_end = column == WIDTH
+        return logits[:, :NUM_CODES].argmax(-1) * (not is_end) + NUM_CODES * is_end
+
+    reference = oracles.ReferenceStream(
+        logits_fn, ids.prompt, HEIGHT, WIDTH + 1, sample_fn=choose, row_ends=[NUM_CODES] * HEIGHT
+    )
+    grid = diagd.TokenGrid(1, HEIGHT, WIDTH + 1)
+    frame_lag = diagd.DiagonalSchedule(grid, row_lag).num_steps
+    expected = reference.decode(1, row_lag, frame_lag)
+    video = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=GREEDY)
+    assert torch.equal(video.tokens, expected[0])
+
+
+def test_pixels_are_those_of_its_own_decoder(theirs, world):
+    video = world.generate(text=TEXT, seed=3)
+    ends = torch.zeros(1, 3, dtype=torch.int64)
+    image = torch.cat([THEIRS[video.tokens].flatten(1), ends], 1)
+    pixels = theirs.decode_image_tokens(image_tokens=image, height=HEIGHT, width=WIDTH)
+    expected = ((pixels + 1) * 127.5).round().clamp(0, 255).movedim(1, -1)
+    assert video.frames.shape == (1, HEIGHT * 4, WIDTH * 4, 3)
+    assert (video.frames - expected).abs().max() <= 1
+
+
+def test_images_become_the_tokens_of_its_own_encoder(theirs, world):
+    frames = smooth_frames(2, *world.frame_size_px)
+    model: Emu3Model = theirs.model
+    pixels = frames.movedim(-1, 1) / 127.5 - 1
+    sizes: Any = torch.tensor([frames.shape[1:3]] * 2)
+    with torch.no_grad():
+        expected = model.get_image_tokens(pixels, sizes).view(2, HEIGHT, WIDTH + 1)
+    assert torch.equal(THEIRS[world.tokenizer.encode(frames)], expected)
+
+
+def test_several_images_have_seeds_of_their_own(world):
+    several = world.generate([None] * 3, text=TEXT, seed=5)
+    for number, image in enumerate(several):
+        alone = world.generate(text=TEXT, seed=5 + number)
+        assert torch.equal(image.tokens, alone.tokens)
+    assert not torch.equal(several[0].tokens, several[1].tokens)
+
+
+def test_weights_in_several_files_and_a_folder_of_ours_make_the_same_image(
+    theirs, folder, world, command, tmp_path
+):
+    sharded = write_emu3(tmp_path / "sharded", theirs, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    assert command("convert", sharded, tmp_path / "ours").code == 0
+    world.save_pretrained(tmp_path / "saved")
+    expected = world.generate(text=TEXT)
+    for path in (sharded, tmp_path / "ours", tmp_path / "saved"):
+        image = diagd.VideoGenerator.from_pretrained(path).generate(text=TEXT)
+        assert torch.equal(image.tokens, expected.tokens)
+        assert torch.equal(image.frames, expected.frames)
+
+
+def test_the_wrapper_of_transformers_makes_the_same_image(theirs, world):
+    ids = world.text(TEXT)
+    model = HuggingFaceModel(theirs)
+    guided = GuidedModel(model, prompt_of(""), ids.prompt.shape[1], SCALE)
+    valid = torch.zeros(HEIGHT, WIDTH + 1, 2, dtype=torch.int64)
+    valid[..., 0], valid[..., 1] = min(CODES), max(CODES) + 1
+    valid[:, -1] = torch.tensor([IDS[ROW_END], IDS[ROW_END] + 1])
+    grid = diagd.TokenGrid(1, HEIGHT, WIDTH + 1)
+    out = diagd.generate_tokens(
+        guided,
+        prompt_of(TEXT),
+        "k=1",
+        context_frames=0,
+        grid=grid,
+        sampling=SamplingOptions(valid_range=valid),
+    )
+    ours = world.generate(text=TEXT, sampling=GREEDY)
+    assert torch.equal(THEIRS[ours.tokens], out.tokens[0])
+
+
+def test_the_command_line_writes_a_picture(folder, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--model", folder, "--text", TEXT, "-k", 1, "--dtype", "float32", "--json"
+    outcome = command("generate", *flags)
+    assert outcome.code == 0, outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["dream.png"]
+    assert outcome.document["pictures"] == ["dream.png"]
+    assert outcome.document["contact_sheet"] is None
+    (run,) = outcome.document["runs"]
+    assert (run["strategy"], run["num_steps"]) == ("k=1", HEIGHT + WIDTH)
+    with Image.open("dream.png") as image:
+        assert image.size == (WIDTH * 4, HEIGHT * 4)
+    outcome = command(
+        "generate", *flags, "--images", 2, "--seed", 1, "--compare", "--output", "b.png"
+    )
+    assert outcome.code == 0, outcome.err
+    assert [run["strategy"] for run in outcome.document["runs"]] == ["raster", "k=1"]
+    for name in outcome.document["pictures"]:
+        with Image.open(name) as image:
+            assert image.size == (2 * WIDTH * 4, HEIGHT * 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b-0.png", "b-1.png", "dream.png"]
+
+
+def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def refused(message, *flags, model=folder):
+        command("generate", "--model", model, *flags).assert_refused(message)
+        assert not list(tmp_path.glob("*.png"))
+
+    refused('makes images from texts: give --text, such as "a house"')
+    refused(
+        "has a text tokenizer of its own: leave text_encoder", "--text", "a", *encoder(tmp_path)
+    )
+    refused("a text makes one image, got num_frames=2", "--text", "a", "--frames", 2)
+    refused(
+        "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
+    )
+    refused("text and image take 41 tokens, the model holds 40", "--text", "a " * 17)
+    refused("expected a text, got ' '", "--text", " ")
+    refused("this model takes no actions", "--text", "a", "--actions", "forward")
+    refused("images is for a model that makes single images", "--images", 2, model="doom")
+    refused("this model reads no text", "--text", "a", model="doom")
+    with pytest.raises(ValueError, match="makes images from texts: expected a text, got Tensor"):
+        world.generate(text=torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="not a stream: call generate"):
+        world.start(None)
+    doom = diagd.VideoGenerator.from_pretrained("doom")
+    with pytest.raises(ValueError, match="this model reads no text, got text='a red house'"):
+        doom.generate(smooth_frames(1, *doom.frame_size_px), "forward", text=TEXT)
+
+
+def encoder(folder):
+    (folder / "t5").mkdir()
+    return "--text-encoder", folder / "t5"
+
+
+def test_a_folder_without_its_text_tokenizer_is_refused(folder, tmp_path):
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"bare: no text tokenizer of emu3: .*boi_token"):
+        diagd.VideoGenerator.from_pretrained(bare)
+    (bare / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"text tokenizer not found: .*tokenizer\.json"):
+        diagd.VideoGenerator.from_pretrained(bare)
+    assert load_model(bare).vocab_size == NUM_CODES + 1  # tokens need none
+    (bare / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"Emu3 checkpoint: its config\.json, with vocabulary_map"):
+        find_model(bare / "model.safetensors")
+
+
+def test_other_architectures_are_refused(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["hidden_act"] = "gelu"
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="Emu3 checkpoint: hidden_act must be silu, got 'gelu'"):
+        find_model(copy)
+
+
+def test_a_worker_reads_the_text_once(folder):
+    options = GenerateOptions(model=str(folder), text=TEXT)
+    worker = PromptWorker(options)
+    assert worker.makes_pictures
+    assert worker.strategy.name == "k=1"
