@@ -132,7 +132,8 @@ def _released_formats() -> list[ReleasedFormat]:
 
 def _released_files(folder: Path) -> list[Path]:
     patterns = dict.fromkeys(name for released in _released_formats() for name in released.files)
-    return [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
+    return list(dict.fromkeys(found))  # one may match several patterns
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:

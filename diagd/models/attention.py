@@ -51,7 +51,7 @@ def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
     )
 
 
-def make_head_norm(config: ModelConfig, num_heads: int) -> nn.Module:
+def make_head_norm(config: ModelConfig, num_heads: int) -> RMSNorm | HeadNorm:
     if config.head_norm:
         return HeadNorm(num_heads, config.head_dim, config.norm_eps)
     return RMSNorm(config.head_dim, config.norm_eps)

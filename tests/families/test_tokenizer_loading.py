@@ -64,7 +64,7 @@ def test_torchscript_is_not_loaded_unless_allowed(scripts):
 )
 def test_another_kind_is_refused(tmp_path, config, got):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = rf"expected kind wham-vit-vqgan or _class_name VQModel, got {got}$"
+    message = rf"expected kind wham-vit-vqgan, emu3_vqgan or _class_name VQModel, got {got}$"
     with pytest.raises(ValueError, match=message):
         load_tokenizer(tmp_path)
 

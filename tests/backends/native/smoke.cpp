@@ -65,12 +65,15 @@ int check(int (*decode)(const Model*, const Step*), const char* name) {
              blocks<W>(2 * INNER, HIDDEN), blocks<W>(HIDDEN, INNER),
              floats(qkv, 0.1f), floats(HIDDEN, 0.1f), floats(2 * INNER, 0.1f), nullptr,
              scale(qkv), scale(HIDDEN), scale(2 * INNER), scale(HIDDEN),
-             floats(HIDDEN, 0.1f, 1), nullptr, floats(HIDDEN, 0.1f, 1), nullptr, nullptr, nullptr};
+             floats(HIDDEN, 0.1f, 1), nullptr, floats(HIDDEN, 0.1f, 1), nullptr,
+             floats(HEADS * HEAD, 0.1f, 1), floats(HEADS * HEAD, 0.1f),
+             floats(KV_HEADS * HEAD, 0.1f, 1), floats(KV_HEADS * HEAD, 0.1f)};
   const double frequencies[HEAD / 2] = {1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.001};
   const int64_t axes[HEAD / 2] = {};
   Model model{HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD, VOCAB, 1, 1, VOCAB, 64, 0, 0, 0, 0,
-              1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, HIDDEN), nullptr, frequencies, axes,
-              floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), layers};
+              INNER, 1e-5f, floats(VOCAB * HIDDEN, 1), blocks<W>(VOCAB, INNER), nullptr, frequencies,
+              axes, floats(HIDDEN, 0.1f, 1), nullptr, scale(VOCAB), floats(VOCAB, 0.1f),
+              blocks<W>(INNER, HIDDEN), scale(INNER), floats(INNER, 0.1f), layers};
   if (PACKED<W> > 1) model.embeddings = blocks<Pair>(VOCAB, HIDDEN);
 
   const auto feed = [&](std::vector<int> widths, int threads) {
