@@ -44,8 +44,8 @@ tokens. A world model is bundled, so these commands work at once:
   diagd play       walk through that world in the browser
   diagd doctor     measure what this machine can do
 
-Your own game becomes a world with `record`, `tokenize` and `train`; `tune` finds
-the fastest strategy that a model can afford. All commands: diagd --help"""
+`record`, `tokenize` and `train` make a world of your own game; `tune` finds the
+fastest strategy for a model. All commands: diagd --help"""
 COMMANDS = {
     "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.options"),
     "plan": Command("steps and lanes of a schedule", "commands.plan"),

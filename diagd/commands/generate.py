@@ -284,11 +284,9 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
         output = output.with_suffix(".png")
     threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
     title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
-    size = "x".join(map(str, worker.world.frame_size_px))
-    console.print(f"{title}: {worker.num_frames} frames of {size} px, strategy {worker.strategy}")
     for note in prompt.notes:
         console.print(f"note: {note}")
-    runs = _run(worker, prompt, console)
+    runs = _run(worker, prompt, console, title)
     count = options.images * worker.num_frames
     shown = [video for _, video in runs if len(video.frames) == count]
     shown, sheet = shown[-2:] if options.compare else shown[-1:], output.with_suffix(".png")
@@ -308,7 +306,7 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
 
 
 def _run(
-    worker: PromptWorker, prompt: Prompt, console: Console
+    worker: PromptWorker, prompt: Prompt, console: Console, title: str
 ) -> list[tuple[Strategy, GeneratedVideo]]:
     """Generate the video, after a sample and some frames in raster order to compare with."""
     options, num_frames, strategy = worker.options, worker.num_frames, worker.strategy
@@ -331,7 +329,8 @@ def _run(
         generate(strategy, step)  # warms up
         sample = generate(strategy, size)
         expected = f", about {duration(sample.stats.seconds * num_frames / size)} here"
-        console.print(f"{num_frames} frames, {strategy}{expected}; timed on {size} of them")
+        size_px = "x".join(map(str, worker.world.frame_size_px))
+        console.print(f"{title}: {num_frames} frames of {size_px} px, {strategy}{expected}")
         runs = [(strategy, sample)] if size == timed else []
     if timed:
         runs.insert(0, (Raster(), generate(Raster(), timed)))
@@ -392,6 +391,6 @@ def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> N
     )
     if dropped := report[-1]["num_dropped_frames"]:
         console.print(
-            f"note: the video outgrew the model's context: its latest frames were generated without "
+            "note: the video outgrew the model's context: its latest frames were generated without "
             f"seeing the {dropped} oldest ones"
         )

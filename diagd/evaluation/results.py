@@ -174,8 +174,8 @@ def biased(name: str, samples: int, dimension: int) -> str:
     """Warn of a Frechet distance that rests on too few samples."""
     return (
         f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is too high: its "
-        f"covariance needs at least {dimension + 1}. More clips help (--num-clips); compare it only "
-        "with rows of as many."
+        f"covariance needs at least {dimension + 1}. More clips help (--num-clips); compare only "
+        "rows of equally many."
     )
 
 

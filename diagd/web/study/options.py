@@ -35,10 +35,8 @@ class StudyOptions:
     names: tuple[str, ...] = ()  # host names of this machine, for raters elsewhere
     port: int = 8766  # 0 takes a free one
     make: int = 0  # dream so many pairs into the folder first, and ask nobody
-    strategy: tuple[str, ...] = (
-        "raster",
-        "k=1",
-    )  # with --make: strategies, such as k=2, k=1@MODEL, exact
+    # with --make: strategies, such as k=2, k=1@MODEL, exact
+    strategy: tuple[str, ...] = ("raster", "k=1")
     clips: Path | None = None  # with --make: mp4 + jsonl to continue; default: the model's prompt
     model: str = "doom"  # with --make: the bundled model, or a checkpoint folder
     frames: int = 24  # with --make: frames to dream
