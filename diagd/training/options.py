@@ -260,7 +260,7 @@ class FinetuneOptions(RunOptions):
 
 
 Axis = Literal["frame", "row", "column"]
-ROW_STARTS: tuple[RowStart, ...] = ("predecessor", "temporal", "spatial")
+ROW_STARTS: tuple[RowStart, ...] = ("temporal",)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class TuneOptions:
     strategy: tuple[str, ...] = ()  # candidates by name; none: the diagonals of the next three
     row_lag: RowLags = ()  # default 1, 2, 4, 8
     overlap: bool = False  # actions are known ahead, so frames may overlap
-    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try
+    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try; all cost nearly the same
     by: tuple[Axis, ...] = ()  # show the gap by frame, row or column, too
     clips: int | None = None  # held-out clips to judge by; default 16, or all
     frames: int | None = None  # frames of a clip; default: as many as the model holds
