@@ -1,8 +1,9 @@
 """Install what a release publishes as a stranger does, without a C++ compiler, and run it.
 
-The sdist and the wheel of this platform are each installed, with their dependencies from the package
+The sdist and this platform's wheel are each installed, with their dependencies from the package
 index, into a fresh environment; there `diagd` and `diagd generate` run in an empty folder, and
-`diagd doctor` tells where the kernels come from: of the wheel, prebuilt ones; of the sdist, none.
+`diagd doctor` tells where the kernels come from: prebuilt ones of the wheel, none of the sdist.
+Needs nothing but Python.
 
     make release-check                           # builds both first
     python runs/release_check.py --dist dist     # what was built before
@@ -11,32 +12,23 @@ index, into a fresh environment; there `diagd` and `diagd generate` run in an em
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-SYSTEMS = {"Linux": "manylinux", "Darwin": "macosx", "Windows": "win"}
-MACHINES = {
-    "x86_64": ("x86_64", "amd64"),
-    "amd64": ("x86_64", "amd64"),
-    "aarch64": ("aarch64", "arm64"),
-    "arm64": ("aarch64", "arm64"),
-}
 
-
-def packages(dist: Path) -> list[Path]:
-    """Return the sdist and the wheel of this platform; OSError unless there is one of each."""
-    system, machines = SYSTEMS[platform.system()], MACHINES[platform.machine().lower()]
-    tags = [path.stem.rpartition("-")[2] for path in dist.glob("diagd-*.whl")]
-    here = [tag for tag in tags if tag.startswith(system) and tag.endswith(machines)]
-    found = [*dist.glob("diagd-*.tar.gz"), *(p for tag in here for p in dist.glob(f"*{tag}.whl"))]
-    if len(found) != 2 or not here:
+def packages(dist: Path, folder: Path) -> list[Path]:
+    """Return the sdist, and the wheel that pip chooses for this platform, as a copy in a folder."""
+    flags = ("--no-index", "--no-deps", "--only-binary", ":all:", "--find-links", dist, "diagd")
+    command = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *flags]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    found = [*dist.glob("diagd-*.tar.gz"), *folder.glob("diagd-*.whl")]
+    if done.returncode or len(found) != 2:
+        there = ", ".join(sorted(path.name for path in dist.glob("*")))
         raise OSError(
-            f"{dist}: expected one sdist and one wheel for {system} {machines[0]}, "
-            f"got {[path.name for path in found]}"
+            f"{dist}: expected an sdist and a wheel that fits here, got {there or 'none'}"
         )
     return found
 
@@ -52,41 +44,47 @@ def check(package: Path) -> None:
         subprocess.run([python, "-m", "pip", "install", "-q", package.resolve()], check=True)
         work = root / "work"
         work.mkdir()
-        # no compiler: neither on the path nor named, and flags of g++'s keep any other from trying
+        # no compiler on the path, and flags of g++'s, which keep any other from being tried
         kept = {name: os.environ[name] for name in ("SYSTEMROOT", "TEMP") if name in os.environ}
         own = {"PATH": str(scripts), "HOME": str(root), "DIAGD_CXXFLAGS": "-O2", **kept}
 
         def run(*flags: str) -> str:
-            # the command that the package installed; not of this checkout
-            command = [str(scripts / "diagd"), *flags]
             done = subprocess.run(
-                command, cwd=work, env=own, capture_output=True, text=True, encoding="utf-8"
+                [str(scripts / "diagd"), *flags],
+                cwd=work,
+                env=own,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
             )
             if done.returncode:
-                raise OSError(f"{' '.join(flags)}: {done.stderr.strip()[-2000:]}")
+                raise OSError(f"diagd {' '.join(flags)}: {done.stderr.strip()[-2000:]}")
             return done.stdout
 
         print(run("--version"), end="")
-        assert "diagd generate" in run()
+        if "diagd generate" not in run():
+            raise OSError("diagd without arguments shows no tour")
         print(run("generate", "--frames", "4"), flush=True)
-        assert (work / "dream.mp4").stat().st_size > 1000
+        if not (work / "dream.mp4").is_file():
+            raise OSError("diagd generate wrote no dream.mp4")
         kernels = json.loads(run("doctor", "--seconds", "0", "--json"))["kernels"]
-        print(f"kernels: {kernels}", flush=True)
-        assert kernels["compiler"] is None
-        is_wheel = package.suffix == ".whl"
-        assert is_wheel == str(kernels.get("origin", "")).startswith("prebuilt for ")
+        print(f"kernels: {kernels['origin']}; compiler: {kernels['compiler']}", flush=True)
+        is_prebuilt = str(kernels["origin"]).startswith("prebuilt for ")
+        if kernels["compiler"] or is_prebuilt != (package.suffix == ".whl"):
+            raise OSError(f"{package.name}: these are not the kernels expected of it")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--dist", type=Path, required=True, help="folder of sdist and wheels")
-    for package in packages(parser.parse_args().dist):
-        check(package)
-    print("each of them installs and runs without a compiler")
+    with TemporaryDirectory() as folder:
+        for package in packages(parser.parse_args().dist, Path(folder)):
+            check(package)
+    print("sdist and wheel install, and run without a compiler")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except OSError as error:
+    except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"release check: {error}")

@@ -195,7 +195,9 @@ def known(monkeypatch) -> Family:
 
 
 def test_without_its_line_the_family_is_unknown(released):
-    with pytest.raises(ValueError, match="no checkpoint of WHAM, LlamaGen, Cosmos, Janus, Chameleon, MineWorld: it"):
+    with pytest.raises(
+        ValueError, match="no checkpoint of WHAM, LlamaGen, Cosmos, Janus, Chameleon, MineWorld: it"
+    ):
         load_model(released / "pong.pt")
 
 
