@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels bench demo
+.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo
 
 check:
 	ruff format --check .
@@ -59,6 +59,15 @@ asan:
 # a wheel for each platform, with kernels, in dist/; needs the packages of [dev], no compiler
 wheels:
 	python runs/wheels.py
+
+# what a release publishes for this platform, installed into fresh environments and run without a
+# compiler; needs the packages of [dev], and downloads the dependencies anew
+HERE = $(shell python -c "import runs.wheels; print(runs.wheels.this_platform())")
+release-check:
+	rm -rf build/release
+	python runs/wheels.py --platforms $(HERE) --out build/release
+	python -m build --sdist --outdir build/release
+	python runs/release_check.py --dist build/release
 
 bench:
 	bash runs/bench_cpu.sh

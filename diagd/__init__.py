@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
     from diagd.pipeline.hf_generate import custom_generate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _NAMES = {  # by the module that defines them
     "decoding.generate_tokens": ("DecodingEngine", "GeneratedTokens", "generate_tokens"),
     "decoding.sampling_options": ("SamplingOptions",),

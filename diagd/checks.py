@@ -12,6 +12,18 @@ def check_at_least(options: Any, **bounds: int) -> None:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
+MAX_MESSAGE = 600  # characters of a message
+
+
+def shorten(message: str) -> str:
+    """Leave out the middle of a message that repeats a huge value it was given."""
+    left_out = len(message) - MAX_MESSAGE
+    if left_out <= 0:
+        return message
+    head = MAX_MESSAGE * 2 // 3
+    return f"{message[:head]} ... [{left_out} characters] ... {message[head + left_out :]}"
+
+
 def parse_size(text: str | None) -> tuple[int, int] | None:
     """Read `HEIGHTxWIDTH` in pixels; (0, 0) for anything else."""
     if text is None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from diagd.checks import shorten
 from diagd.extras import require
 
 
@@ -35,6 +36,16 @@ class Command(NamedTuple):
 
 
 TRAIN = ("accelerate", "matplotlib")
+TOUR = """\
+diagd makes autoregressive video models fast: each step decodes a diagonal of
+tokens. A world model is bundled, so these commands work at once:
+
+  diagd generate   continue a clip of the bundled world, and write dream.mp4
+  diagd play       walk through that world in the browser
+  diagd doctor     measure what this machine can do
+
+`record`, `tokenize` and `train` make a world of your own game; `tune` finds the
+fastest strategy for a model. All commands: diagd --help"""
 COMMANDS = {
     "generate": Command("dream a video from a prompt (no flags needed)", "pipeline.options"),
     "plan": Command("steps and lanes of a schedule", "commands.plan"),
@@ -114,16 +125,18 @@ COMMANDS = {
 
 def main() -> None:
     """Run `diagd COMMAND [flags]`."""
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
-        sys.exit(0 if arguments else 2)
-    if arguments[0] == "--version":
-        print(f"diagd {importlib.import_module('diagd').__version__}")
-        return
-    name, *flags = arguments
+    name, *flags = sys.argv[1:] or [""]
     try:
-        _run(name, flags)
+        if not sys.argv[1:]:
+            print(TOUR)
+        elif name in ("-h", "--help"):
+            print(_usage())
+        elif name == "--version":
+            print(f"diagd {importlib.import_module('diagd').__version__}")
+        elif name == "--completion":
+            _print_completion(*flags[:1])
+        else:
+            _run(name, flags)
     except (ValueError, OSError) as error:
         _fail(str(error))
     except RuntimeError as error:
@@ -217,6 +230,12 @@ def _limit_threads(count: int) -> None:
         sys.modules["torch"].set_num_threads(count)
 
 
+def _print_completion(shell: str = "") -> None:
+    """Print the script that completes commands, flags and their choices in a shell."""
+    parsing = importlib.import_module("diagd.flags")
+    parsing.print_completion({name: options_of(name) for name in COMMANDS}, shell)
+
+
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     rows = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
@@ -227,9 +246,10 @@ usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version
 
 {table}
 
-Any command takes --json (stdout is one JSON document) and --threads N."""
+Every command takes --json (stdout is one JSON document) and --threads N.
+diagd --completion bash (or zsh) prints a script that completes flags with Tab."""
 
 
 def _fail(message: str) -> NoReturn:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    print("error:", shorten(" ".join(message.split())), file=sys.stderr)
     sys.exit(2)

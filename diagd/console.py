@@ -1,7 +1,8 @@
 """Terminal output: tables that fit, and progress that can be read in a log as well.
 
-A terminal is as wide as it is. A pipe or a file has no width, so nothing is folded there, unless
-COLUMNS is set. A bar moves on a terminal; elsewhere a line now and then tells the progress.
+A terminal is as wide as it is. A pipe or a file has no width, unless COLUMNS is set: lines are not
+folded there, and tables take 80 columns. A bar moves on a terminal; elsewhere a line now and then
+tells the progress.
 """
 
 import os
@@ -21,6 +22,8 @@ Item = TypeVar("Item")
 FIRST_LINE_S = 10.0  # until the first line of progress in a log
 NEXT_LINE_S = 30.0  # from line to line after it
 UNFOLDED = 10_000  # columns of what has no width
+TABLE_WIDTH = 80  # of tables there
+MAX_MARKS = 256  # kept of a job's progress
 
 
 def make_console(shown: bool = True) -> Console:
@@ -50,9 +53,10 @@ def print_table(
         columns.append([c + gap if place < num_labels else gap + c for c, gap in pairs])
     labels, rest = columns[:num_labels], columns[num_labels:]
     console.print(Text(title), soft_wrap=True)
+    max_width = TABLE_WIDTH if console.width == UNFOLDED else console.width
     while rest:
         block = [*labels, rest.pop(0)]
-        while rest and _width([*block, rest[0]]) <= console.width:
+        while rest and _width([*block, rest[0]]) <= max_width:
             block.append(rest.pop(0))
         titles, *lines = ("  ".join(cells).rstrip() for cells in zip(*block, strict=True))
         console.print(Text(titles, "bold"), soft_wrap=True)
@@ -85,13 +89,16 @@ class Job:
 
     def __init__(self, what: str, total: float, done: float, show: Callable[["Job"], None]) -> None:
         self.what, self.total, self.done = what, total, done
-        self._first, self._started, self._show = done, time.monotonic(), show
+        self._marks, self._show = [(time.monotonic(), done)], show  # of the way so far
 
     def advance(self, count: int = 1) -> None:
         self.reach(self.done + count)
 
     def reach(self, done: float) -> None:
         self.done = done
+        self._marks.append((time.monotonic(), done))
+        if len(self._marks) > MAX_MARKS:
+            self._marks = [self._marks[0], *self._marks[2::2]]
         self._show(self)
 
     def describe(self, what: str) -> None:
@@ -100,8 +107,12 @@ class Job:
 
     @property
     def pace(self) -> str:
-        """Items done, how many a second, and the time left (at the end, the time taken)."""
-        seconds, done = time.monotonic() - self._started, self.done - self._first
+        """Items done, how many a second, and the time left (at the end, the time taken).
+
+        The time left is by the slower of two paces: of all so far, and of the latest half.
+        """
+        (started, first), now = self._marks[0], time.monotonic()
+        seconds, done = now - started, self.done - first
         counts = not isinstance(self.total, float)
         text = f"{self.done}/{self.total}" if counts else f"{self.done:.0%}"
         if not done:
@@ -109,12 +120,14 @@ class Job:
         rate = done / max(seconds, 1e-9)
         if counts:
             text += f", {rate:.3g}/s" if rate >= 1 else f", {1 / rate:.3g} s each"
-        left = (self.total - self.done) / rate
-        time_left = f"{_duration(left)} left" if left > 0 else f"took {_duration(seconds)}"
-        return f"{text}, {time_left}"
+        if self.done >= self.total:
+            return f"{text}, took {duration(seconds)}"
+        middle, before = self._marks[(len(self._marks) - 1) // 2]
+        each = max(seconds / done, (now - middle) / max(self.done - before, 1e-9))
+        return f"{text}, about {duration((self.total - self.done) * each)} left"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Format a time in its two largest units: `8 h 34 min`, `2 min 5 s`, `12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -178,7 +191,7 @@ def waiting(what: str) -> Iterator[None]:
     def tell() -> None:
         pause = FIRST_LINE_S
         while not over.wait(pause):
-            print(f"{what}: {_duration(time.monotonic() - started)} so far", flush=True)
+            print(f"{what}: {duration(time.monotonic() - started)} so far", flush=True)
             pause = NEXT_LINE_S
 
     threading.Thread(target=tell, daemon=True).start()

@@ -12,7 +12,7 @@ import re
 import tempfile
 import textwrap
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -82,6 +82,7 @@ OutputFile = Annotated[Path, _one_word("PATH", lambda word: output_file(Path(wor
 Device = Annotated[str, _one_word("STR", _device, str)]
 
 Options = TypeVar("Options")
+SHELLS = ("bash", "zsh")
 _NUMBERS = {int: "a whole number", float: "a number"}
 _REGISTRY = ConstructorRegistry()
 
@@ -137,6 +138,20 @@ def parse(
             raise
         raise ValueError(_plain(complaint.getvalue())) from None
     return options(**{name: getattr(parsed, name) for name in _fields(options)})
+
+
+def print_completion(commands: Mapping[str, type], shell: str) -> None:
+    """Print a shell's completion script for `diagd` and the options of each of its commands."""
+    if shell not in SHELLS:
+        raise ValueError(f"--completion must be one of {', '.join(SHELLS)}, got {shell!r}")
+    records = (
+        Annotated[_with_shared(options), tyro.conf.subcommand(name)]
+        for name, options in commands.items()
+    )
+    anyone: Any = Union[tuple(records)]  # noqa: UP007
+    asked = ["--tyro-print-completion", shell]
+    with contextlib.suppress(SystemExit):  # with which tyro ends
+        tyro.cli(anyone, prog="diagd", args=asked, registry=_REGISTRY)
 
 
 def _description(options: type, examples: Sequence[str]) -> str:

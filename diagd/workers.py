@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from diagd.checks import shorten
 from diagd.extras import require
 
 Task = TypeVar("Task")
@@ -73,7 +74,7 @@ def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
     try:
         return worker(task)
     except (ValueError, OSError) as error:
-        return ValueError(str(error))
+        return ValueError(shorten(str(error)))
 
 
 class _Actor:

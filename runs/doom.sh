@@ -16,16 +16,16 @@ train() {
 }
 # Short sequences first, where a step is cheap; then the context the model ships with.
 train --init "$work/start" --out "$work/stage1" --frames 4 --batch-size 8 --steps 2400 \
-  --learning-rate 2e-3 --strategies raster k=1/action:2 k=2/action
+  --learning-rate 2e-3 --strategy raster k=1/action:2 k=2/action
 train --init "$work/stage1" --out "$work/stage2" --frames 8 --batch-size 4 --steps 750 \
-  --strategies raster k=1:2 k=2
+  --strategy raster k=1:2 k=2
 train --init "$work/stage2" --out "$work/stage3" --frames 8 --batch-size 4 --steps 3000 \
-  --learning-rate 1.5e-3 --strategies raster k=1:2 k=2
+  --learning-rate 1.5e-3 --strategy raster k=1:2 k=2
 # Tokens that the model drew itself are what it meets in its own dreams: many of them, then some.
 train --init "$work/stage3" --out "$work/stage4" --frames 8 --batch-size 4 --steps 1500 \
-  --learning-rate 1.5e-3 --strategies raster k=1:2 k=2 --corrupt 0.5 --corrupt-with samples
+  --learning-rate 1.5e-3 --strategy raster k=1:2 k=2 --corrupt 0.5 --corrupt-with samples
 train --init "$work/stage4" --out "$work/world" --frames 8 --batch-size 4 --steps 1150 \
-  --learning-rate 1.2e-3 --strategies raster k=1:2 k=2 --corrupt 0.2 --corrupt-with samples
+  --learning-rate 1.2e-3 --strategy raster k=1:2 k=2 --corrupt 0.2 --corrupt-with samples
 python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/assets/doom \
   --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
   worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \

@@ -3,7 +3,7 @@
     for one in "control" "uniform --corrupt 0.2" "samples --corrupt 0.2 --corrupt-with samples"; do
       set -- $one
       diagd finetune --init maze --tokens work/maze/tokens/train --out "work/errors/$1" "${@:2}" \\
-        --strategies "raster k=1" --frames 8 --batch-size 1 \\
+        --strategy "raster k=1" --frames 8 --batch-size 1 \\
         --steps 1000 --optimizer adamw --learning-rate 1e-4 --warmup-steps 20
     done
     python runs/draft_errors.py --clips work/maze/heldout --models untouched=maze \\

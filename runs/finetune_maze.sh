@@ -16,7 +16,7 @@ tune() {
 tune --model maze --out "$results/maze"
 for lag in 1 2; do
   diagd finetune --init maze --tokens "$train" --validation "$work/tokens/heldout" \
-    --out "$work/maze-k$lag" --strategies "k=$lag" --frames 8 --batch-size 1 \
+    --out "$work/maze-k$lag" --strategy "k=$lag" --frames 8 --batch-size 1 \
     --steps 1000 --optimizer adamw --learning-rate 1e-4 --warmup-steps 20
   tune --model "$work/maze-k$lag" --out "$results/maze-k$lag"
 done

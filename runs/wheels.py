@@ -9,6 +9,7 @@ Zig's C++ compiler, which comes from PyPI, builds for all of them on any of them
 A run that was killed goes on: kernels that are in `--kernels` and newer than their sources stay.
 """
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,14 @@ PLATFORMS: dict[
     "windows-x86_64": Platform("x86_64-windows-gnu", "win_amd64", _X86),
     "windows-arm64": Platform("aarch64-windows-gnu", "win_arm64", ("neon",)),
 }
+
+
+def this_platform() -> PlatformName:
+    """Name the platform of this machine."""
+    machine = platform.machine().lower()
+    machine = {"amd64": "x86_64", "aarch64": "arm64"}.get(machine, machine)
+    system = platform.system().lower().replace("darwin", "macos")
+    return next(name for name in PLATFORMS if name == f"{system}-{machine}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -134,10 +135,85 @@ def test_help_lists_every_command(flag, command):
         )
 
 
-def test_no_command_shows_the_list_and_fails(command):
+def test_no_command_shows_a_short_tour_of_commands_that_exist(command):
     outcome = command()
-    assert (outcome.code, outcome.err) == (2, "")
-    assert "usage: diagd COMMAND" in outcome.out
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert (len(lines) in range(5, 11), max(map(len, lines)) <= 80) == (True, True)
+    named = re.findall(r"^  diagd (\S+)", outcome.out, re.MULTILINE)
+    assert len(named) == 3
+    assert {*named, *re.findall(r"`(\w+)`", outcome.out)} <= set(COMMANDS)
+
+
+def complete(script, *words):
+    """Ask bash what it would complete the last word to."""
+    line, quoted = " ".join(words), " ".join(map(repr, words))
+    ask = f"""
+source {script}
+COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1} COMP_LINE='{line}' COMP_POINT={len(line)}
+$(complete -p diagd | sed 's/.*-F //; s/ .*//')
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_completes_commands_flags_and_choices(command, tmp_path):
+    script = tmp_path / "diagd.bash"
+    script.write_text(command("--completion", "bash").out)
+    assert set(complete(script, "diagd", "")) >= set(COMMANDS)
+    assert complete(script, "diagd", "ge") == ["generate"]
+    assert complete(script, "diagd", "tune", "--tol") == ["--tolerance"]
+    assert complete(script, "diagd", "bench", "--dtype", "b") == ["bfloat16"]
+
+
+def test_zsh_has_a_script_and_other_shells_are_refused(command):
+    assert command("--completion", "zsh").out.startswith("#compdef diagd\n")
+    message = "--completion must be one of bash, zsh, got '{}'"
+    command("--completion", "fish").assert_refused(message.format("fish"))
+    command("--completion").assert_refused(message.format(""))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("plan", "--grid", "3x" * 30_000),
+        ("plan", "--grid", "3x4x5", "-k", "9" * 60_000),
+        ("plan", "--" + "grid" * 20_000),
+        ("generate", "--dtype", "float" * 20_000),
+        ("evaluate", "--clips", "x", "--out", "x", "--strategy", "k=1," * 20_000),
+        ("x" * 60_000,),
+    ],
+    ids=lambda flags: " ".join(flags)[:12],
+)
+def test_an_error_does_not_repeat_all_of_a_huge_value(flags, command):
+    outcome = command(*flags)
+    outcome.assert_refused(r"\.\.\. \[\d+ characters\] \.\.\. ")
+    assert len(outcome.err) < 700
+
+
+def test_a_huge_value_in_a_file_is_not_repeated_either(command, world, tmp_path):
+    broken = shutil.copytree(world, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    huge = "left" * 500_000
+    for name, document in (
+        ("walk.jsonl", {"action": huge}),
+        ("config.json", {**config, "vocab_size": huge}),
+        ("config.json", {**config, huge: 1}),
+    ):
+        whole = (broken / name).read_text()
+        (broken / name).write_text(json.dumps(document) + "\n")
+        outcome = command("generate", "--model", broken, "--output", tmp_path / "dream.mp4")
+        outcome.assert_refused("leftleft")
+        assert len(outcome.err) < 700
+        (broken / name).write_text(whole)
+
+
+@pytest.mark.parametrize("name", ["train", "finetune", "evaluate", "bench", "tune", "generate"])
+def test_strategies_are_given_by_one_flag_in_all_commands(name, command):
+    assert "--strategy " in command(name, "--help").out
+    command(name, "--strategies", "k=1").assert_refused("--strategies: did you mean --strategy")
 
 
 @pytest.mark.parametrize("name", ["dream", "--grid", ""])
@@ -335,7 +411,6 @@ SLOW = [
     *("matplotlib", "accelerate", "ray", "av"),
 ]
 MISTAKES = {
-    "": "usage: diagd COMMAND",
     "dream": "unknown command 'dream'",
     "train --nonsense": "unknown flag --nonsense",
     "check": "Missing.*: PATH",
@@ -354,9 +429,9 @@ MISTAKES = {
     "bench --dtype float8": "float32",
     "bench --device gpu": "device must look like cpu",
     "play --strategy nope": "a strategy looks like",
-    "study --pairs x --make 2 --systems k=1 k=1": "expected two or more different systems",
+    "study --pairs x --make 2 --strategy k=1 k=1": "expected two or more different systems",
     "evaluate --clips x --out x --strategy sjd --temperature 0": "needs a temperature above 0",
-    "finetune --init doom --tokens x --out x --strategies k=0": "row_lag must be at least 1",
+    "finetune --init doom --tokens x --out x --strategy k=0": "row_lag must be at least 1",
     "tune --tokens x -k 0": "row_lag must be at least 1, got 0",
     "train --tokens x --out x --model nope": "model must be one of mc-ar-doom",
     "tokenize --clips x --out x --size 3": "size must be height x width",

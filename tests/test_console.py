@@ -40,9 +40,11 @@ def test_columns_that_fit_stand_side_by_side(capsys):
     assert printed_at(33, capsys).count("strategy") == 4
 
 
-def test_a_pipe_is_as_wide_as_need_be_unless_somebody_says_otherwise(monkeypatch):
+def test_lines_in_a_pipe_are_not_folded_and_tables_take_80_columns(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console().width >= 1000
+    print_table(make_console(), "speed", HEADER * 4, [row * 4 for row in ROWS])
+    assert max(map(len, capsys.readouterr().out.splitlines())) in range(60, 81)
     monkeypatch.setenv("COLUMNS", "72")
     assert make_console().width == 72
 
@@ -67,9 +69,9 @@ def test_a_log_hears_of_long_work_now_and_then(clock, capsys):
             job.advance()
             job.describe(f"training, loss {1 / step:.3f}")
     assert capsys.readouterr().out.splitlines() == [
-        "training, loss 0.034: 30/100, 1/s, 1 min 10 s left",
-        "training, loss 0.017: 60/100, 1/s, 40 s left",
-        "training, loss 0.011: 90/100, 1/s, 10 s left",
+        "training, loss 0.034: 30/100, 1/s, about 1 min 10 s left",
+        "training, loss 0.017: 60/100, 1/s, about 40 s left",
+        "training, loss 0.011: 90/100, 1/s, about 10 s left",
         "training, loss 0.010: 100/100, 1/s, took 1 min 20 s",
     ]
 
@@ -79,7 +81,28 @@ def test_slow_steps_are_told_in_seconds_each_and_hours(clock, capsys):
         clock[0] += 90
         job.advance()
     first, _ = capsys.readouterr().out.splitlines()
-    assert first == "judging: 1/300, 90 s each, 7 h 28 min left"
+    assert first == "judging: 1/300, 90 s each, about 7 h 28 min left"
+
+
+def test_the_time_left_follows_work_that_became_slower_and_promises_nothing_too_early(
+    clock, capsys
+):
+    """Ten items take a second each, and the next ten 31 s: so will the last twenty."""
+    with progress("judging", 40) as job:
+        for item in range(20):
+            clock[0] += 1 if item < 10 else 31
+            job.advance()
+    *_, told, _ = capsys.readouterr().out.splitlines()
+    assert told == "judging: 20/40, 16 s each, about 10 min 20 s left"
+
+
+def test_long_work_keeps_few_marks(clock):
+    with progress("training", 10_000) as job:
+        for _ in range(9_000):
+            clock[0] += 1
+            job.advance()
+    assert len(job._marks) <= printing.MAX_MARKS
+    assert job.pace == "9000/10000, 1/s, about 16 min 40 s left"
 
 
 def test_quick_work_is_silent_in_a_log(capsys):

@@ -25,6 +25,7 @@ from torch import Tensor
 from diagd.backends.devices import device_of, dtype_of
 from diagd.backends.names import DTypeName
 from diagd.backends.prepare import choose_dtype
+from diagd.checks import shorten
 from diagd.console import make_console, progress
 from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
@@ -139,7 +140,7 @@ class ClipMeter:
                 files[name].check(options.frames_read[0], options.start, options.lengths.fps)
                 files[name].actions()
             except (ValueError, OSError) as error:
-                bad[name] = str(error)
+                bad[name] = shorten(str(error))
         return bad
 
     def _read(self, model: str, name: str) -> Clip:

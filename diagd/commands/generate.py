@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import make_console, print_records, progress, waiting
+from diagd.console import duration, make_console, print_records, progress, waiting
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.strategy import Strategy
@@ -282,9 +282,11 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     prompt = worker.read(options.prompt)
     if options.output is None and worker.makes_pictures:
         output = output.with_suffix(".png")
+    threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
+    title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
     for note in prompt.notes:
-        console.print(note)
-    runs = _run(worker, prompt, console)
+        console.print(f"note: {note}")
+    runs = _run(worker, prompt, console, title)
     count = options.images * worker.num_frames
     shown = [video for _, video in runs if len(video.frames) == count]
     shown, sheet = shown[-2:] if options.compare else shown[-1:], output.with_suffix(".png")
@@ -293,8 +295,6 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     else:
         written = _write(output, sheet, prompt, shown)
     report = _report(runs)
-    threads = f", {torch.get_num_threads()} threads" if options.device == "cpu" else ""
-    title = f"{options.model} on {worker.device}{threads}, {worker.world.dtype}"
     _print_runs(console, report, title)
     console.print(f"wrote {' and '.join(map(str, written))}")
     return {
@@ -306,13 +306,13 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
 
 
 def _run(
-    worker: PromptWorker, prompt: Prompt, console: Console
+    worker: PromptWorker, prompt: Prompt, console: Console, title: str
 ) -> list[tuple[Strategy, GeneratedVideo]]:
     """Generate the video, after a sample and some frames in raster order to compare with."""
     options, num_frames, strategy = worker.options, worker.num_frames, worker.strategy
 
-    def generate(strategy: Strategy, count: int) -> GeneratedVideo:
-        with waiting(f"generating {count} frames, {strategy}"):
+    def generate(strategy: Strategy, count: int, expected: str = "") -> GeneratedVideo:
+        with waiting(f"generating {count} frames, {strategy}{expected}"):
             return worker.generate(prompt, count, strategy, options.seed)
 
     step = worker.world.tokenizer.temporal_compression
@@ -323,16 +323,18 @@ def _run(
     timed = -(-timed // step) * step if strategy != Raster() else 0
 
     runs: list[tuple[Strategy, GeneratedVideo]] = []
+    expected = ""
     size = min(timed, num_frames - 1) or step
     if size < num_frames:
         generate(strategy, step)  # warms up
         sample = generate(strategy, size)
-        seconds = sample.stats.seconds * num_frames / size
-        console.print(f"{num_frames} frames, {strategy}: expect about {seconds:.3g} s here")
+        expected = f", about {duration(sample.stats.seconds * num_frames / size)} here"
+        size_px = "x".join(map(str, worker.world.frame_size_px))
+        console.print(f"{title}: {num_frames} frames of {size_px} px, {strategy}{expected}")
         runs = [(strategy, sample)] if size == timed else []
     if timed:
         runs.insert(0, (Raster(), generate(Raster(), timed)))
-    return [*runs, (strategy, generate(strategy, num_frames))]
+    return [*runs, (strategy, generate(strategy, num_frames, expected))]
 
 
 def _write_pictures(output: Path, videos: list[GeneratedVideo]) -> list[Path]:
@@ -388,4 +390,7 @@ def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> N
         console, title, COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}, report
     )
     if dropped := report[-1]["num_dropped_frames"]:
-        console.print(f"the model's context was full: its {dropped} oldest frames were forgotten")
+        console.print(
+            "note: the video outgrew the model's context: its latest frames were generated without "
+            f"seeing the {dropped} oldest ones"
+        )

@@ -126,9 +126,9 @@ def parse_actions(text: str, codec: ActionCodec) -> list[str]:
     actions = []
     for part in re.split(r",(?![^()]*\))", text):  # a camera(PITCH,YAW) stays whole
         name, star, count = part.strip().partition("*")
-        if star and not (count.strip().isascii() and count.strip().isdigit() and int(count)):
+        if star and not re.fullmatch(r"0*[1-9]\d{0,5}", count.strip(), re.ASCII):
             raise ValueError(
-                f"actions must look like forward*8,left*4 (counts of 1 or more), got {part!r}"
+                f"actions must look like forward*8,left*4 (counts from 1 to 999999), got {part!r}"
             )
         name = name.strip()
         codec.tokens_of(name)

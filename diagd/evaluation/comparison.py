@@ -264,7 +264,7 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     notes = []
     for name, flag in (("lpips", "--lpips-backbone"), ("fvd", "--fvd-detector")):
         if metrics[name] is None:
-            notes.append(f"{name.upper()}: not available, no weights were given ({flag}).")
+            notes.append(f"{name.upper()}: not measured, it needs weights ({flag} FILE).")
         else:
             words = ", ".join(f"{key} {value}" for key, value in metrics[name].items())
             notes.append(f"{name.upper()}: {words}.")
@@ -282,7 +282,7 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
             "It is comparable only between rows that share a tokenizer."
         )
     else:
-        notes.append("TFD: not available, the tokenizer gives no latents.")
+        notes.append("TFD: not measured, this kind of tokenizer has no latents to compare.")
     for name in DISTANCES:
         sizes = [(row[name]["samples"], row[name]["dimension"]) for row in rows if row[name]]
         if few := [(samples, dimension) for samples, dimension in sizes if samples <= dimension]:
@@ -291,8 +291,8 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     dropped = max((one["num_dropped_frames"] for one in stats), default=0)
     if dropped:
         notes.append(
-            f"The model's context was full: up to {dropped} of its oldest frames were forgotten on "
-            "the way, and the times include reading the remaining ones again."
+            "Videos outgrew the model's context: their latest frames were generated without seeing "
+            f"up to {dropped} of the oldest ones. Times include any prefill that this took."
         )
     workers = max(run["options"]["workers"] for run in results.runs)
     if workers > 1:

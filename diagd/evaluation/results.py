@@ -173,8 +173,9 @@ def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float
 def biased(name: str, samples: int, dimension: int) -> str:
     """Warn of a Frechet distance that rests on too few samples."""
     return (
-        f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is biased "
-        f"upwards: a covariance needs at least {dimension + 1}."
+        f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is too high: its "
+        f"covariance needs at least {dimension + 1}. More clips help (--num-clips); compare only "
+        "rows of equally many."
     )
 
 

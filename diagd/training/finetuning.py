@@ -6,7 +6,7 @@ under exactly that visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.te
 closes much of the gap. It is the loop of `diagd train`; only the lanes and the mask differ.
 
 diagd finetune --init doom --tokens tokens/train --out doom-any
-diagd finetune --init doom --tokens tokens --out doom-k1 --strategies "k=1"
+diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
 from typing import Any

@@ -117,7 +117,7 @@ class RunOptions:
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
     save_minutes: float = 5.0  # minutes between checkpoints
-    strategies: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
+    strategy: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
     context_frames: int  # frames at the start that are given, in raster order, and not learnt
     # frames that may be seen, the one under way included, as in a stream that has outgrown its
     # context; longer sequences are read in one go all the same. Default: all of a sequence
@@ -205,7 +205,7 @@ class RunOptions:
 
     @cached_property
     def mixture(self) -> Mixture:
-        return Mixture.parse(self.strategies)
+        return Mixture.parse(self.strategy)
 
     def purpose(self) -> dict[str, object]:
         """Return what a run is for; two runs that differ in it are not the same one."""
@@ -228,7 +228,7 @@ class TrainOptions(RunOptions):
     # peak; decays along a cosine to a tenth. Give mc-ar-42m and up 3e-4
     learning_rate: float = 3e-3
     # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; a world is played under k=1
-    strategies: tuple[str, ...] = ("raster", "k=1")
+    strategy: tuple[str, ...] = ("raster", "k=1")
     context_frames: int = 0  # frames at the start, in raster order, that are not learnt
 
     def __post_init__(self) -> None:
@@ -249,7 +249,7 @@ class FinetuneOptions(RunOptions):
 
     init: str  # model to start from: doom, or a checkpoint folder
     # one is drawn for each step, with weights: raster k=1:2 k=1,d=14; one model learns them all
-    strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
+    strategy: tuple[str, ...] = ("raster", "k=1", "k=2")
     context_frames: int = 1  # frames at the start, in raster order, that are not learnt
     steps: int = 5000  # optimiser steps
     learning_rate: float = 1e-3  # peak; decays along a cosine to a tenth
@@ -260,7 +260,7 @@ class FinetuneOptions(RunOptions):
 
 
 Axis = Literal["frame", "row", "column"]
-ROW_STARTS: tuple[RowStart, ...] = ("predecessor", "temporal", "spatial")
+ROW_STARTS: tuple[RowStart, ...] = ("temporal",)
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class TuneOptions:
     strategy: tuple[str, ...] = ()  # candidates by name; none: the diagonals of the next three
     row_lag: RowLags = ()  # default 1, 2, 4, 8
     overlap: bool = False  # actions are known ahead, so frames may overlap
-    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try
+    row_start: tuple[RowStart, ...] = ROW_STARTS  # stand-ins to try; all cost nearly the same
     by: tuple[Axis, ...] = ()  # show the gap by frame, row or column, too
     clips: int | None = None  # held-out clips to judge by; default 16, or all
     frames: int | None = None  # frames of a clip; default: as many as the model holds

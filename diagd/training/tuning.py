@@ -1,8 +1,9 @@
-"""Choose a strategy by what it costs: steps against the likelihood of true videos.
+"""Choose a strategy by what it costs: speed against the likelihood of true videos.
 
 Every candidate is judged by its teacher-forced gap (`diagd.decoding.teacher_forcing`): how much
-likelier, in nats a token, held-out clips are in raster order. Nothing is generated, so the whole
-frontier takes as many readings of the clips as there are candidates.
+likelier, in nats a token, held-out clips are in raster order. For that nothing is generated: the
+whole frontier takes as many readings of the clips as there are candidates. Then a few frames are,
+for the speed of each on this machine; the choice is by steps, which are the same everywhere.
 
 diagd tune --tokens tokens/heldout --tolerance 0.05
 diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
@@ -10,6 +11,7 @@ diagd tune --tokens tokens --model world --make-default
 diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +21,9 @@ import torch
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import make_console, print_records, print_table, progress
+from diagd.backends.prepare import prepare
+from diagd.console import make_console, print_records, print_table, progress, track
+from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import Diagonal, Raster
@@ -34,6 +38,7 @@ from diagd.training.options import Axis, TuneOptions
 from diagd.training.setup import check_fit
 
 DEFAULT_CLIPS = 16
+TIMED_FRAMES = 2
 GAP_LABEL = "nats a token above raster"
 
 
@@ -78,9 +83,8 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     raster = costs[0]
     if baseline is not None:
         (raster,) = _measure(baseline, candidates[:1], single, context_frames)
-    rows = [
-        _row(strategy, grid, cost, raster) for strategy, cost in zip(candidates, costs, strict=True)
-    ]
+    speeds = _speeds(model, candidates, grid, *single[0], context_frames)
+    rows = [_row(*one, grid, raster) for one in zip(candidates, costs, speeds, strict=True)]
     for row in rows:
         row["frontier"] = not any(_beats(other, row) for other in rows)
     affordable = [row for row in rows if row["gap"] <= options.tolerance]
@@ -146,8 +150,45 @@ def _measure(
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 
-def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> dict[str, Any]:
-    """Report a candidate from its cost and raster's, both (clips, T, H, W)."""
+def _speeds(
+    model: Transformer,
+    candidates: list[Strategy],
+    grid: TokenGrid,
+    tokens: Tensor,
+    actions: Tensor,
+    context_frames: int,
+) -> list[float]:
+    """Return the frames a second at which each decodes the grid of a clip; uses up the model.
+
+    Two frames are timed twice, once for all candidates of the same lags, whose steps are alike.
+    """
+    prepared, _ = prepare(model)
+    given, coming = actions[:, :context_frames], actions[:, context_frames:]
+    prompt = torch.cat([given, tokens[:, :context_frames].flatten(2)], 2).flatten(1)
+    timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
+    step_s: dict[tuple[int, int], float] = {}
+    schedules = [strategy.schedule(grid) for strategy in candidates]
+    for strategy, schedule in zip(candidates, track(schedules, "timing"), strict=True):
+        lags = schedule.row_lag, schedule.frame_lag
+        for _ in range(0 if lags in step_s else 2):
+            stats = generate_tokens(
+                prepared,
+                prompt[:, actions.shape[2] :],
+                strategy,
+                coming[:, : timed.num_frames],
+                context_frames,
+                timed,
+            ).stats
+            step_s[lags] = min(step_s.get(lags, math.inf), stats.seconds / stats.num_steps)
+    lags = [(schedule.row_lag, schedule.frame_lag) for schedule in schedules]
+    steps = [schedule.num_steps for schedule in schedules]
+    return [grid.num_frames / (n * step_s[one]) for n, one in zip(steps, lags, strict=True)]
+
+
+def _row(
+    strategy: Strategy, cost: Tensor, speed: float, grid: TokenGrid, raster: Tensor
+) -> dict[str, Any]:
+    """Report a candidate from its frames a second, its cost and raster's, both (clips, T, H, W)."""
     gap, schedule = cost - raster, strategy.schedule(grid)
     return {
         "name": strategy.name,
@@ -156,6 +197,7 @@ def _row(strategy: Strategy, grid: TokenGrid, cost: Tensor, raster: Tensor) -> d
         "row_start": "" if strategy == Raster() else schedule.row_start,
         "num_steps": schedule.num_steps,
         "speedup": schedule.speedup,
+        "frames_per_second": speed,
         **gap_to_raster(cost, raster),
         "gap_by_frame": gap.mean((0, 2, 3)).tolist(),
         "gap_by_row": gap.mean((0, 1, 3)).tolist(),
@@ -172,6 +214,7 @@ COLUMNS = {
     "strategy": "{name}",
     "steps": "{num_steps}",
     "step ratio": "{speedup:.1f}x",
+    "frames/s": "{frames_per_second:.2f}",
     "nats": "{nll:.4f}",
     "gap": "{gap:+.4f}",
     "error": "{error}",
@@ -182,7 +225,8 @@ COLUMNS = {
 def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
     """Print the candidates, their gaps by the axes asked for, and the choice."""
     console, rows, choice = make_console(), document["rows"], document["choice"]
-    title = f"{options.model}: steps against likelihood ({document['options']['clips']} clips)"
+    clips, threads = document["options"]["clips"], document["threads"]
+    title = f"{options.model}: speed here ({threads} threads) against likelihood ({clips} clips)"
     marks = [{"error": spell_error(r["gap_error"]), "best": "*" * r["frontier"]} for r in rows]
     print_records(console, title, COLUMNS, [r | mark for r, mark in zip(rows, marks, strict=True)])
     for axis in options.by:
@@ -190,6 +234,10 @@ def print_tuning(document: dict[str, Any], options: TuneOptions) -> None:
         lines = [[name, *(f"{v:+.3f}" for v in values)] for name, values in profiles.items()]
         header = ["strategy", *map(str, range(len(lines[0]) - 1))]
         print_table(console, f"nats above raster by {axis}", header, lines)
+    console.print(
+        "gap: nats a token that true videos are less likely than in raster order, so the loss; "
+        "best: no other strategy has fewer steps and a smaller gap"
+    )
     console.print(
         f"within {options.tolerance} nats of raster: {choice['name'] if choice else 'no strategy'}"
     )
@@ -219,12 +267,12 @@ def _profiles(rows: list[dict[str, Any]], axis: Axis) -> dict[str, list[float]]:
 
 
 def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) -> None:
-    """Plot the gap of strategies over their steps."""
-    with chart(path, 4.5, "row start", xlabel="steps", ylabel=GAP_LABEL, xscale="log") as axis:
+    """Plot the gap of strategies over their speed."""
+    with chart(path, 4.5, "row start", xlabel="frames a second here", ylabel=GAP_LABEL) as axis:
         for row_start in dict.fromkeys(row["row_start"] for row in rows):
             own = [row for row in rows if row["row_start"] == row_start]
             axis.errorbar(
-                [row["num_steps"] for row in own],
+                [row["frames_per_second"] for row in own],
                 [row["gap"] for row in own],
                 yerr=[row["gap_error"] or 0.0 for row in own],
                 fmt="o",
@@ -233,11 +281,11 @@ def plot_frontier(path: Path, rows: Sequence[dict[str, Any]], tolerance: float) 
                 label=row_start or "raster",
             )
         frontier = sorted(
-            (row["num_steps"], row["gap"], row["name"]) for row in rows if row["frontier"]
+            (row["frames_per_second"], row["gap"], row["name"]) for row in rows if row["frontier"]
         )
         axis.plot(*zip(*[point[:2] for point in frontier], strict=True), color="gray", linewidth=1)
-        for steps, gap, name in frontier:
-            axis.annotate(name, (steps, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
+        for speed, gap, name in frontier:
+            axis.annotate(name, (speed, gap), textcoords="offset points", xytext=(4, 5), fontsize=8)
         axis.axhline(tolerance, color="black", linewidth=0.8, linestyle="--")
 
 

@@ -145,7 +145,7 @@ def test_fvd_is_in_the_table_with_its_warning(evaluate, world, tmp_path):
     assert f"FVD: resize crop, detector_sha256 {short_sha256(detector)}." in notes
     assert "FVD compares 2 generated with as many real clips of 10 frames" in notes
     assert "Warning: FVD of 2 samples in 9 dimensions" in notes
-    assert "LPIPS: not available" in notes
+    assert "LPIPS: not measured" in notes
 
 
 @pytest.mark.parametrize(

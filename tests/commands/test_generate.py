@@ -94,7 +94,9 @@ def test_without_flags_a_video_a_sheet_and_a_report_are_made(generate, world, tm
     )
     assert (raster["speedup"], diagonal["speedup"]) == (1, None)  # on equal work only
     assert same["speedup"] == pytest.approx(raster["seconds"] / same["seconds"])
-    assert re.search(rf"{FRAMES} frames, k=1: expect about [\d.e+-]+ s here", outcome.said)
+    opening, size = outcome.err.splitlines()[0], f"{HEIGHT_PX}x{WIDTH_PX}"
+    expected = rf"{FRAMES} frames of {size} px, k=1, about \d+ s here"
+    assert re.fullmatch(rf".* on cpu, 1 threads, float32: {expected}", opening)
     assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
     for word in ("steps", "tokens/s", "frames/s", "wrote dream.mp4 and dream.png"):
         assert word in outcome.said
@@ -228,7 +230,7 @@ def test_a_dream_longer_than_the_context_drops_old_frames_and_says_so(generate):
     assert outcome.code == 0
     dropped = [row["num_dropped_frames"] for row in outcome.document["runs"]]
     assert dropped[-1] > dropped[0] == 0
-    assert f"its {dropped[-1]} oldest frames were forgotten" in outcome.said
+    assert f"without seeing the {dropped[-1]} oldest ones" in outcome.said
     assert "prefilled" not in outcome.err  # one note is enough
     assert len(read_video("dream.mp4").frames) == CONTEXT + 9
 

@@ -30,7 +30,7 @@ def frames_of(folder, system, number=0):
 
 
 def test_pairs_are_dreamt_and_can_be_asked_about(make, tmp_path):
-    outcome = make("--systems", "raster", "k=1", "k=2")
+    outcome = make("--strategy", "raster", "k=1", "k=2")
     assert outcome.code == 0, outcome.err
     assert outcome.document["systems"] == ["raster", "k=1", "k=2"]
     pairs = find_pairs(tmp_path / "pairs", ("k=1:raster", "k=2:raster"))
@@ -80,7 +80,7 @@ def test_recorded_clips_are_continued_with_their_own_actions(make, tmp_path):
 
 
 def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
-    outcome = make("--systems", "k=1", f"k=1@{world}")
+    outcome = make("--strategy", "k=1", f"k=1@{world}")
     assert outcome.document["systems"] == ["k=1", f"k=1-{world.name}"]
     both = [frames_of(tmp_path / "pairs", name) for name in outcome.document["systems"]]
     assert torch.equal(*both)
@@ -89,9 +89,9 @@ def test_a_system_may_have_a_checkpoint_of_its_own(make, world, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--systems", "raster", "naive"), r"a strategy looks like raster, k=2, .*, got 'naive'"),
-        (("--systems", "k=1"), r"expected two or more different systems, got k=1"),
-        (("--systems", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
+        (("--strategy", "raster", "naive"), r"a strategy looks like raster, k=2, .*, got 'naive'"),
+        (("--strategy", "k=1"), r"expected two or more different systems, got k=1"),
+        (("--strategy", "raster", "k=9"), r"row_lag must be in \[1, width=5\], got 9"),
         (("--context-frames", "6"), r"prompt\.mp4 has 5 frames, fewer than 6"),
         (("--clips", "nowhere"), r"folder of clips not found: nowhere"),
         (("--clips", "."), r"no clips \(.*\) in \."),

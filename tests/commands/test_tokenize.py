@@ -3,6 +3,7 @@ import pytest
 from diagd.data.video import write_video
 from diagd.tokenizers.shards import read_shards
 from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.corpus import advise
 from tests.tokenizers.rectangles import rectangles, write_clips
 
 QUICK = ("--steps", 1, "--batch", 2, "--codes", 16, "--frame-stride", 1, "--learning-rate", 1e-5)
@@ -16,7 +17,10 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
     assert training.code == 0, training
     document = training.document
     assert (document["clips"], document["frames_per_clip"]) == ({"train": 2, "heldout": 1}, 4)
-    assert document["psnr"] > 10
+    assert 10 < document["psnr"] < 28
+    said = training.said
+    assert "that is poor: the bundled worlds have 29 to 34 dB" in said
+    assert "try --codes 4096" in said or "try longer training (--minutes 20)" in said
     assert len(read_shards(tokens / "train").tokens) == 2
     assert read_shards(tokens / "train").action_names == ("none", "forward", "left")
     assert VQTokenizer.from_pretrained(tokens / "tokenizer").compression == 4  # 24x40 px are small
@@ -29,6 +33,17 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
     assert read_shards(again / "train").tokens[:2].equal(read_shards(tokens / "train").tokens)
     assert (again / "tokenizer" / "config.json").is_file()
     assert not (again / "tokenizer" / "training").exists()
+
+
+def test_a_poor_tokenizer_comes_with_advice_that_fits_it():
+    assert advise(psnr=31.0, codes_used=0.01, patch=8) is None  # a game of few tiles
+    few, many = advise(20.0, codes_used=11 / 1024, patch=8), advise(20.0, codes_used=0.9, patch=4)
+    assert few is not None
+    assert "--patch 4 " in few
+    assert "most codes are unused" in few
+    assert many is not None
+    assert "--codes 4096" in many
+    assert "--patch" not in many
 
 
 @pytest.mark.parametrize(

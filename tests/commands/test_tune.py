@@ -1,10 +1,15 @@
+import ast
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from diagd.families.checkpoints import find_model, write_defaults
+from diagd.families.checkpoints import find_model, load_model, write_defaults
 from diagd.families.defaults import GenerationDefaults
+from diagd.training.loop import windows
 from diagd.training.tuning import TuneOptions, main
 from tests.worlds import clips_of, write_shard, write_shard_model
 
@@ -75,5 +80,27 @@ def test_the_held_out_part_of_a_folder_of_tokens_is_judged_by(options, tmp_path)
     whole, part = (
         main(options(tokens=tokens, clips=None)) for tokens in (tmp_path / "corpus", held_out)
     )
+    for row in (*whole["rows"], *part["rows"]):
+        assert row.pop("frames_per_second") > 0
     assert whole["rows"] == part["rows"]
     assert whole["options"]["clips"] == 2
+
+
+def test_the_page_s_lines_of_python_measure_what_tune_does(options):
+    """On our own model; `HuggingFaceModel` meets the same protocol (tests/models)."""
+    run = options()
+    model = load_model(run.model)
+    clips = windows(clips_of(), 3, 4)
+    page = (Path(__file__).parents[2] / "docs" / "which-k.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("diagd.HuggingFaceModel(llama)", "given").replace("tokens = ...", "")
+    code = code.replace(", None, ", ", actions, ").replace(
+        '("k=8", "k=4", "k=2", "k=1")', '("k=1",)'
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"given": model, "tokens": clips[0], "actions": clips[1]})
+    name, steps, gap = printed.getvalue().split(" ", 2)
+    row = next(row for row in main(run)["rows"] if row["name"] == name)
+    assert int(steps) == row["num_steps"]
+    assert ast.literal_eval(gap)["gap"] == pytest.approx(row["gap"], abs=1e-6)

@@ -37,9 +37,11 @@ def test_a_comma_in_brackets_ends_no_action():
     assert parse_actions(text, MinecraftActions()) == actions
 
 
-@pytest.mark.parametrize("text", ["left*", "left*0", "left*-1", "left*1.5", "left*²", "left*2*3"])
-def test_a_count_must_be_a_positive_integer(text):
-    message = r"actions must look like forward\*8,left\*4 \(counts of 1 or more\), got "
+@pytest.mark.parametrize(
+    "text", ["left*", "left*0", "left*1000000", "left*-1", "left*1.5", "left*²", "left*2*3"]
+)
+def test_a_count_must_be_a_positive_integer_of_six_digits(text):
+    message = r"actions must look like forward\*8,left\*4 \(counts from 1 to 999999\), got "
     with pytest.raises(ValueError, match=message):
         parse_actions(text, VOCABULARY)
 

@@ -68,5 +68,5 @@ def test_too_few_frames_for_a_distance_are_told():
     results = results_of([line("k=1", "a", 9, 3, 0, steps=9), line("truth", "a", 3, 3, 1)])
     comparison = compare(results)
     assert comparison.rows[1]["tfd"] is None  # of a single frame
-    warning = "Warning: TFD of 1 samples in 2 dimensions is biased upwards"
+    warning = "Warning: TFD of 1 samples in 2 dimensions is too high"
     assert warning in " ".join(comparison.notes)

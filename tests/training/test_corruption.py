@@ -24,7 +24,7 @@ def model(tmp_path):
 
 
 def loss_of(options, model, strategy: str = "k=1") -> ViewLoss:
-    run = options(strategies=(strategy,), context_frames=1)
+    run = options(strategy=(strategy,), context_frames=1)
     return next(iter(MixtureLoss(run, model.config, CPU).losses.values()))
 
 
@@ -39,7 +39,7 @@ def fed_by(corruption: Corruption, loss: ViewLoss, model, tokens: Tensor, step: 
 @pytest.mark.parametrize("strategy", ["raster", "k=1", "k=2,d=1"])
 def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, options):
     mixture = options(
-        strategies=(strategy,), context_frames=1, corrupt=0.9, corrupt_with=kind, seed=3
+        strategy=(strategy,), context_frames=1, corrupt=0.9, corrupt_with=kind, seed=3
     )
     losses = MixtureLoss(mixture, model.config, CPU)
     wrong, loss, met = losses.corruption, loss_of(options, model, strategy), 0
@@ -69,7 +69,7 @@ def test_actions_are_never_wrong_and_targets_stay_true(kind, strategy, model, op
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rate_of_zero_changes_nothing_bit_for_bit(kind, model, options):
     tokens = draw_batch(clips_of(), 3, 4, 0)
-    run = options(strategies=("k=1",), context_frames=1)
+    run = options(strategy=("k=1",), context_frames=1)
     plain, none = (MixtureLoss(run, model.config, CPU) for _ in range(2))
     assert plain.corruption is None
     none.corruption = Corruption(0.0, kind, 0, SHARD_CODES)

@@ -58,7 +58,7 @@ def nll_of(options, tokens, strategy):
     [("k=1", 1), ("k=2,d=1/spatial", 1), ("k=1,d=2/predecessor", 2), ("k=3", 1), ("raster", 1)],
 )
 def test_the_first_loss_is_what_decoding_by_the_strategy_costs(strategy, context_frames, options):
-    chosen = {"strategies": (strategy,), "context_frames": context_frames}
+    chosen = {"strategy": (strategy,), "context_frames": context_frames}
     run = options(steps=1, warmup_steps=0, **chosen)
     finetune(run)
     tokens = draw_batch(clips_of(), run.frames, run.batch_size, 0)
@@ -69,7 +69,7 @@ def test_the_first_loss_is_what_decoding_by_the_strategy_costs(strategy, context
 def test_under_a_window_the_first_loss_is_what_a_stream_pays(strategy, options):
     """The stream of a model that holds 6 frames writes 9, made to write the true ones."""
     clips = clips_of(num_frames=9)
-    changes = {"frames": 9, "window": 6, "strategies": (strategy,), "context_frames": 2}
+    changes = {"frames": 9, "window": 6, "strategy": (strategy,), "context_frames": 2}
     run = options(steps=1, warmup_steps=0, **changes)
     shutil.rmtree(run.tokens)
     write_shard(run.tokens, clips)
@@ -105,7 +105,7 @@ def stream_nll(options, tokens, strategy):
 def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
     mixture = ("k=1:3 k=2",)
-    run = options(steps=40, batch_size=8, validation=held_out, strategies=mixture)
+    run = options(steps=40, batch_size=8, validation=held_out, strategy=mixture)
     report = finetune(run)
     losses = losses_of(run.out)
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
@@ -121,7 +121,7 @@ def test_the_loss_falls_and_the_validation_loss_is_reported(options, tmp_path):
 
 def test_the_loss_of_a_step_is_that_of_the_strategy_drawn_for_it(options):
     """With a rate of almost zero, the model stays what it was."""
-    run = options(strategies=("raster k=1", "k=1,d=2"), learning_rate=1e-12, steps=12)
+    run = options(strategy=("raster k=1", "k=1,d=2"), learning_rate=1e-12, steps=12)
     finetune(run)
     drawn = [str(draw_strategy(run.mixture, run.seed, step)) for step in range(12)]
     assert set(drawn) == {"raster", "k=1", "k=1,d=2"}
@@ -131,8 +131,8 @@ def test_the_loss_of_a_step_is_that_of_the_strategy_drawn_for_it(options):
 
 
 def test_a_killed_run_goes_on_with_the_curve_it_would_have_had(options):
-    whole = options("whole", strategies=("raster", "k=1:2"))
-    killed = options("killed", strategies=("raster", "k=1:2"), save_minutes=0.0)
+    whole = options("whole", strategy=("raster", "k=1:2"))
+    killed = options("killed", strategy=("raster", "k=1:2"), save_minutes=0.0)
     finetune(whole)
     run_killed(finetune, killed, 5)
     finetune(killed)
@@ -144,7 +144,7 @@ def test_a_run_for_another_schedule_is_refused_and_left_as_it_is(options):
     written = (options().out / "finetune.json").read_text()
     message = "run holds a run of another model, tokenizer or schedule; choose another --out"
     with pytest.raises(ValueError, match=message):
-        finetune(options(strategies=("k=2",)))
+        finetune(options(strategy=("k=2",)))
     assert (options().out / "finetune.json").read_text() == written
 
 
@@ -162,7 +162,7 @@ def test_the_folder_is_a_world_and_says_what_it_was_tuned_for(options, world, co
     (world / "scenes" / "hall.png").write_bytes(b"a picture")
     flags = ("--init", world, "--tokens", shards, "--out", out, "--frames", 3, "--steps", 2)
     more = ("--warmup-steps", 0, "--precision", "no", "--no-compile", "--json")
-    outcome = command("finetune", *flags, *more, "--strategies", "raster", "k=2/spatial")
+    outcome = command("finetune", *flags, *more, "--strategy", "raster", "k=2/spatial")
     assert (outcome.code, outcome.document) == (0, {"steps": 2}), outcome.err
     told = json.loads((out / "finetune.json").read_text())
     assert told["strategies"] == "raster k=2/spatial"
@@ -180,7 +180,7 @@ def launch(processes, options):
         name: getattr(options, name)
         for name in ("init", "tokens", "out", "frames", "steps", "batch_size", "warmup_steps")
     }
-    flags["strategies"] = " ".join(options.strategies)
+    flags["strategy"] = " ".join(options.strategy)
     flags |= {"learning_rate": options.learning_rate, "precision": "no", "log_every": 1}
     arguments = [str(x) for k, v in flags.items() for x in (f"--{k.replace('_', '-')}", v)]
     run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -195,8 +195,8 @@ def launch(processes, options):
 @pytest.mark.slow
 def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
     mixture = ("raster k=1",)
-    one = options("one", batch_size=4, strategies=mixture)
-    two = options("two", batch_size=2, strategies=mixture)
+    one = options("one", batch_size=4, strategy=mixture)
+    two = options("two", batch_size=2, strategy=mixture)
     finetune(one)
     launch(2, two)
     assert losses_of(two.out) == pytest.approx(losses_of(one.out), abs=1e-3)
@@ -207,8 +207,8 @@ def test_two_processes_follow_the_curve_of_one_with_the_double_batch(options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategies": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
-        ({"strategies": ()}, r"strategies must name at least one, such as k=1"),
+        ({"strategy": ("k=1/left",)}, r"row_start must be one of .*, got 'left'"),
+        ({"strategy": ()}, r"strategies must name at least one, such as k=1"),
         ({"context_frames": -1}, r"context_frames must be in \[0, frames=4\), got -1"),
         ({"context_frames": 4}, r"context_frames must be in \[0, frames=4\), got 4"),
     ],
@@ -221,8 +221,8 @@ def test_options_that_cannot_be_are_refused(changes, message, options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategies": ("raster k=4",)}, r"row_lag must be in \[1, width=3\], got 4"),
-        ({"strategies": ("k=1,d=5",)}, r"frame_lag must be in \[1, .*=4\], got 5"),
+        ({"strategy": ("raster k=4",)}, r"row_lag must be in \[1, width=3\], got 4"),
+        ({"strategy": ("k=1,d=5",)}, r"frame_lag must be in \[1, .*=4\], got 5"),
         ({"init": "nowhere"}, r"no model at 'nowhere'"),
         ({"frames": 7}, r"tokens: clips must have at least frames=7 frames, got 6"),
     ],

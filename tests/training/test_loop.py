@@ -76,7 +76,7 @@ def test_a_run_leaves_a_model_that_loads_and_a_picture_of_its_loss(options, monk
 
 def test_the_validation_loss_is_that_of_fixed_held_out_windows(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
-    run = options(validation=held_out, strategies=("raster",))
+    run = options(validation=held_out, strategy=("raster",))
     model_loss = pretrain(run)["validation_loss"]
     model = diagd.load_model(run.out)
     losses = []

@@ -62,8 +62,8 @@ def test_a_draw_is_a_function_of_seed_and_step_alone():
 
 def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options):
     mixture = ("raster k=1:2 k=1,d=2",)
-    whole = options("whole", strategies=mixture)
-    killed = options("killed", strategies=mixture, save_minutes=0.0)
+    whole = options("whole", strategy=mixture)
+    killed = options("killed", strategy=mixture, save_minutes=0.0)
     pretrain(whole)
     run_killed(pretrain, killed, 7)
     pretrain(killed)
@@ -72,16 +72,16 @@ def test_a_killed_run_under_a_mixture_goes_on_as_if_nothing_had_happened(options
 
 def test_training_reports_every_strategy_and_records_its_mixture(options, tmp_path):
     held_out = write_shard(tmp_path / "heldout", clips_of(seed=5))
-    run = options(strategies=("k=1:2 k=2",), validation=held_out)
+    run = options(strategy=("k=1:2 k=2",), validation=held_out)
     report = pretrain(run)
     assert list(report["validation_loss_by_strategy"]) == ["k=1", "k=2", "raster"]
     told = json.loads((run.out / "train.json").read_text())
     assert told["strategies"] == "k=1:2 k=2"
     with pytest.raises(ValueError, match="run holds a run of another model, tokenizer or schedule"):
-        pretrain(options(strategies=("k=1 k=2",)))
+        pretrain(options(strategy=("k=1 k=2",)))
 
 
 def test_lags_that_do_not_fit_the_grid_are_refused_before_anything_is_written(options):
     with pytest.raises(ValueError, match=r"row_lag must be in \[1, width=3\], got 4"):
-        pretrain(options(strategies=("raster k=4",)))
+        pretrain(options(strategy=("raster k=4",)))
     assert not options().out.exists()

@@ -51,7 +51,7 @@ def test_training_goes_on_from_a_model_with_another_context(options):
 
 def test_a_model_trained_under_a_window_holds_the_window(options):
     """It sees as much as its streams will, however long the sequences are that it learns from."""
-    run = options(frames=5, window=3, strategies=("raster k=1",), steps=4, warmup_steps=0)
+    run = options(frames=5, window=3, strategy=("raster k=1",), steps=4, warmup_steps=0)
     pretrain(run)
     model = diagd.load_model(run.out)
     assert model.config.frames_held == 3

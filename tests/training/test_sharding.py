@@ -103,7 +103,7 @@ def test_two_processes_that_hold_half_each_follow_the_curve_of_one_over_a_kill(
     tokens = write_shard(tmp_path / "tokens", clips_of())
     start = write_shard_model(tmp_path / "model")
     training = ("--steps", 40, "--warmup-steps", 2, "--learning-rate", 0.01, "--frames", 4)
-    exactly = ("--precision", "no", "--no-compile", "--strategies", "raster k=1")
+    exactly = ("--precision", "no", "--no-compile", "--strategy", "raster k=1")
     often = ("--log-every", 1, "--save-minutes", 0)
     flags = ("--init", start, "--tokens", tokens, "--optimizer", "adamw")
     flags = (*flags, *training, *exactly, *often)

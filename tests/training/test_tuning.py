@@ -66,7 +66,7 @@ def costs(monkeypatch, gaps):
 )
 def test_the_fastest_within_the_tolerance_is_chosen(tolerance, choice, data, monkeypatch):
     costs(monkeypatch, {1: 0.2, 2: 0.03, 3: 0.0})
-    document = tune(data(tolerance=tolerance))
+    document = tune(data(tolerance=tolerance, row_start=("predecessor", "temporal", "spatial")))
     assert document["choice"]["name"] == choice  # spatial is the cheapest of the three
     frontier = [(row["name"], row["row_start"]) for row in document["rows"] if row["frontier"]]
     assert frontier == [("raster", ""), ("k=1/spatial", "spatial"), ("k=2/spatial", "spatial")]

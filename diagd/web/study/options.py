@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
-
-import tyro
+from typing import Literal, NamedTuple
 
 from diagd.checks import check_at_least
 from diagd.decoding.strategies.strategy import Conditions, Strategy
@@ -12,7 +10,6 @@ from diagd.decoding.strategies.table import parse_strategy
 from diagd.flags import OutputFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-Systems = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--strategy"])]
 
 
 class System(NamedTuple):
@@ -38,7 +35,8 @@ class StudyOptions:
     names: tuple[str, ...] = ()  # host names of this machine, for raters elsewhere
     port: int = 8766  # 0 takes a free one
     make: int = 0  # dream so many pairs into the folder first, and ask nobody
-    systems: Systems = ("raster", "k=1")  # with --make: strategies, such as k=2, k=1@MODEL, exact
+    # with --make: strategies, such as k=2, k=1@MODEL, exact
+    strategy: tuple[str, ...] = ("raster", "k=1")
     clips: Path | None = None  # with --make: mp4 + jsonl to continue; default: the model's prompt
     model: str = "doom"  # with --make: the bundled model, or a checkpoint folder
     frames: int = 24  # with --make: frames to dream
@@ -68,7 +66,7 @@ class StudyOptions:
     def parsed_systems(self) -> list[System]:
         """Parse the systems of `--make`; the model of the options is the default."""
         systems = []
-        for text in self.systems:
+        for text in self.strategy:
             spelled, _, checkpoint = text.partition("@")
             strategy = parse_strategy(spelled)
             name = strategy.name.replace("/", "-")  # it names a folder

@@ -222,7 +222,7 @@ def _remember(options: StudyOptions) -> None:
     """Write the options down, and refuse others: only the number of pairs may change."""
     made: dict[str, Any] = {
         **{name: getattr(options, name) for name in ("model", "frames", "context_frames", "seed")},
-        "systems": list(options.systems),
+        "systems": list(options.strategy),
         "clips": str(options.clips) if options.clips else None,
         "torch": str(torch.__version__),
     }
