@@ -35,14 +35,15 @@ export class Gpu {
   }
 
   async #compile() {
-    const { device, about } = this;
+    const { device, about } = this, { dispatches, tiles, code } = about;
     const layout = device.createPipelineLayout({ bindGroupLayouts: this.layouts });
-    const entries = [...new Set(about.dispatches.map(([entry]) => entry))];
-    this.pipelines = await Promise.all(about.tiles.map(async (rows) => {
-      const module = device.createShaderModule({ code: `const ROWS = ${rows}u;\n${about.code}` });
-      const made = entries.map((entryPoint) => device.createComputePipelineAsync({ layout, compute: { module, entryPoint } }));
-      return Object.fromEntries((await Promise.all(made)).map((pipeline, index) => [entries[index], pipeline]));
-    }));
+    const modules = tiles.map((rows) => device.createShaderModule({ code: `const ROWS = ${rows}u;\n${code}` }));
+    const kinds = new Map(dispatches.map(([entry, , [x]]) => [entry, x === "rows" ? [0] : tiles.keys()])); // a row has no tile
+    this.pipelines = {};
+    await Promise.all([...kinds].flatMap(([entryPoint, sizes]) => [...sizes].map(async (tile) => {
+      const compute = { module: modules[tile], entryPoint };
+      (this.pipelines[entryPoint] ??= [])[tile] = await device.createComputePipelineAsync({ layout, compute });
+    })));
   }
 
   #upload(vectors, words) {
@@ -102,7 +103,7 @@ export class Gpu {
       pass.setBindGroup(0, this.group, [step * uniform]);
       for (const [entry, weights, [x, y]] of about.dispatches) {
         if (!draws && entry === "predict") break; // what follows has no use
-        pass.setPipeline(this.pipelines[tile][entry]);
+        pass.setPipeline(this.pipelines[entry][x === "rows" ? 0 : tile]);
         pass.setBindGroup(1, this.groups[weights]);
         pass.dispatchWorkgroups(count[x] ?? x, count[y] ?? y);
       }
