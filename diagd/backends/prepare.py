@@ -44,7 +44,7 @@ def prepare(
             faster of `native` (our kernels, prebuilt or built on first use by the C++ compiler at
             hand) and `eager` (PyTorch's), see `time_candidates`. Where our kernels are found not to
             work, it is PyTorch's, with a warning.
-        int8: Round the weights to 8 bits, which on the CPU only `native` can run.
+        int8: Round the weights to 8 bits, which on the CPU only `native` and `webgpu` can run.
 
     Returns:
         The model, and the backend that `auto` became.
@@ -57,8 +57,8 @@ def prepare(
     name = _best(model, int8) if backend == "auto" else backend
     make = BACKENDS[name]
     on_cpu = model.device.type == "cpu"
-    if int8 and on_cpu and make is not _native:
-        raise ValueError(f"int8 needs backend native on the cpu, got {name}")
+    if int8 and on_cpu and name not in ("native", "webgpu"):
+        raise ValueError(f"int8 needs backend native or webgpu on the cpu, got {name}")
     try:
         return make(model, int8), name
     except OSError as error:
@@ -201,12 +201,6 @@ def _with_kernels(model: Transformer, int8: bool) -> TritonModel:
     return TritonModel(_merged(model, int8))
 
 
-def _webgpu(model: Transformer, int8: bool) -> CausalModel:
-    if int8:
-        raise ValueError("backend webgpu has no int8")
-    return WebGPUModel(model)
-
-
 def _why_no_triton(model: Transformer) -> str | None:
     return why_not(model.config, model.dtype, model.device)
 
@@ -220,5 +214,5 @@ BACKENDS: dict[str, Callable[[Transformer, bool], CausalModel]] = {
     "cuda-graph": _captured,
     "triton": lambda model, int8: Captured(_with_kernels(model, int8)),
     "compiled-graph": lambda model, int8: Captured(_with_kernels(model, int8), compiled=True),
-    "webgpu": _webgpu,
+    "webgpu": WebGPUModel,
 }

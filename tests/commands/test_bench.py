@@ -156,7 +156,7 @@ def test_without_a_baseline_there_is_no_hugging_face(bench):
 def test_dtypes_and_backends_stand_in_one_table(bench):
     flags = "--dtype", "float32", "int8", "--backend", "native", "eager", "-k", 1
     refused = bench(*flags)
-    refused.assert_refused("int8 needs backend native on the cpu, got eager")
+    refused.assert_refused("int8 needs backend native or webgpu on the cpu, got eager")
     outcome = bench("--dtype", "float32", "bfloat16", *flags[3:])
     rows = outcome.document["rows"]
     lines = [(row["dtype"], row["backend"], row["strategy"]) for row in rows]

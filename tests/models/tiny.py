@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diagd.backends.linears import round_to_int8
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
@@ -56,6 +57,21 @@ def tiny_model(seed: int = 0, **changes: Any) -> Transformer:
                 weight.mul_(5)
             else:
                 weight.add_(torch.linspace(-0.2, 0.2, len(weight)))
+    return model
+
+
+def with_int8_weights(model: Transformer) -> Transformer:
+    """Widen what 8 bits of the weights keep: embeddings as bfloat16, a scale for each column."""
+    table = model.model.embed_tokens.weight
+    with torch.no_grad():
+        if model.lm_head is None:
+            model.lm_head = nn.Linear(*reversed(table.shape), bias=False)
+            model.lm_head.weight.copy_(table)
+        table.copy_(table.bfloat16())
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                whole, scales = round_to_int8(module.weight)
+                module.weight.copy_(whole * scales[:, None])
     return model
 
 

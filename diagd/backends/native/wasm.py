@@ -167,6 +167,17 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
     return bytes(content)
 
 
+def places_of(packed: bytes) -> dict[str, int]:
+    """Return where each matrix begins in a world, by the names of `webgpu.shader.weights_of`."""
+    model = World.from_buffer_copy(packed).model  # type: ignore[attr-defined]
+    layers = (Layer * model.layers).from_buffer_copy(packed, model.weights.value)
+    found = {"embed": model.embeddings.value, "predict": model.head.value}
+    names = {"project": "qkv", "attend": "out", "expand": "gate_up", "contract": "down"}
+    for index, layer in enumerate(layers):
+        found |= {f"{name} {index}": getattr(layer, names[name]).value for name in names}
+    return found
+
+
 def _copy(
     kind: type[ctypes.Structure], record: ctypes.Structure, weights: NativeWeights, memory: Memory
 ) -> ctypes.Structure:

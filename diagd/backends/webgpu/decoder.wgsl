@@ -2,7 +2,9 @@
 // embed, then for each layer project, attend, expand and contract, then predict and draw.
 //
 // `diagd/backends/webgpu/shader.py` writes sizes, and ROWS, the rows of a tile, before this text. A
-// row is a lane of a batch row. Weights of norms are folded into the matrices that follow them.
+// row is a lane of a batch row. Weights of norms are folded into the matrices that follow them, but
+// where these are of 8 bits (INT8): then `vector` ends in a scale for each column, and in the weights of
+// the norm before (HIDDEN).
 
 struct Step {
   lanes: u32,      // of the step
@@ -143,13 +145,17 @@ fn measure(region: u32) {
 }
 
 // Products of the tile's rows (K, normalised) with COLUMNS columns from `first` on; the first COLUMNS
-// threads have the sums of a column each.
-fn multiply(region: u32, K: u32, N: u32, first: u32) -> array<f32, ROWS> {
+// threads have the sums of a column each. Scales stand in `vector` from `scales_at` on.
+fn multiply(region: u32, K: u32, N: u32, first: u32, scales_at: u32, normed: bool) -> array<f32, ROWS> {
   let part = thread / COLUMNS;
   let column = min(first + thread % COLUMNS, N - 1u);
   var sums: array<f32, ROWS>;
   for (var k = part; k < K / 4u; k += PARTS) {
-    let weights = unpack(matrix[k * N + column]);
+    var weights = unpack(matrix[k * N + column]);
+    if (INT8 && normed) {
+      let at = scales_at + N + 4u * k;
+      weights *= vec4f(vector[at], vector[at + 1u], vector[at + 2u], vector[at + 3u]);
+    }
     for (var r = 0u; r < ROWS; r++) {
       let start = at(region, K, tile[r]) + 4u * k;
       let x = vec4f(arena[start], arena[start + 1u], arena[start + 2u], arena[start + 3u]);
@@ -165,6 +171,7 @@ fn multiply(region: u32, K: u32, N: u32, first: u32) -> array<f32, ROWS> {
       for (var i = 0u; i < PARTS - 1u; i++) {
         sums[r] += partial[r * (THREADS - COLUMNS) + i * COLUMNS + thread];
       }
+      if (INT8) { sums[r] *= vector[scales_at + column]; }
     }
   }
   workgroupBarrier();
@@ -178,7 +185,7 @@ fn embed(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gro
   let start = group.x / task.lanes * task.stride + u32(lanes[lane + INPUT]);
   let id = u32(max(memory[start], 0));  // what was not drawn is no id
   for (var k = index; k < HIDDEN / 4u; k += THREADS) {
-    let x = unpack(matrix[id * HIDDEN / 4u + k]);
+    let x = embedded(id * HIDDEN / 4u + k);
     for (var i = 0u; i < 4u; i++) {
       var value = x[i];
       if (LEARNED) { value += vector[u32(lanes[lane + POSITION]) * HIDDEN + 4u * k + i]; }
@@ -195,7 +202,7 @@ fn project(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) g
   measure(X);
   let base = group.x * HEAD_DIM;
   for (var c = 0u; c < HEAD_DIM; c += COLUMNS) {
-    let sums = multiply(X, HIDDEN, QKV, base + c);
+    let sums = multiply(X, HIDDEN, QKV, base + c, QKV + select(0u, 2u * HEAD_DIM, QK_NORM), true);
     if (thread < min(COLUMNS, HEAD_DIM - c)) {
       for (var r = 0u; r < ROWS; r++) {
         if (group.y * ROWS + r < task.rows) {
@@ -310,6 +317,7 @@ fn attend(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gr
       let x = vec4f(query[d], query[d + 1u], query[d + 2u], query[d + 3u]);
       out += dot(x, unpack(matrix[(head * HEAD_DIM + d) / 4u * HIDDEN + n]));
     }
+    if (INT8) { out *= vector[n]; }
     arena[at(MIXED, HEADS * HIDDEN, row) + head * HIDDEN + n] = out;
   }
 }
@@ -334,9 +342,12 @@ fn expand(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gr
   measure(MIDDLE);
   let column = group.x * COLUMNS + thread;
   let width = select(INTERMEDIATE, 2u * INTERMEDIATE, GATED);
-  let first = multiply(MIDDLE, HIDDEN, width, group.x * COLUMNS);
+  let start = group.x * COLUMNS;
+  let first = multiply(MIDDLE, HIDDEN, width, start, HIDDEN + width, true);
   var second: array<f32, ROWS>;
-  if (GATED) { second = multiply(MIDDLE, HIDDEN, width, INTERMEDIATE + group.x * COLUMNS); }
+  if (GATED) {
+    second = multiply(MIDDLE, HIDDEN, width, INTERMEDIATE + start, HIDDEN + width, true);
+  }
   if (thread >= COLUMNS || column >= INTERMEDIATE) { return; }
   for (var r = 0u; r < ROWS; r++) {
     if (group.y * ROWS + r >= task.rows) { break; }
@@ -352,7 +363,7 @@ fn expand(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) gr
 @compute @workgroup_size(THREADS)
 fn contract(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) group: vec3u) {
   begin(index, group.y, task.rows);
-  let sums = multiply(INNER, INTERMEDIATE, HIDDEN, group.x * COLUMNS);
+  let sums = multiply(INNER, INTERMEDIATE, HIDDEN, group.x * COLUMNS, HIDDEN, false);
   let column = group.x * COLUMNS + thread;
   if (thread >= COLUMNS || column >= HIDDEN) { return; }
   for (var r = 0u; r < ROWS; r++) {
@@ -371,7 +382,7 @@ fn predict(@builtin(local_invocation_index) index: u32, @builtin(workgroup_id) g
     tile[r] = tile[r] / task.keep * task.lanes + task.lanes - task.keep + tile[r] % task.keep;
   }
   measure(X);
-  let sums = multiply(X, HIDDEN, VOCAB, group.x * COLUMNS);
+  let sums = multiply(X, HIDDEN, VOCAB, group.x * COLUMNS, VOCAB, true);
   let column = group.x * COLUMNS + thread;
   if (thread >= COLUMNS || column >= VOCAB) { return; }
   for (var r = 0u; r < ROWS; r++) {

@@ -18,7 +18,15 @@ from diagd.backends.webgpu.device import (
     bytes_of,
     open_device,
 )
-from diagd.backends.webgpu.shader import COLUMNS, TILES, check_shape, shader_of, weights_of
+from diagd.backends.webgpu.shader import (
+    TILES,
+    check_shape,
+    dispatches_of,
+    of_tile,
+    row_floats,
+    shader_of,
+    weights_of,
+)
 from diagd.decoding.engine import BLOCK, Lanes, whole_blocks
 from diagd.decoding.model import Buffers, CausalModel, ModelShape, StepFunction, StepParts
 from diagd.decoding.sampling_options import SamplingOptions
@@ -64,14 +72,6 @@ class Batch(NamedTuple):
         """Return the tasks as the shaders read them, each `UNIFORM` bytes behind the one before."""
         whole = (task._replace(capacity=self.capacity) for task in self.tasks)
         return b"".join(struct.pack("<12I2f", *task).ljust(UNIFORM, b"\0") for task in whole)
-
-
-class Dispatch(NamedTuple):
-    """One dispatch of a step."""
-
-    entry: str
-    weights: str
-    groups: tuple[int, int]
 
 
 class WebGPUCache:
@@ -167,14 +167,15 @@ class WebGPUModel(CausalModel):
     `diagd.decoding.sampling.sample` but for rounding.
     """
 
-    def __init__(self, model: Transformer) -> None:
-        """Copy the weights of a model.
+    def __init__(self, model: Transformer, int8: bool = False) -> None:
+        """Copy the weights of a model, or round them to 8 bits.
 
         Raises:
             ValueError: a model that the shaders cannot run, or `wgpu` is not installed.
             OSError: there is no GPU.
         """
-        check_shape(model.config, model.dtype)
+        dtype = torch.int8 if int8 else model.dtype
+        check_shape(model.config, dtype)
         self.config, self.dtype = model.config, model.dtype
         self.device_used = open_device()
         self.lane = FIELDS + model.config.head_dim
@@ -182,9 +183,11 @@ class WebGPUModel(CausalModel):
         self._shape = shape_of(model.config, torch.device("cpu"))
         self.weights = {
             name: [self.device_used.upload(part) for part in weights]
-            for name, weights in weights_of(model).items()
+            for name, weights in weights_of(model, dtype).items()
         }
-        self.codes = {rows: shader_of(self.config, self.dtype, rows) for rows in TILES}
+        code = shader_of(self.config, dtype)
+        self.codes = {rows: of_tile(code, rows) for rows in TILES}
+        self.row_floats, self._dispatches = row_floats(self.config), dispatches_of(self.config)
 
     @property
     def shape(self) -> ModelShape:
@@ -280,39 +283,17 @@ class WebGPUModel(CausalModel):
         run.end()
         device.queue.submit([encoder.finish()])
 
-    def dispatches(self, task: Task, draws: bool) -> Iterator[Dispatch]:
-        """Yield the dispatches of a step, in order."""
-        config, rows, tile = self.config, task.rows, tile_of(task.rows)
-        tiles, heads = -(-rows // tile), config.num_heads + 2 * config.num_kv_heads
-        yield Dispatch("embed", "embed", (rows, 1))
-        for layer in range(config.num_layers):
-            yield Dispatch("project", f"project {layer}", (heads, tiles))
-            yield Dispatch("attend", f"attend {layer}", (rows, config.num_heads))
-            inner = _columns(config.intermediate_size)
-            yield Dispatch("expand", f"expand {layer}", (inner, tiles))
-            yield Dispatch("contract", f"contract {layer}", (_columns(config.hidden_size), tiles))
-        kept = rows // task.lanes * task.keep
-        yield Dispatch("predict", "predict", (_columns(config.vocab_size), -(-kept // tile)))
-        if draws:
-            yield Dispatch("draw", "predict", (rows, 1))
-
-    @property
-    def row_floats(self) -> int:
-        """Floats of activations for each row; logits stand last."""
-        config = self.config
-        heads, size = config.num_heads, config.head_dim
-        projected = (heads + 2 * config.num_kv_heads + heads) * size
-        stream = (2 + heads) * config.hidden_size
-        return stream + projected + config.intermediate_size + config.vocab_size
+    def dispatches(self, task: Task, draws: bool) -> Iterator[tuple[str, str, list[int]]]:
+        """Yield the dispatches of a step: entry points, weights, and numbers of workgroups."""
+        tile, kept = tile_of(task.rows), task.rows // task.lanes * task.keep
+        sizes = {"rows": task.rows, "tiles": -(-task.rows // tile), "kept": -(-kept // tile)}
+        for entry, weights, groups in self._dispatches[: None if draws else -1]:
+            yield entry, weights, [sizes[n] if isinstance(n, str) else n for n in groups]
 
 
 def tile_of(rows: int) -> int:
     """Return how many rows a workgroup multiplies at once."""
     return next((tile for tile in TILES if rows <= tile), TILES[-1])
-
-
-def _columns(size: int) -> int:
-    return -(-size // COLUMNS)
 
 
 def _rules_of(sampling: SamplingOptions) -> dict[str, float]:

@@ -3,12 +3,14 @@
 Everything here is text and bytes, so a browser can run the same.
 """
 
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from diagd.backends.linears import round_to_int8
 from diagd.models.attention import SwiGLU
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -16,12 +18,21 @@ from diagd.models.transformer import Transformer
 TILES = (1, 4, 16)  # rows that a workgroup multiplies at once
 COLUMNS = 32  # columns of a tile, as in the shader
 MAX_HEAD_DIM = 256  # threads of a workgroup
-UNPACK = {  # four numbers as they are stored, and how they become float32
-    torch.float32: "alias Packed = vec4f;\nfn unpack(w: vec4f) -> vec4f { return w; }",
+_BFLOAT16 = (
+    "(w: vec2u) -> vec4f { return "
+    "bitcast<vec4f>(vec4u(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u)); }"
+)
+_AS_WEIGHTS = "\nfn embedded(at: u32) -> vec4f { return unpack(matrix[at]); }"
+UNPACK = {  # four numbers as they are stored, and how they become float32; so of embeddings
+    torch.float32: "alias Packed = vec4f;\nfn unpack(w: vec4f) -> vec4f { return w; }"
+    + _AS_WEIGHTS,
     torch.float16: "alias Packed = vec2u;\nfn unpack(w: vec2u) -> vec4f "
-    "{ return vec4f(unpack2x16float(w.x), unpack2x16float(w.y)); }",
-    torch.bfloat16: "alias Packed = vec2u;\nfn unpack(w: vec2u) -> vec4f { return "
-    "bitcast<vec4f>(vec4u(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u)); }",
+    "{ return vec4f(unpack2x16float(w.x), unpack2x16float(w.y)); }" + _AS_WEIGHTS,
+    torch.bfloat16: f"alias Packed = vec2u;\nfn unpack{_BFLOAT16}{_AS_WEIGHTS}",
+    torch.int8: "alias Packed = u32;\nfn unpack(w: u32) -> vec4f { return "
+    "vec4f(bitcast<vec4i>(vec4u(w << 24u, w << 16u, w << 8u, w)) >> vec4u(24u)); }"
+    f"\nfn widen{_BFLOAT16}"
+    "\nfn embedded(at: u32) -> vec4f { return widen(vec2u(matrix[2u * at], matrix[2u * at + 1u])); }",
 }
 
 
@@ -43,10 +54,9 @@ def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
         raise ValueError(f"backend webgpu has no weights in {dtype}")
 
 
-def shader_of(config: ModelConfig, dtype: torch.dtype, rows: int) -> str:
-    """Return the whole text for weights of a dtype and tiles of so many rows."""
+def shader_of(config: ModelConfig, dtype: torch.dtype) -> str:
+    """Return the text for weights of a dtype; `ROWS` of a tile is left out (`of_tile`)."""
     sizes = {
-        "ROWS": rows,
         "HIDDEN": config.hidden_size,
         "INTERMEDIATE": config.intermediate_size,
         "HEADS": config.num_heads,
@@ -59,12 +69,56 @@ def shader_of(config: ModelConfig, dtype: torch.dtype, rows: int) -> str:
         "GATED": config.mlp == "swiglu",
         "QK_NORM": config.qk_norm,
         "LEARNED": config.position == "learned",
+        "INT8": dtype == torch.int8,
     }
     header = [f"const {name} = {size}u;" for name, size in sizes.items()]
     header += [f"const {name} = {str(kind).lower()};" for name, kind in kinds.items()]
     header += [f"const EPS = {config.norm_eps:.9e};", UNPACK[dtype]]
     text = files("diagd.backends.webgpu").joinpath("decoder.wgsl").read_text(encoding="utf-8")
     return "\n".join([*header, text])
+
+
+def of_tile(code: str, rows: int) -> str:
+    """Return a text for tiles of so many rows."""
+    return f"const ROWS = {rows}u;\n{code}"
+
+
+class Dispatch(NamedTuple):
+    """One dispatch of a step.
+
+    Its workgroups are numbers, the `rows` of a step, or the `tiles` of them; of `kept` rows.
+    """
+
+    entry: str
+    weights: str
+    groups: tuple[int | str, int | str]
+
+
+def dispatches_of(config: ModelConfig) -> list[Dispatch]:
+    """Return the dispatches of a step, in order; the last one draws."""
+    inner, hidden, vocab = (
+        -(-size // COLUMNS)
+        for size in (config.intermediate_size, config.hidden_size, config.vocab_size)
+    )
+    heads = config.num_heads + 2 * config.num_kv_heads
+    found = [Dispatch("embed", "embed", ("rows", 1))]
+    for layer in range(config.num_layers):
+        found += [
+            Dispatch("project", f"project {layer}", (heads, "tiles")),
+            Dispatch("attend", f"attend {layer}", ("rows", config.num_heads)),
+            Dispatch("expand", f"expand {layer}", (inner, "tiles")),
+            Dispatch("contract", f"contract {layer}", (hidden, "tiles")),
+        ]
+    predict = Dispatch("predict", "predict", (vocab, "kept"))
+    return [*found, predict, Dispatch("draw", "predict", ("rows", 1))]
+
+
+def row_floats(config: ModelConfig) -> int:
+    """Return the floats of activations for each row; logits stand last."""
+    heads, size = config.num_heads, config.head_dim
+    projected = (heads + 2 * config.num_kv_heads + heads) * size
+    stream = (2 + heads) * config.hidden_size
+    return stream + projected + config.intermediate_size + config.vocab_size
 
 
 class Weights(NamedTuple):
@@ -74,63 +128,81 @@ class Weights(NamedTuple):
     vector: Tensor  # float32, what is added, and more (see the shader)
 
 
-def weights_of(model: Transformer) -> dict[str, Weights]:
-    """Return the weights of each kind of dispatch; those of layers are called `attend 0`."""
+def weights_of(model: Transformer, dtype: torch.dtype) -> dict[str, Weights]:
+    """Return the weights of each kind of dispatch; those of layers are called `attend 0`.
+
+    Of int8, the embeddings are bfloat16, and each column of a matrix has a scale, as in the native
+    kernels.
+    """
     stack, config = model.model, model.config
     table = stack.embed_positions
     embeddings = stack.embed_tokens.weight.detach()
     output = embeddings[: config.vocab_size] if model.lm_head is None else model.lm_head.weight
     packed = {
-        "embed": Weights(embeddings, _one() if table is None else table.weight.detach().float()),
-        "predict": _folded(stack.norm, output.detach(), None, model.dtype),
+        "embed": Weights(
+            embeddings.to(torch.bfloat16 if dtype == torch.int8 else dtype),
+            torch.zeros(1) if table is None else table.weight.detach().float(),
+        ),
+        "predict": _product(dtype, output, torch.zeros(config.vocab_size), stack.norm),
     }
     for index, block in enumerate(stack.blocks):
         attention, mlp = block.self_attn, block.mlp
         up = (mlp.gate_proj, mlp.up_proj) if isinstance(mlp, SwiGLU) else (mlp.up_proj,)
         heads = attention.q_proj, attention.k_proj, attention.v_proj
-        project = _normed(block.input_layernorm, heads, model.dtype)
         norms = [
             norm.weight.detach().float()
             for norm in (attention.q_norm, attention.k_norm)
             if norm is not None
         ]
-        expand = _normed(block.post_attention_layernorm, up, model.dtype)
         out, down = attention.o_proj, mlp.down_proj
         packed |= {
-            f"project {index}": project._replace(vector=torch.cat([project.vector, *norms])),
-            f"attend {index}": Weights(_packed(out.weight.detach(), model.dtype), _one()),
-            f"expand {index}": expand._replace(vector=torch.cat([_bias(out), expand.vector])),
-            f"contract {index}": Weights(_packed(down.weight.detach(), model.dtype), _bias(down)),
+            f"project {index}": _product(
+                dtype, *_joined(heads), block.input_layernorm, after=norms
+            ),
+            f"attend {index}": _product(dtype, out.weight, torch.zeros(0)),
+            f"expand {index}": _product(
+                dtype, *_joined(up), block.post_attention_layernorm, before=[_bias(out)]
+            ),
+            f"contract {index}": _product(dtype, down.weight, _bias(down)),
         }
     return packed
 
 
-def _normed(norm: nn.Module, linears: tuple[nn.Linear, ...], dtype: torch.dtype) -> Weights:
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    return _folded(norm, weight, torch.cat([_bias(linear) for linear in linears]), dtype)
+def _joined(linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor]:
+    return torch.cat([one.weight for one in linears]), torch.cat([_bias(one) for one in linears])
 
 
-def _folded(norm: nn.Module, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Weights:
-    """Fold the weight and the bias of a norm into the matrix (N, K) that follows it."""
-    weight = weight.float()
-    vector = weight.new_zeros(len(weight)) if bias is None else bias
-    scale, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
+def _product(
+    dtype: torch.dtype,
+    weight: Tensor,
+    bias: Tensor,
+    norm: nn.Module | None = None,
+    before: Sequence[Tensor] = (),
+    after: Sequence[Tensor] = (),
+) -> Weights:
+    """Pack a matrix (N, K), and fold the bias of the norm before it into its own.
+
+    The norm's weight is folded into the matrix, or stands behind the scales of one of int8.
+    """
+    weight = weight.detach().float()
+    gains, shift = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    gains = None if gains is None else gains.detach().float()
+    tail: list[Tensor] = []
+    packed = weight if gains is None else weight * gains
+    if dtype == torch.int8:
+        packed, scales = round_to_int8(weight)
+        weight = packed * scales[:, None]
+        tail = [scales]
+        if norm is not None:
+            tail.append(torch.ones(weight.shape[1]) if gains is None else gains)
     if shift is not None:
-        vector = vector + weight @ shift.detach().float()
-    if scale is not None:
-        weight = weight * scale.detach().float()
-    return Weights(_packed(weight, dtype), vector)
-
-
-def _packed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.unflatten(1, (-1, 4)).transpose(0, 1).to(dtype).contiguous()
+        bias = bias + weight @ shift.detach().float()
+    vector = torch.cat([*before, bias, *after, *tail])
+    packed = packed.to(dtype).unflatten(1, (-1, 4)).transpose(0, 1).contiguous()
+    return Weights(packed, vector if len(vector) else torch.zeros(1))
 
 
 def _bias(linear: nn.Linear) -> Tensor:
     if linear.bias is None:
         return torch.zeros(linear.out_features)
     return linear.bias.detach().float()
-
-
-def _one() -> Tensor:
-    return torch.zeros(1)

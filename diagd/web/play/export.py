@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from diagd.backends.native.wasm import Play, pack_world
+from diagd.backends.native.wasm import Play, pack_world, places_of
+from diagd.backends.webgpu.page import describe_shaders
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.files import write_bytes
+from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
 from diagd.tokenizers.vq import VQTokenizer
@@ -97,11 +99,14 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
         sampling.exclusive_top_p,
     )
     packed = pack_world(parts.model, parts.tokenizer, play)
+    gpu = shader_files(parts.model, packed)
     settings = {**vars(controls), "strategy": strategy.name, "paced": False}
     manifest = {
         **describe(world, scenes, strategies, settings, scenes[0].fps),
         "bytes": len(packed),
-        "version": f"{zlib.crc32(packed):08x}",  # by which a browser knows whether it has it
+        # by which a browser knows whether it has them
+        "version": f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
+        "gpu": bool(gpu),
         "actions": codec.names,
         "written_at": [
             [order.step_of(0, *divmod(place, grid.width)) for place in range(grid.num_tokens)]
@@ -113,6 +118,17 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
         **{f"world/{path.name}": path.read_bytes() for path in sorted(KERNELS.glob("*.wasm"))},
         **{f"world/{i}.jpg": to_jpeg(scene.frames[-1]) for i, scene in enumerate(scenes)},
         **({"world/README.md": card.read_bytes()} if card.is_file() else {}),
+        **{f"world/{name}": content for name, content in gpu.items()},
         f"world/{WORLD_FILE}": packed,
         f"world/{MANIFEST}": json.dumps(manifest, separators=(",", ":")).encode(),
     }
+
+
+def shader_files(model: Transformer, packed: bytes) -> dict[str, bytes]:
+    """Return what a browser's GPU is told of a world, by file; nothing where it cannot run it."""
+    try:
+        description, vectors = describe_shaders(model, places_of(packed))
+    except ValueError:
+        return {}
+    text = json.dumps(description, separators=(",", ":"))
+    return {"webgpu.json": text.encode(), "webgpu.bin": vectors}

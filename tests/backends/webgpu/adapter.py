@@ -20,10 +20,10 @@ def device() -> Device:
         pytest.skip(f"NO WEBGPU TESTS: {error} (apt-get install mesa-vulkan-drivers)")
 
 
-def on_webgpu(model: Transformer) -> CausalModel:
+def on_webgpu(model: Transformer, int8: bool = False) -> CausalModel:
     """Prepare a model, or skip the test."""
     device()
-    return prepare(model, "webgpu")[0]
+    return prepare(model, "webgpu", int8)[0]
 
 
 class Filled(NamedTuple):

@@ -55,7 +55,7 @@ def described(model, batch):
         "steps": [
             [
                 TILES.index(tile_of(task.rows)),
-                [[*one[:2], *one.groups] for one in model.dispatches(task, batch.draws)],
+                [[entry, weights, *groups] for entry, weights, groups in model.dispatches(task, batch.draws)],
             ]
             for task in batch.tasks
         ],
@@ -96,7 +96,7 @@ def test_what_python_submits_gives_the_same_tokens_and_logits(page, monkeypatch,
         "caches": caches,
         "weights": [
             [name, int(name.partition(" ")[2] or 0), *(base64_of(bytes_of(one)) for one in of)]
-            for name, of in weights_of(plain).items()
+            for name, of in weights_of(plain, plain.dtype).items()
         ],
         "submissions": [described(model, batch) for batch in submitted],
     }

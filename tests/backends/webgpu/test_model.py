@@ -13,7 +13,7 @@ from diagd.backends.webgpu.model import WebGPUModel
 from diagd.decoding.sampling_options import SamplingOptions
 from tests.backends.webgpu.adapter import on_webgpu
 from tests.models.feeding import feed, scrambled_steps, visible_under
-from tests.models.tiny import KINDS, random_tokens, tiny_model
+from tests.models.tiny import KINDS, random_tokens, tiny_model, with_int8_weights
 
 DTYPES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
@@ -35,6 +35,19 @@ def test_weights_of_two_bytes_are_unpacked(dtype):
     expected = plain.logits(tokens)
     logits = feed(on_webgpu(plain.to(dtype)), tokens, torch.arange(9))
     assert (logits - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["cosmos", "wham"])
+@torch.no_grad()
+def test_weights_of_one_byte_are_those_that_were_rounded(kind):
+    """Activations are not rounded. One kind has norms of heads, the other biases of layer norms."""
+    tokens, steps = random_tokens(2, 40), scrambled_steps(40, 4)
+    rounded = with_int8_weights(tiny_model(**KINDS[kind]))
+    expected = rounded.logits(tokens, visible=visible_under(steps))
+    plain = tiny_model(**KINDS[kind]).logits(tokens, visible=visible_under(steps))
+    logits = feed(on_webgpu(tiny_model(**KINDS[kind]), int8=True), tokens, steps)
+    assert (logits - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (plain - expected).abs().max() >= 1e-3 * expected.abs().max()
 
 
 def decode(model, strategy, sampling, num_frames=7, batch_size=2, seed=5):

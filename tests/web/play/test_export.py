@@ -9,17 +9,21 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
 
 from diagd.backends.native.wasm import World
+from diagd.backends.webgpu.device import UNIFORM, bytes_of
+from diagd.backends.webgpu.model import FIELDS, Task
 from diagd.data.actions import ActionVocabulary
+from diagd.decoding.engine import BLOCK, whole_blocks
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import save_model
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.world_folder import load_parts
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.web.play.export import KERNELS, export, pack
 from diagd.web.play.options import ExportWebOptions
@@ -27,6 +31,7 @@ from diagd.web.play.session import Controls, Session, SessionStart
 from diagd.web.play.welcome import start_scenes
 from runs import web_kernels
 from tests.worlds import (
+    CONTEXT_FRAMES,
     HEIGHT,
     NAMES,
     NUM_CODES,
@@ -39,7 +44,15 @@ from tests.worlds import (
 )
 
 wasmtime = pytest.importorskip("wasmtime", reason="pip install -e '.[test]'")
-NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE = range(4)
+NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE, _, UNDRAWN = range(6)
+
+
+class Told(NamedTuple):
+    tasks: torch.Tensor  # (steps, words) int32
+    lanes: torch.Tensor  # (lanes, fields and turns) int32
+    memory: torch.Tensor  # int32
+    slots: int
+    at: int  # where `memory` stands
 
 
 class Kernels:
@@ -72,6 +85,21 @@ class Kernels:
         size = math.prod(shape) * dtype.itemsize
         content = self.exports["memory"].read(self.store, at, at + size)
         return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)
+
+
+    def write(self, tensor: torch.Tensor, at: int) -> None:
+        self.exports["memory"].write(self.store, bytes_of(tensor), at)
+
+    def told(self, at: int, head_dim: int) -> Told:
+        """Read what a GPU is told: `Submission` in csrc/wasm/world.cpp."""
+        submission = self.read(at, torch.int32, 8).tolist()
+        steps, lane_words, memory_words, slots, capacity, *places = submission
+        tasks = self.read(places[0], torch.int32, steps, UNIFORM // 4)
+        lanes = self.read(places[1], torch.int32, lane_words).view(-1, FIELDS + head_dim)
+        memory = self.read(places[2], torch.int32, memory_words)
+        assert (tasks[:, Task._fields.index("capacity")] == capacity).all()
+        assert capacity == tasks[:, 0].max()
+        return Told(tasks, lanes, memory, slots, places[2])
 
 
 @pytest.fixture(scope="module", params=["kernels.wasm", "kernels-relaxed.wasm"])
@@ -120,6 +148,105 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
         painted = generator.tokenizer.decode(expected)[0]
         assert (pixels[..., :3].int() - painted.int()).abs().max() <= 1
         assert (pixels[..., 3] == 255).all()
+
+
+@torch.inference_mode()
+def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
+    """Frame after frame it is told lanes, slots and steps, and its tokens are taken as they come."""
+    generator, seed = VideoGenerator.from_pretrained(world, dtype="int8"), 2**31 + 5
+    start = start_scenes(world, None, generator, generator.defaults.context_frames)[2]
+    session = Session(generator, SessionStart(start.frames, start.actions, seed))
+    stream, noted, config = session.engine.stream, [], generator.config
+    names = [name for name, _ in json.loads(packed["world/world.json"])["strategies"]]
+    rotary = load_parts(world).model.model.rotary
+    assert kernels.open(packed["world/world.bin"]) == kernels("begin", 2, seed - 2**32) == NONE
+    prompt = stream.num_used
+    context = kernels.told(kernels("describe_context"), config.head_dim)
+    assert context.tasks[:, 0].tolist() == [prompt - 1]
+    for frame in range(generator.config.frames_held + 3):
+        which, controls = frame % len(names), Controls(parse_strategy(names[frame % 4]), 0.8, 0.9)
+        session.engine.set_sampling(controls.sampling(generator))
+        session.sampling, run = controls.sampling(generator), stream.run
+        noted.clear()
+
+        def note(lanes, end, run=run):
+            state = stream.tokens[0].clone(), stream.held.clone(), stream.fed_at.clone()
+            noted.append((lanes, end, state))
+            run(lanes, end)
+
+        stream.run = note
+        told = kernels.told(kernels("describe_frame", 1, which, 0.8, 0.9), config.head_dim)
+        expected = session.advance(generator.vocabulary.names[1], controls)
+        lanes = torch.cat([lanes for lanes, _, _ in noted], 1)
+        assert torch.equal(told.lanes[:, :8], lanes.T.int()), frame
+        assert (told.lanes[:, 8:FIELDS] == torch.tensor([0, NUM_CODES])).all()
+        turns = torch.cat(rotary(lanes[0], torch.float32), -1)
+        assert (told.lanes[:, FIELDS:].view(torch.float32) - turns).abs().max() < 1e-6
+        before = [part[:-1] for part in noted[0][2]]  # without the scratch slot, which nobody reads
+        found = [part[:-1] for part in told.memory[: 3 * told.slots].view(3, -1)]
+        assert all(map(torch.equal, found, [part.int() for part in before])), frame
+        assert told.memory[3 * told.slots :].tolist() == [seed - 2**32, 0]
+        firsts = [0, *torch.tensor([one[0].shape[1] for one in noted]).cumsum(0).tolist()]
+        for index, (lanes, end, _) in enumerate(noted):
+            task = dict(zip(Task._fields, told.tasks[index].tolist(), strict=False))
+            assert {task[name] for name in ("lanes", "rows", "keep")} == {lanes.shape[1]}
+            assert {task[name] for name in ("slots", "stride", "held")} == {len(stream.held)}
+            assert task["reach"] == min(whole_blocks(end, BLOCK), len(stream.held))
+            assert task["first"] == firsts[index] * told.lanes.shape[1]
+            assert task["mask"] == task["top_k"] == task["exclusive"] == 0
+        assert told.tasks[:, 12:14].contiguous().view(torch.float32).unique().tolist() == [
+            pytest.approx(0.8),
+            pytest.approx(0.9),
+        ]
+        drawn = told.memory[: told.slots].clone()
+        drawn[stream.slots_between(stream.num_used - HEIGHT * WIDTH, stream.num_used)] = (
+            expected.flatten().int()
+        )
+        kernels.write(drawn, told.at)
+        assert kernels("accept_frame") == NONE
+        newest = kernels.read(kernels("newest_tokens"), torch.int32, HEIGHT, WIDTH)
+        assert torch.equal(newest, expected[0].int())
+    context = kernels.told(kernels("describe_context"), config.head_dim)
+    held = stream.held[:-1]
+    slots = torch.nonzero((held >= 0) & (held < stream.num_used - 1)).flatten()
+    slots = slots[held[slots].argsort()]
+    assert torch.equal(context.lanes[:, 0], held[slots].int())  # all that may be seen, in order
+    assert torch.equal(context.lanes[:, 1], slots.int())
+    assert torch.equal(context.lanes[:, 2], slots.int())
+    assert torch.equal(context.lanes[:, 4], held[slots].int())
+
+
+def test_kernels_go_on_with_what_a_gpu_has_written(kernels, packed, world):
+    """In raster order, in a context that is not full: that is read again to the very bit."""
+    assert kernels.open(packed["world/world.bin"]) == NONE
+    frames, head_dim = [], model_config().head_dim
+    assert kernels("begin", 2, 7) == NONE
+    for _ in range(CONTEXT_FRAMES - 1):
+        assert kernels("advance", 1, 0, 1.0, 1.0) == NONE
+        frames.append(kernels.read(kernels("newest_tokens"), torch.int32, HEIGHT * WIDTH))
+    assert kernels("begin", 2, 7) == NONE
+    for number, frame in enumerate(frames):
+        if number % 3:
+            told = kernels.told(kernels("describe_frame", 1, 0, 1.0, 1.0), head_dim)
+            visual = told.lanes[:, 3].long()  # raster order: one lane for each token
+            drawn = told.memory[: told.slots].clone()
+            drawn[visual[-HEIGHT * WIDTH :]] = frame
+            kernels.write(drawn, told.at)
+            assert kernels("accept_frame") == NONE
+        else:
+            assert kernels("advance", 1, 0, 1.0, 1.0) == NONE
+        found = kernels.read(kernels("newest_tokens"), torch.int32, HEIGHT * WIDTH)
+        assert torch.equal(found, frame), number
+
+
+@pytest.mark.parametrize("id", [-1, NUM_CODES + len(NAMES)])
+def test_a_frame_that_a_gpu_has_not_drawn_is_no_frame(kernels, packed, id):
+    assert kernels.open(packed["world/world.bin"]) == kernels("begin", 0, 7) == NONE
+    told = kernels.told(kernels("describe_frame", 1, 0, 1.0, 1.0), model_config().head_dim)
+    kernels.write(torch.full((told.slots,), id, dtype=torch.int32), told.at)
+    assert kernels("accept_frame") == UNDRAWN
+    assert kernels("advance", 1, 0, 1.0, 1.0) == NONE  # the frame is written by somebody else
+    assert kernels("describe_frame", 99, 0, 1.0, 1.0) == 0
 
 
 def test_a_painter_of_two_sizes_paints_as_diffusers_does(kernels, tmp_path):

@@ -15,6 +15,31 @@ int size_of_layer() { return sizeof(LayerWeights); }
 int size_of_model() { return sizeof(Model); }
 int size_of_step() { return sizeof(Step); }
 int block_columns() { return BLOCK; }
+
+// Cosines and sines by which a position turns the pairs of a head (models/rotary.py).
+void turn_of(const Model* model, int64_t at, float* to) {
+  const Model& m = *model;
+  const int half = m.head_dim / 2;
+  const int64_t frame_tokens = m.actions + m.grid_tokens;
+  int64_t coordinates[3] = {at, 0, 0};
+  bool in_row = true;
+  if (m.grid_width) {
+    const int64_t q = at + m.actions - m.prefix, cell = q % frame_tokens - m.actions;
+    coordinates[0] = q / frame_tokens;
+    coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
+    coordinates[2] = cell < 0 ? cell + m.actions : cell % m.grid_width;
+    if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
+    in_row = at >= m.prefix && cell >= 0;
+  }
+  for (int i = 0; i < half; i++) {
+    const int64_t coordinate = coordinates[m.axes[i]], within = coordinate % m.max_positions;
+    const float angle_within = (float)within * (float)m.frequencies[i];
+    const double angle = (coordinate - within) * m.frequencies[i] + angle_within;
+    to[i] = std::cos(angle), to[half + i] = std::sin(angle);
+  }
+  // where no pair turns by the frame, what stands in no row has keys and queries of zero
+  if (!in_row && m.axes[0]) std::fill(to, to + m.head_dim, 0.0f);
+}
 }
 
 namespace {
@@ -100,31 +125,6 @@ struct Decoder {
       const bool sees = (s.held[j] == at) | ((s.held[j] < at) & (s.fed_at[j] <= step));
       to[j] = sees ? 0 : -INFINITY;
     }
-  }
-
-  // Cosines and sines by which a lane's position turns the pairs of a head (models/rotary.py).
-  void measure(int lane) const {
-    const int half = m.head_dim / 2;
-    const int64_t at = s.at[lane], frame_tokens = m.actions + m.grid_tokens;
-    int64_t coordinates[3] = {at, 0, 0};
-    bool in_row = true;
-    if (m.grid_width) {
-      const int64_t q = at + m.actions - m.prefix, cell = q % frame_tokens - m.actions;
-      coordinates[0] = q / frame_tokens;
-      coordinates[1] = cell < 0 ? -1 : cell / m.grid_width;
-      coordinates[2] = cell < 0 ? cell + m.actions : cell % m.grid_width;
-      if (at < m.prefix) std::fill(coordinates, coordinates + 3, 0);
-      in_row = at >= m.prefix && cell >= 0;
-    }
-    float* to = turns + (ptrdiff_t)lane * m.head_dim;
-    for (int i = 0; i < half; i++) {
-      const int64_t coordinate = coordinates[m.axes[i]], within = coordinate % m.max_positions;
-      const float angle_within = (float)within * (float)m.frequencies[i];
-      const double angle = (coordinate - within) * m.frequencies[i] + angle_within;
-      to[i] = std::cos(angle), to[half + i] = std::sin(angle);
-    }
-    // where no pair turns by the frame, what stands in no row has keys and queries of zero
-    if (!in_row && m.axes[0]) std::fill(to, to + m.head_dim, 0.0f);
   }
 
   void embed(int row) const {
@@ -269,7 +269,7 @@ struct Decoder {
     for (int row = thread; row < rows; row += threads) embed(row);
     for (int lane = thread; lane < s.lanes; lane += threads) {
       hide(lane);
-      if (m.frequencies) measure(lane);
+      if (m.frequencies) turn_of(&m, s.at[lane], turns + (ptrdiff_t)lane * m.head_dim);
     }
     barrier.wait(threads);
     lap(REST);

@@ -6,7 +6,7 @@ const MAX_THREADS = 8;
 const MAX_SHARED = 6000; // characters of a link
 
 export class Browser {
-  /** handlers: welcome(document), frame(header, picture), kept(document), progress(share), state(name, message); canvas: what is recorded */
+  /** handlers: welcome(document), frame(header, picture), kept(document), progress(share), computed(words), notice(message), state(name, message); canvas: what is recorded */
   constructor(handlers, canvas) {
     Object.assign(this, { handlers, canvas, recorded: 0, logs: [], abilities: new Set(["share"]) });
     addEventListener("error", (event) => handlers.state("ended", `The page broke down (${event.message}).`));
@@ -26,7 +26,7 @@ export class Browser {
     this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     this.worker.onmessage = ({ data }) => this.#take(data);
     this.worker.onerror = (event) => this.handlers.state("ended", `The world in this browser broke down (${event.message ?? "its worker could not start"}).`);
-    this.worker.postMessage({ type: "load", manifest: this.manifest, base: BASE.href, threads: numThreads() });
+    this.worker.postMessage({ type: "load", manifest: this.manifest, base: BASE.href, threads: numThreads(), engine: new URLSearchParams(location.search).get("engine") });
     this.handlers.state("new", "Loading the world");
   }
 
@@ -70,8 +70,8 @@ export class Browser {
   async link() {
     const { scene, seed, frames } = await this.#log();
     const runs = [];
-    for (const [action, strategy, temperature, top_p] of frames) {
-      const choice = [this.manifest.actions.indexOf(action), strategy, temperature, top_p];
+    for (const [action, strategy, temperature, top_p, , ...engine] of frames) {
+      const choice = [this.manifest.actions.indexOf(action), strategy, temperature, top_p, ...engine];
       if (runs.length && String(runs.at(-1).slice(1)) === String(choice)) runs.at(-1)[0]++;
       else runs.push([1, ...choice]);
     }
@@ -87,8 +87,9 @@ export class Browser {
     let dream = null;
     try {
       const [scene, seed, runs, checksum] = JSON.parse(atob(text.replaceAll("-", "+").replaceAll("_", "/")));
-      const frames = runs.flatMap(([count, action, ...choice]) => Array(Math.min(count, 20000)).fill([this.manifest.actions[action], ...choice]));
-      if (frames.length) frames.push([...frames.pop(), checksum]); // of the last frame, which depends on all
+      const frames = runs.flatMap(([count, action, strategy, temperature, top_p, ...engine]) =>
+        Array(Math.min(count, 20000)).fill([this.manifest.actions[action], strategy, temperature, top_p, null, ...engine]));
+      if (frames.length) frames.push(Object.assign([...frames.pop()], { 4: checksum })); // of the last frame, which depends on all
       dream = { format: "diagd-dream-1", model: this.manifest.model, scene, seed, frames };
     } catch {} // said below
     this.#check(dream);
@@ -100,7 +101,7 @@ export class Browser {
     if (dream?.format !== "diagd-dream-1" || !Array.isArray(dream.frames)) throw new Error("this is no dream that a browser saved");
     if (dream.model !== model) throw new Error(`this is a dream of the world ${String(dream.model).slice(0, 40)}, and here is ${model}`);
     const isNumber = (value, low, high) => typeof value === "number" && value >= low && value <= high;
-    const isGood = ([action, strategy, temperature, top_p]) => actions.includes(action) && strategies.some(([name]) => name === strategy) && isNumber(temperature, 0, 5) && isNumber(top_p, 0.01, 1);
+    const isGood = ([action, strategy, temperature, top_p, , engine]) => [undefined, "webgpu"].includes(engine) && actions.includes(action) && strategies.some(([name]) => name === strategy) && isNumber(temperature, 0, 5) && isNumber(top_p, 0.01, 1);
     const whole = Number.isInteger(dream.scene) && Number.isInteger(dream.seed) && isNumber(dream.scene, 0, scenes.length - 1) && isNumber(dream.seed, 0, max_seed - 1);
     if (!whole || dream.frames.length > 20000 || !dream.frames.every((frame) => Array.isArray(frame) && isGood(frame))) throw new Error("this dream asks for what this world does not have");
   }
@@ -109,20 +110,35 @@ export class Browser {
     if (data.type === "frame") {
       if (data.header.begun) return this.#begun(data.header);
       if (this.recorder?.state === "recording") this.recorded++;
+      this.#say(data.header.gpu);
       this.handlers.frame({ ...data.header, recorded: this.recorded }, data.picture);
     } else if (data.type === "welcome") {
-      const computed = ["int8", `this browser, ${data.threads} ${data.threads > 1 ? "threads" : "thread"}`];
-      this.handlers.welcome({ ...this.manifest, computed, threads: data.threads, max_recorded: Infinity });
+      this.threads = data.threads;
+      this.handlers.welcome({ ...this.manifest, computed: this.#computed(null), threads: data.threads, max_recorded: Infinity });
       this.handlers.state("live", "");
       this.#begin();
     } else if (data.type === "progress") {
       this.handlers.progress(data.done / data.size);
       this.handlers.state("new", `Loading the world: ${(data.done / 1e6).toFixed(1)} of ${(data.size / 1e6).toFixed(1)} MB`);
+    } else if (data.type === "notice") {
+      this.handlers.notice(data.message);
     } else if (data.type === "log") {
       this.logs.shift()?.(data.dream);
     } else {
       this.handlers.state("ended", data.message);
     }
+  }
+
+  /** What computes: the GPU of that name, or, where that is null, the processor. */
+  #computed(gpu) {
+    const threads = `, ${this.threads} ${this.threads > 1 ? "threads" : "thread"}`;
+    return ["int8", `this browser${gpu === null ? threads : `'s GPU${gpu && ` (${gpu})`}`}`];
+  }
+
+  #say(gpu) {
+    if (gpu === (this.gpu ?? null)) return;
+    this.gpu = gpu;
+    this.handlers.computed(this.#computed(gpu));
   }
 
   /** Begin the dream of the address, or a new one. */

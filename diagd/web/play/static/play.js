@@ -29,9 +29,9 @@ const keyboard = new Keyboard($("pad"), $("words"), (action, isPress) => {
   }
   connection.send({ type: "act", action, id: state.inputs });
 });
-const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, progress: showProgress, state: setState };
+const handlers = { welcome, frame: (header, picture) => { drawing = drawing.then(() => drawFrame(header, picture)); }, kept, progress: showProgress, computed: showComputed, notice: (message) => toast(message, true), state: setState };
 const isExported = document.documentElement.dataset.engine === "browser";
-const isHere = isExported || new URLSearchParams(location.search).get("engine") === "browser";
+const isHere = isExported || ["browser", "wasm", "webgpu"].includes(new URLSearchParams(location.search).get("engine"));
 const connection = isHere ? new Browser(handlers, stage.canvas) : new Connection(handlers);
 useGamepad(keyboard);
 
@@ -46,7 +46,7 @@ function welcome(document) {
   grid.use(document.grid);
   const [height, width] = [stage.canvas.height, stage.canvas.width] = document.size_px;
   globalThis.document.documentElement.style.setProperty("--ratio", width / height);
-  $("computed").textContent = document.computed.join(", ");
+  showComputed(document.computed);
   keyboard.use(document.keyboard);
   drawStrategies();
   drawScenes();
@@ -80,7 +80,7 @@ async function drawFrame(header, picture) {
   showRecording(header.recorded);
   if (header.begun) return;
   if (total && done === total && state.replaying) {
-    toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine or version).` : `Replayed ${total} frames, every token as it was.`);
+    toast(differing ? `Replayed ${total} frames; ${differing} came out differently (another model, machine, GPU or version).` : `Replayed ${total} frames, every token as it was.`);
   }
   state.replaying = done < total;
   requestAnimationFrame(() => {
@@ -88,6 +88,11 @@ async function drawFrame(header, picture) {
     document.body.dataset.frames = readings.total;
     showReadings(header);
   });
+}
+
+/** What the weights are, and what runs the model. */
+function showComputed(words) {
+  $("computed").textContent = words.join(", ");
 }
 
 /** How much has been loaded, or replayed. */

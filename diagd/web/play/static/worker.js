@@ -1,11 +1,16 @@
 // The world in this browser: a worker that runs the kernels (csrc/wasm/world.cpp) frame after frame,
 // and the threads that serve it. It is told what the server is told (messages.py), and answers alike.
+// Where the browser's GPU writes frames in less time (webgpu.js), the kernels only plan and paint them.
+
+import { Gpu } from "./webgpu.js";
 
 const KERNELS = ["kernels-relaxed-threads.wasm", "kernels-threads.wasm", "kernels-relaxed.wasm", "kernels.wasm"];
 const STACK = 2 ** 20; // bytes of a thread
 const MAX_PAGES = 16384; // of memory, as the kernels are built
 const WINDOW = 2; // frames under way to the page
 const MAX_FRAMES = 20000; // of a dream
+const TRIAL = 10; // frames that kernels and GPU both write, before one of them is taken
+const PATIENCE_MS = 2000; // with a frame of the GPU in its trial
 const FAILURES = {
   1: "The file of the world is damaged, or no file of a world: load the page anew, or export it again.",
   2: "The file of the world was written by another version of diagd: export it again.",
@@ -18,9 +23,15 @@ let world = null; // what is known of it (world.json)
 let kernels = null; // the exports of the module
 let memory = null;
 let helpers = [];
+let gpu = null; // open, whether or not it is in use
+let trial = null; // of the GPU, under way: frames, and milliseconds of both
+let get = null; // loads a file of the world
+let worldAt = 0; // where its weights lie in memory
 let channel = new MessageChannel();
 
 const state = {
+  engine: "wasm", // which writes new frames: or "webgpu"
+  isAuto: true, opening: null, writer: "wasm", kernelMs: 0,
   controls: null, paced: false, paused: false, seen: 0, sent: 0, sessions: 0,
   pressed: { action: null, id: 0 }, held: { action: null, id: 0 }, tapped: null,
   pending: null, start: null, history: [], replaying: [], replayed: 0, differing: 0, due: 0,
@@ -63,13 +74,13 @@ async function serve({ module, memory: shared, thread, stack, tls }) {
   exports.serve(thread);
 }
 
-async function load({ manifest, base, threads }) {
-  const get = async (name) => {
+async function load({ manifest, base, threads, engine }) {
+  get = async (name) => {
     const answer = await fetch(new URL(name, base)).catch(() => null);
     if (!answer?.ok) throw new Sentence(`${name.split("?")[0]} could not be loaded: is the folder whole?`);
     return answer;
   };
-  const [module, name] = await compile(get, threads > 1);
+  const [module, name] = await compile(threads > 1);
   const isShared = name.includes("threads");
   try {
     memory = isShared ? new WebAssembly.Memory({ initial: 64, maximum: MAX_PAGES, shared: true }) : null;
@@ -80,18 +91,20 @@ async function load({ manifest, base, threads }) {
   kernels = instance.exports;
   memory ??= kernels.memory;
   kernels._initialize();
-  const at = await fetchWorld(await get(`world.bin?v=${manifest.version}`), manifest.bytes);
-  must(kernels.open_world(at, manifest.bytes));
+  worldAt = await fetchWorld(await get(`world.bin?v=${manifest.version}`), manifest.bytes);
+  must(kernels.open_world(worldAt, manifest.bytes));
   const running = isShared ? await hire(module, threads) : 1;
   state.controls = { ...manifest.controls };
   state.pressed.action = state.held.action = manifest.keyboard.idle;
+  state.isAuto = !["wasm", "webgpu"].includes(engine);
+  if (!state.isAuto) state.engine = engine;
   world = manifest;
   postMessage({ type: "welcome", threads: running, kernels: name });
   run().catch(fail);
 }
 
 /** The best kernels that this browser can run. */
-async function compile(get, threaded) {
+async function compile(threaded) {
   for (const name of KERNELS) {
     if (name.includes("threads") !== threaded) continue;
     const code = await (await get(name)).arrayBuffer();
@@ -191,8 +204,98 @@ async function run() {
     else if (state.pending) begin();
     else if (!state.start || (state.paused && !state.replaying.length)) await messages();
     else if (!state.replaying.length && wait > 0) await Promise.race([messages(), new Promise((resolve) => setTimeout(resolve, wait))]);
-    else advance();
+    else await advance();
   }
+}
+
+/** Open the GPU, unless this browser or this world has none. */
+async function openGpu() {
+  try {
+    if (!world.gpu) throw new Error("the shaders cannot run this world");
+    const [about, vectors] = await Promise.all(["json", "bin"].map((kind) => get(`webgpu.${kind}?v=${world.version}`)));
+    const words = () => new Uint32Array(memory.buffer, worldAt, world.bytes >> 2);
+    gpu = await Gpu.open(await about.json(), new Float32Array(await vectors.arrayBuffer()), words);
+    gpu.broken.catch(lose);
+    if (state.isAuto) trial = { frames: -1, gpu: 0, kernels: 0 };
+  } catch (error) {
+    if (state.engine === "webgpu") notice(`No GPU writes this dream (${error.message}): the processor does.`);
+    state.engine = "wasm";
+  }
+}
+
+/** Go on without the GPU. */
+function lose(error) {
+  if (!gpu) return;
+  if (state.writer === "webgpu") notice(`The GPU was lost (${error.message || "no reason was given"}): the processor goes on with the dream.`);
+  leave();
+}
+
+function leave() {
+  gpu?.close();
+  gpu = trial = null;
+  state.engine = "wasm";
+}
+
+const notice = (message) => postMessage({ type: "notice", message });
+
+/** What the kernels say that a GPU has to run. */
+function submission(at) {
+  const [steps, laneWords, memoryWords, slots, capacity, ...places] = new Uint32Array(memory.buffer, at, 8);
+  const sizes = [gpu.about.uniform * steps, 4 * laneWords, 4 * memoryWords];
+  const [tasks, lanes, held] = places.map((place, index) => bytesAt(place, sizes[index]));
+  return { steps, slots, capacity, tasks, lanes, memory: held };
+}
+
+/** Have the GPU write the next frame: its tokens, and where the kernels expect them. */
+async function draw(order) {
+  const place = `${state.sessions} ${state.history.length}`;
+  if (gpu.at !== place) await gpu.run(submission(kernels.describe_context()), false);
+  gpu.at = `${state.sessions} ${state.history.length + 1}`;
+  const told = submission(kernels.describe_frame(...order));
+  return { to: told.memory.byteOffset, tokens: await gpu.run(told, true) };
+}
+
+/** Write a frame with the GPU; if that fails, nothing has happened. */
+async function writeOnGpu(order) {
+  try {
+    const { to, tokens } = await draw(order);
+    new Int32Array(memory.buffer, to, tokens.length).set(tokens);
+    if (kernels.accept_frame()) throw new Error("its numbers are broken");
+    return true;
+  } catch (error) {
+    lose(error);
+    return false;
+  }
+}
+
+/** Write a frame with the kernels; while the GPU is tried, it writes the same before. */
+async function writeHere(order, isTried) {
+  const ms = isTried ? await tryGpu(order) : null;
+  must(kernels.read_context());
+  const started = performance.now();
+  must(kernels.advance(...order));
+  state.kernelMs = performance.now() - started;
+  if (ms !== null && trial) judge(ms, state.kernelMs);
+}
+
+/** How long the GPU takes for a frame, which nobody sees. */
+async function tryGpu(order) {
+  const started = performance.now();
+  const late = new Promise((resolve) => setTimeout(resolve, Math.max(PATIENCE_MS, 3 * state.kernelMs), null));
+  const drawn = await Promise.race([draw(order).catch(() => null), late]);
+  return drawn ? performance.now() - started : Infinity;
+}
+
+/** The first frame warms up; then the GPU is taken if it needs less time for ten frames. */
+function judge(gpuMs, kernelMs) {
+  if (++trial.frames) {
+    trial.gpu += gpuMs;
+    trial.kernels += kernelMs;
+  }
+  if (gpuMs === Infinity || trial.gpu > (TRIAL * trial.kernels) / trial.frames) return leave(); // it will not make that up
+  if (trial.frames < TRIAL) return;
+  if (trial.gpu >= trial.kernels) return leave();
+  [state.engine, trial, gpu.at] = ["webgpu", null, null]; // its cache has the trial's tokens
 }
 
 function begin() {
@@ -204,28 +307,37 @@ function begin() {
   send({ begun: true, scene, ms: performance.now() - started, encode_ms: 0 });
 }
 
-function advance() {
+async function advance() {
   if (state.history.length >= MAX_FRAMES) throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
-  const started = performance.now();
   const record = state.replaying.shift();
+  if ((record ? record[5] : state.engine) === "webgpu") await (state.opening ??= openGpu());
   const act = record ? { action: record[0], id: state.pressed.id } : nextAct();
   const [strategy, temperature, top_p] = record?.slice(1) ?? [state.controls.strategy, state.controls.temperature, state.controls.top_p];
   const number = world.strategies.findIndex(([name]) => name === strategy);
-  must(kernels.advance(world.actions.indexOf(act.action), number, temperature, temperature ? top_p : 1));
+  const order = [world.actions.indexOf(act.action), number, temperature, temperature ? top_p : 1];
+  let started = performance.now();
+  const isDrawn = gpu && (record ? record[5] : state.engine) === "webgpu" && await writeOnGpu(order);
+  if (!isDrawn) {
+    await writeHere(order, trial && !record);
+    started = performance.now() - state.kernelMs;
+    if (state.isAuto) state.opening ??= openGpu();
+  }
+  state.writer = isDrawn ? "webgpu" : "wasm";
   const decoded = performance.now();
   const [height, width] = world.size_px, [rows, columns] = world.grid;
   const checksum = crc32(bytesAt(kernels.newest_tokens(), 4 * rows * columns));
   const pixels = new Uint8ClampedArray(bytesAt(kernels.paint(), 4 * height * width)); // a copy: what is shared cannot be shown
   const painted = performance.now();
-  state.history.push([act.action, strategy, temperature, top_p, checksum]);
+  state.history.push([act.action, strategy, temperature, top_p, checksum, ...(isDrawn ? ["webgpu"] : [])]);
   if (record) {
     state.replayed++;
-    state.differing += record[4] !== undefined && record[4] !== checksum;
+    state.differing += record[4] != null && record[4] !== checksum;
   }
   state.due = state.paced ? Math.max(state.due + 1000 / world.fps, started) : 0;
   send({
     action: act.action, strategy, input: act.id, steps: world.strategies[number][1], written_at: world.written_at[number],
     decode_ms: decoded - started, picture_ms: painted - decoded, encode_ms: 0, checksum,
+    gpu: isDrawn ? gpu?.name ?? "" : null,
   }, new ImageData(pixels, width, height));
 }
 

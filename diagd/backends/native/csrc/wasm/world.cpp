@@ -40,6 +40,7 @@ extern "C" int __cxa_thread_atexit(void (*)(void*), void*, void*) { return 0; }
 
 extern "C" int take_int8(const Model* m, const Step* s, const Draw* d, const Space* space);
 extern "C" int decode_int8(const Model* m, const Step* s);
+extern "C" void turn_of(const Model* m, int64_t at, float* to);
 
 struct Prompt {
   int32_t length, frames;  // tokens, and frames that they end with
@@ -74,8 +75,23 @@ constexpr uint32_t MAGIC = 0x64676961, VERSION = 2;  // "aigd"
 constexpr int64_t SCRATCH = -((int64_t)1 << 31), NEVER = ((int64_t)1 << 31) - 1;
 constexpr int PREFILL_LANES = 256, READ = 64;  // BLOCK of diagd/decoding/engine.py
 
-enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES };  // of lanes
+enum { POSITIONS, SLOTS, INPUTS, OUTPUTS, STEPS, FRAMES, ROWS, COLUMNS, LOW, HIGH };  // of lanes
 enum Failure { NONE, DAMAGED, OTHER_VERSION, OUT_OF_RANGE, NO_MEMORY, UNDRAWN_TOKEN };
+
+// What a GPU is told (diagd/backends/webgpu/decoder.wgsl): its `Step` every 256 bytes, its lanes, and
+// its memory, which begins with the tokens.
+struct Task {
+  uint32_t lanes, rows, keep, reach, slots, stride, held, first, mask, capacity;
+  uint32_t top_k, exclusive_top_p;
+  float temperature, top_p;
+  uint32_t apart[50];
+};
+struct Submission {
+  int32_t steps, lane_words, memory_words, slots, capacity;
+  const Task* tasks;
+  const int32_t* lanes;
+  int32_t* memory;
+};
 
 uint32_t crc32(const uint8_t* bytes, size_t count) {
   uint32_t table[256], sum = ~0u;
@@ -99,29 +115,81 @@ class Stream {
     tokens.resize(count), held.resize(count), fed_at.resize(count), picked.resize(frame_tokens);
   }
 
-  int64_t held_frames = 0, window = 0, generated = 0;
+  int64_t held_frames = 0, window = 0;
 
-  Failure begin(const Prompt& prompt, uint64_t seed_) {
-    seed = seed_, generated = 0, held_frames = prompt.frames;
+  void begin(const Prompt& prompt, uint64_t seed_) {
+    seed = seed_, generated = 0, held_frames = prompt.frames, is_read = false;
     std::fill(held.begin(), held.end(), -1);
     for (int i = 0; i < prompt.length; i++) tokens[i] = prompt.tokens[i], held[i] = i;
     used = prompt.length;
     prefix = used - (prompt.frames * per_frame - w.action_tokens);
     window = prompt.frames + (w.max_slots - used) / per_frame;
-    for (int from = 0; from < used - 1; from += PREFILL_LANES) {
-      const int to = std::min<int>(from + PREFILL_LANES, used - 1);
-      logits.resize(ceil_to(m.vocab, BLOCK));
-      Step s = step();
-      s.lanes = to - from, s.keep = 1, s.visible_slots = to;
-      s.tokens = tokens.data() + from, s.at = s.slots = s.steps = held.data() + from;
-      s.held = s.fed_at = held.data();
-      s.logits = logits.data();
+  }
+
+  // Fills the cache with what the context holds, where it has been filled by somebody else.
+  Failure read() {
+    if (is_read) return NONE;
+    plan_context();
+    for (size_t i = 0; i < reaches.size(); i++) {
+      Step s = step(i);
+      ids.resize(s.lanes), logits.resize(ceil_to(m.vocab, BLOCK));
+      for (int j = 0; j < s.lanes; j++) ids[j] = tokens[lane(INPUTS)[starts[i] + j]];
+      s.keep = 1, s.tokens = ids.data(), s.logits = logits.data();
+      s.at = lane(POSITIONS) + starts[i], s.slots = lane(SLOTS) + starts[i];
+      s.steps = lane(STEPS) + starts[i];
       if (const int failed = decode_int8(&m, &s)) return failed == 1 ? OUT_OF_RANGE : NO_MEMORY;
     }
+    is_read = true;
     return NONE;
   }
 
   Failure advance(const int64_t* action, const Plan* plans, float temperature, float top_p) {
+    if (const Failure failed = read()) return failed;
+    plan_frame(action, plans);
+    Draw draw = w.rules;
+    draw.batch = 1, draw.vocab = m.vocab, draw.seeds = (int64_t*)&seed;
+    draw.top_k = w.top_k, draw.exclusive_top_p = w.exclusive_top_p;
+    draw.temperature = temperature, draw.top_p = top_p;
+    Space space = w.space;
+    space.slots = count, space.tokens = tokens.data(), space.stride = num_lanes;
+    for (size_t i = 0; i < reaches.size(); i++) {
+      const Step s = step(i);
+      space.lanes = lanes.data() + starts[i];
+      if (const int failed = take_int8(&m, &s, &draw, &space))
+        return failed == 1 ? OUT_OF_RANGE : NO_MEMORY;
+    }
+    return finish();
+  }
+
+  // A frame, as `advance` writes it, for a GPU that has what the context holds.
+  const Submission* describe_frame(const int64_t* action, const Plan* plans, float temperature,
+                                   float top_p) {
+    plan_frame(action, plans);
+    return describe(temperature, top_p);
+  }
+  const Submission* describe_context() {
+    plan_context();
+    return describe(0, 1);
+  }
+
+  // Ends the frame that was described: its tokens stand in the memory of the submission.
+  Failure accept() {
+    for (int i = w.action_tokens; i < per_frame; i++) {
+      const int64_t slot = slot_of(used + i), id = memory[slot];
+      if (id >= m.vocab) return UNDRAWN_TOKEN;
+      tokens[slot] = id;
+    }
+    is_read = false;
+    return finish();
+  }
+
+  const int32_t* newest() const { return picked.data(); }
+
+ private:
+  int64_t* lane(int field) { return lanes.data() + field * num_lanes; }
+
+  // A frame as lanes, and which of them each step feeds.
+  void plan_frame(const int64_t* action, const Plan* plans) {
     const Plan& plan = plans[std::min<int64_t>(held_frames, 2) - 1];
     for (int i = 0; i < count; i++) fed_at[i] = held[i] >= 0 && held[i] < used ? -1 : NEVER;
     for (int i = 0; i < per_frame; i++) {
@@ -129,30 +197,75 @@ class Stream {
       held[slot] = used + i, fed_at[slot] = plan.fed_at[i];
       if (i < w.action_tokens) tokens[slot] = action[i];
     }
-    lanes.assign(plan.packed, plan.packed + 8 * plan.lanes);
-    for (int i = 0; i < plan.lanes; i++) {
-      lanes[POSITIONS * plan.lanes + i] += used, lanes[FRAMES * plan.lanes + i] += generated;
+    num_lanes = plan.lanes;
+    lanes.assign(plan.packed, plan.packed + 8 * num_lanes);
+    for (int i = 0; i < num_lanes; i++) {
+      lane(POSITIONS)[i] += used, lane(FRAMES)[i] += generated;
       for (const int field : {SLOTS, INPUTS, OUTPUTS}) {
-        int64_t& slot = lanes[field * plan.lanes + i];
+        int64_t& slot = lane(field)[i];
         slot = slot == SCRATCH ? scratch : slot_of(used + slot);
       }
     }
-    Draw draw = w.rules;
-    draw.batch = 1, draw.vocab = m.vocab, draw.seeds = (int64_t*)&seed;
-    draw.top_k = w.top_k, draw.exclusive_top_p = w.exclusive_top_p;
-    draw.temperature = temperature, draw.top_p = top_p;
-    Space space = w.space;
-    space.slots = count, space.tokens = tokens.data(), space.stride = plan.lanes;
-    Step s = step();
-    s.held = held.data(), s.fed_at = fed_at.data();
+    starts.assign(plan.starts, plan.starts + plan.steps + 1);
+    reaches.clear();
     for (int i = 0; i < plan.steps; i++) {
       const int64_t end = std::min<int64_t>(used + plan.ends[i], scratch);
-      s.lanes = plan.starts[i + 1] - plan.starts[i];
-      s.visible_slots = std::min<int64_t>((end + READ - 1) / READ * READ, count);
-      space.lanes = lanes.data() + plan.starts[i];
-      if (const int failed = take_int8(&m, &s, &draw, &space))
-        return failed == 1 ? OUT_OF_RANGE : NO_MEMORY;
+      reaches.push_back(std::min<int64_t>((end + READ - 1) / READ * READ, count));
     }
+  }
+
+  // What the context holds, in raster order, but its newest token: a frame begins with that.
+  void plan_context() {
+    std::vector<int64_t> positions;
+    for (int64_t at = 0; at < used - 1; at++) {
+      if (at == prefix) at = std::max(at, used - window * per_frame);
+      if (held[slot_of(at)] == at) positions.push_back(at);
+    }
+    for (int i = 0; i < count; i++) fed_at[i] = held[i] >= 0 && held[i] < used ? held[i] : NEVER;
+    num_lanes = positions.size();
+    lanes.assign(8 * num_lanes, 0);
+    starts.assign(1, 0), reaches.clear();
+    for (int i = 0, reach = 0; i < num_lanes; i++) {
+      const int64_t slot = slot_of(positions[i]);
+      lane(POSITIONS)[i] = lane(STEPS)[i] = positions[i];
+      lane(SLOTS)[i] = lane(INPUTS)[i] = slot, lane(OUTPUTS)[i] = scratch;
+      reach = std::max<int>(reach, slot + 1);
+      if (i + 1 < num_lanes && (i + 1) % PREFILL_LANES) continue;
+      starts.push_back(i + 1), reaches.push_back(reach);
+    }
+  }
+
+  const Submission* describe(float temperature, float top_p) {
+    const int size = HIGH + 1 + m.head_dim;
+    told.resize((size_t)num_lanes * size);
+    for (int i = 0; i < num_lanes; i++) {
+      int32_t* to = &told[(size_t)i * size];
+      for (int field = POSITIONS; field <= COLUMNS; field++) to[field] = lane(field)[i];
+      const int64_t* bounds = w.space.by_place;
+      if (bounds) bounds += 2 * (lane(ROWS)[i] * w.width + lane(COLUMNS)[i]);
+      to[LOW] = bounds ? bounds[0] : w.space.low, to[HIGH] = bounds ? bounds[1] : w.space.high;
+      turn_of(&m, lane(POSITIONS)[i], (float*)(to + HIGH + 1));
+    }
+    memory.assign(tokens.begin(), tokens.end());
+    memory.insert(memory.end(), held.begin(), held.end());
+    memory.insert(memory.end(), fed_at.begin(), fed_at.end());
+    for (const int half : {0, 32}) memory.push_back((int32_t)(uint32_t)(seed >> half));
+    uint32_t capacity = 0;
+    tasks.clear();
+    for (size_t i = 0; i < reaches.size(); i++) {
+      const uint32_t n = starts[i + 1] - starts[i], slots = count;
+      capacity = std::max(capacity, n);
+      tasks.push_back({n, n, n, (uint32_t)reaches[i], slots, slots, slots,
+                       (uint32_t)(starts[i] * size), 0, 0, (uint32_t)w.top_k,
+                       (uint32_t)w.exclusive_top_p, temperature, top_p});
+    }
+    for (Task& task : tasks) task.capacity = capacity;
+    submission = {(int32_t)tasks.size(), (int32_t)told.size(), (int32_t)memory.size(), count,
+                  (int32_t)capacity,     tasks.data(),         told.data(),            memory.data()};
+    return &submission;
+  }
+
+  Failure finish() {
     for (int i = 0; i < frame_tokens; i++) {
       picked[i] = tokens[slot_of(used + w.action_tokens + i)];
       if (picked[i] < 0) return UNDRAWN_TOKEN;
@@ -162,13 +275,12 @@ class Stream {
     return NONE;
   }
 
-  const int32_t* newest() const { return picked.data(); }
-
- private:
-  Step step() {
+  Step step(size_t i) {
     Step s{};
     s.batch = 1, s.num_slots = count, s.threads = team.threads;
     s.keys = pointers.data(), s.values = pointers.data() + m.layers;
+    s.held = held.data(), s.fed_at = fed_at.data();
+    s.lanes = starts[i + 1] - starts[i], s.visible_slots = reaches[i];
     return s;
   }
 
@@ -179,14 +291,17 @@ class Stream {
 
   const World& w;
   const Model& m;
-  int frame_tokens, per_frame, count;
-  int64_t scratch, used = 0, prefix = 0;
+  int frame_tokens, per_frame, count, num_lanes = 0;
+  int64_t scratch, used = 0, prefix = 0, generated = 0;
   uint64_t seed = 0;
+  bool is_read = false;  // whether the cache has what the context holds
   std::vector<std::vector<int16_t>> cache;
   std::vector<void*> pointers;
-  std::vector<int64_t> tokens, held, fed_at, lanes;
-  std::vector<int32_t> picked;
+  std::vector<int64_t> tokens, held, fed_at, lanes, ids;  // lanes: (8, num_lanes)
+  std::vector<int32_t> picked, starts, reaches, told, memory;
   std::vector<float> logits;
+  std::vector<Task> tasks;
+  Submission submission{};
 };
 
 World* world = nullptr;
@@ -226,15 +341,31 @@ EXPORT(open_world) int open_world(uint8_t* file, uint32_t size) {
 
 EXPORT(begin) int begin(int prompt, uint32_t seed) {
   if (prompt < 0 || prompt >= world->prompts) return OUT_OF_RANGE;
-  return stream->begin(world->prompt[prompt], seed);
+  stream->begin(world->prompt[prompt], seed);
+  return NONE;
 }
 
+static bool has_frame(int action, int strategy) {
+  return action >= 0 && action < world->actions && strategy >= 0 && strategy < world->strategies;
+}
+
+EXPORT(read_context) int read_context() { return stream->read(); }
 EXPORT(advance) int advance(int action, int strategy, float temperature, float top_p) {
-  if (action < 0 || action >= world->actions || strategy < 0 || strategy >= world->strategies)
-    return OUT_OF_RANGE;
+  if (!has_frame(action, strategy)) return OUT_OF_RANGE;
   return stream->advance(world->action + action * world->action_tokens, world->plan + 2 * strategy,
                          temperature, top_p);
 }
+
+// The same with a GPU, which is told what stands in a `Submission`: first the context, wherever it has
+// not written the frame before; then a frame, and its tokens are accepted.
+EXPORT(describe_context) const Submission* describe_context() { return stream->describe_context(); }
+EXPORT(describe_frame) const Submission* describe_frame(int action, int strategy, float temperature,
+                                                        float top_p) {
+  if (!has_frame(action, strategy)) return nullptr;
+  return stream->describe_frame(world->action + action * world->action_tokens,
+                                world->plan + 2 * strategy, temperature, top_p);
+}
+EXPORT(accept_frame) int accept_frame() { return stream->accept(); }
 
 // The tokens of the newest frame, (height, width).
 EXPORT(newest_tokens) const int32_t* newest_tokens() { return stream->newest(); }
