@@ -59,9 +59,9 @@ def dream_of(page):
     return json.loads(download.value.path().read_text())
 
 
-def checksums(world, dream):
+def checksums(world, dream, dtype="int8"):
     """Dream a saved dream again, in Python."""
-    generator = VideoGenerator.from_pretrained(world, dtype="int8")
+    generator = VideoGenerator.from_pretrained(world, dtype=dtype)
     scenes = start_scenes(world, None, generator, generator.defaults.context_frames)
     scene = scenes[dream["scene"]]
     session = Session(generator, SessionStart(scene.frames, scene.actions, dream["seed"]))
@@ -137,6 +137,16 @@ def test_without_isolation_it_runs_on_one_thread(visit, site):
     wait_for(page, 3)
     assert not page.evaluate("crossOriginIsolated")
     expect(page.locator("#computed")).to_have_text("int8, this browser, 1 thread")
+
+
+def test_without_a_gpu_one_that_is_asked_for_is_a_sentence(visit, site):
+    page = visit(site + "?engine=webgpu")
+    expect(page.locator("#toast")).to_contain_text("No GPU writes this dream")
+    wait_for(page, 3)
+    expect(page.locator("#computed")).to_contain_text("thread")
+    quiet = visit(site)
+    wait_for(quiet, 3)
+    expect(quiet.locator("#toast")).to_be_hidden()
 
 
 def flip(content):

@@ -31,7 +31,7 @@ let channel = new MessageChannel();
 
 const state = {
   engine: "wasm", // which writes new frames: or "webgpu"
-  isAuto: true, opening: null, writer: "wasm", kernelMs: 0,
+  mayTryGpu: true, mayUseGpu: true, opening: null, writer: "wasm", kernelMs: 0,
   controls: null, paced: false, paused: false, seen: 0, sent: 0, sessions: 0,
   pressed: { action: null, id: 0 }, held: { action: null, id: 0 }, tapped: null,
   pending: null, start: null, history: [], replaying: [], replayed: 0, differing: 0, due: 0,
@@ -96,8 +96,9 @@ async function load({ manifest, base, threads, engine }) {
   const running = isShared ? await hire(module, threads) : 1;
   state.controls = { ...manifest.controls };
   state.pressed.action = state.held.action = manifest.keyboard.idle;
-  state.isAuto = !["wasm", "webgpu"].includes(engine);
-  if (!state.isAuto) state.engine = engine;
+  state.mayUseGpu = engine !== "wasm";
+  state.mayTryGpu = state.mayUseGpu && engine !== "webgpu";
+  if (engine === "webgpu") state.engine = engine;
   world = manifest;
   postMessage({ type: "welcome", threads: running, kernels: name });
   run().catch(fail);
@@ -216,7 +217,7 @@ async function openGpu() {
     const words = () => new Uint32Array(memory.buffer, worldAt, world.bytes >> 2);
     gpu = await Gpu.open(await about.json(), new Float32Array(await vectors.arrayBuffer()), words);
     gpu.broken.catch(lose);
-    if (state.isAuto) trial = { frames: -1, gpu: 0, kernels: 0 };
+    if (state.mayTryGpu) trial = { frames: -1, gpu: 0, kernels: 0 };
   } catch (error) {
     if (state.engine === "webgpu") notice(`No GPU writes this dream (${error.message}): the processor does.`);
     state.engine = "wasm";
@@ -226,7 +227,7 @@ async function openGpu() {
 /** Go on without the GPU. */
 function lose(error) {
   if (!gpu) return;
-  if (state.writer === "webgpu") notice(`The GPU was lost (${error.message || "no reason was given"}): the processor goes on with the dream.`);
+  if (!trial || state.writer === "webgpu") notice(`The GPU was lost (${error.message || "no reason was given"}): the processor goes on with the dream.`);
   leave();
 }
 
@@ -310,17 +311,18 @@ function begin() {
 async function advance() {
   if (state.history.length >= MAX_FRAMES) throw new Sentence(`This dream has lasted ${MAX_FRAMES} frames, which is the longest.`);
   const record = state.replaying.shift();
-  if ((record ? record[5] : state.engine) === "webgpu") await (state.opening ??= openGpu());
+  const isForGpu = state.mayUseGpu && (record ? record[5] : state.engine) === "webgpu";
+  if (isForGpu) await (state.opening ??= openGpu());
   const act = record ? { action: record[0], id: state.pressed.id } : nextAct();
   const [strategy, temperature, top_p] = record?.slice(1) ?? [state.controls.strategy, state.controls.temperature, state.controls.top_p];
   const number = world.strategies.findIndex(([name]) => name === strategy);
   const order = [world.actions.indexOf(act.action), number, temperature, temperature ? top_p : 1];
   let started = performance.now();
-  const isDrawn = gpu && (record ? record[5] : state.engine) === "webgpu" && await writeOnGpu(order);
+  const isDrawn = isForGpu && gpu && await writeOnGpu(order);
   if (!isDrawn) {
     await writeHere(order, trial && !record);
     started = performance.now() - state.kernelMs;
-    if (state.isAuto) state.opening ??= openGpu();
+    if (state.mayTryGpu) state.opening ??= openGpu();
   }
   state.writer = isDrawn ? "webgpu" : "wasm";
   const decoded = performance.now();
