@@ -156,7 +156,15 @@ def recipe_table() -> str:
 def steps_table() -> str:
     grid = TokenGrid(num_frames=15, height=14, width=24)
     lines = []
-    for row_lag, frame_lag in ((24, 336), (4, None), (4, 56), (2, None), (2, 28), (1, None), (1, 14)):
+    for row_lag, frame_lag in (
+        (24, 336),
+        (4, None),
+        (4, 56),
+        (2, None),
+        (2, 28),
+        (1, None),
+        (1, 14),
+    ):
         schedule = DiagonalSchedule(grid, row_lag, frame_lag)
         overlap = "" if frame_lag is None else f",d={frame_lag}"
         name = "raster" if row_lag == grid.width else f"k={row_lag}{overlap}"
@@ -205,12 +213,11 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(text: str) -> str:
     """Put the tables of today's files into the report."""
     for name, make in TABLES.items():
-        marks = rf"(<!-- table {name} -->\n\n).*?(\n\n<!-- end -->)"
-        text, count = re.subn(
-            marks, lambda m, t=make(): m[1] + t + m[2], text, flags=re.DOTALL
-        )
-        if count != 1:
-            raise ValueError(f"the report has {count} places for the table {name}, expected 1")
+        start, end = f"<!-- table {name} -->\n\n", "\n\n<!-- end -->"
+        if text.count(start) != 1:
+            raise ValueError(f"the report has {text.count(start)} places for the table {name}")
+        before, _, rest = text.partition(start)
+        text = before + start + make() + end + rest.partition(end)[2]
     return text
 
 
@@ -248,7 +255,7 @@ def arms_figure() -> Figure:
     axis.set_xticks([place + 0.3 for place in range(len(STRATEGIES))], STRATEGIES)
     axis.set(xlabel="decoded as", ylabel="nats a token above the\ncontrol in raster order")
     axis.axhline(0, color="black", linewidth=0.8)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, loc="upper center")
     return figure
 
 
@@ -288,11 +295,15 @@ def exact_figure() -> Figure:
         ("exact_bfloat16.json", "bfloat16", ORANGE),
     ):
         runs = exact_runs(file)
-        points = [(int(name[12:]), run["over_raster"]) for name, run in runs.items() if "lanes" in name]
+        points = [
+            (int(name[12:]), run["over_raster"]) for name, run in runs.items() if "lanes" in name
+        ]
         lanes, gains = zip(*points, strict=True)
         axis.plot(lanes, gains, marker="o", color=color, label=f"time, {label}")
     runs = exact_runs("exact.json")
-    points = [(int(name[12:]), run["fewer_passes"]) for name, run in runs.items() if "lanes" in name]
+    points = [
+        (int(name[12:]), run["fewer_passes"]) for name, run in runs.items() if "lanes" in name
+    ]
     lanes, fewer = zip(*points, strict=True)
     axis.plot(lanes, fewer, marker="s", linestyle="--", color=GREY, label="steps")
     axis.set(xlabel="tokens fed in a step, at most", ylabel="times over raster", ylim=(0, None))
@@ -304,9 +315,14 @@ def speed_figure() -> Figure:
     figure, axis = pyplot.subplots(figsize=(7, 3))
     colors = dict(zip(SPEEDS, (GREY, BLUE, GREEN, ORANGE), strict=True))
     for n, (name, label) in enumerate(SPEEDS.items()):
-        rates = [bench_rows(file, dtype)[name]["frames_per_second"] for file, dtype in PROCESSORS.values()]
-        bars = axis.bar([place + 0.2 * n for place in range(3)], rates, 0.18, color=colors[name], label=label)
-        axis.bar_label(bars, [f"{rate:.2g}" for rate in rates], fontsize=8)
+        rates = [
+            bench_rows(file, dtype)[name]["frames_per_second"]
+            for file, dtype in PROCESSORS.values()
+        ]
+        bars = axis.bar(
+            [place + 0.2 * n for place in range(3)], rates, 0.18, color=colors[name], label=label
+        )
+        axis.bar_label(bars, [f"{rate:.1f}" for rate in rates], fontsize=8)
     names = [f"{name}\n{dtype}" for name, (_, dtype) in PROCESSORS.items()]
     axis.set_xticks([place + 0.3 for place in range(3)], names)
     axis.set(ylabel="frames/s")
@@ -324,16 +340,20 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def main() -> None:
-    page = REPORT / "index.md"
-    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+def draw(folder: Path) -> None:
     settings = {"svg.hashsalt": "diagd", "axes.spines.top": False, "axes.spines.right": False}
     with mpl.rc_context(settings):
         for name, make in FIGURES.items():
             figure = make()
             figure.tight_layout()
-            figure.savefig(REPORT / f"{name}.svg", metadata={"Date": None, "Creator": None})
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
             pyplot.close(figure)
+
+
+def main() -> None:
+    page = REPORT / "index.md"
+    page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    draw(REPORT)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Build the site in build/site: `make docs`, or `python runs/site.py [--no-world] [--no-pdf]`.
 
-Pages in docs/ are written for a reader of the repository: they link to notebooks, to folders and to files
-outside docs/. build/docs gets a copy in which each of those is a page too, so the site is complete without
-the repository and without a network, and any generator that reads mkdocs.yml can build it.
+Pages in docs/ are written for a reader of the repository: they link to notebooks, to folders and to
+files outside docs/. build/docs gets a copy in which each of those is a page too, so the site is
+complete without the repository and without a network, and any generator that reads mkdocs.yml can
+build it.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def linked(text: str, source: str) -> Iterator[str]:
     """List what a page links to, as paths from the root of the repository."""
     for target, _ in LINK.findall(CODE.sub("", text)):
         path = resolve(source, target)
-        if not (ROOT / path).exists() and not source.endswith(".ipynb"):
+        if not (ROOT / path).exists():
             raise FileNotFoundError(f"{source} links to {path}, which is not there")
         yield path
 
