@@ -1,4 +1,4 @@
-.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo
+.PHONY: check quick test test-pythons test-gpu gpu-report test-triton test-amx test-avx2 test-slow asan wheels release-check bench demo docs report notebooks reproduce
 
 check:
 	ruff format --check .
@@ -74,3 +74,19 @@ bench:
 
 demo:
 	diagd generate --compare
+
+# the site, in build/site: needs the packages of [docs] and, for the report's PDF, Chromium
+docs:
+	python runs/site.py
+
+# figures and tables of the technical report, from docs/results
+report:
+	python runs/report.py
+
+# run the tutorials and keep their outputs: an hour; NAMES="your-own-model" runs one
+notebooks:
+	python runs/notebooks.py $(NAMES)
+
+# list the published tables, or measure one again: make reproduce TABLE=rules
+reproduce:
+	python -m runs.reproduce $(TABLE)

@@ -13,7 +13,7 @@ from diagd.decoding.strategies.strategy import Strategy
 from tests.decoding.cases import MODELS, Case, model_of
 
 CASE = Case(num_action_tokens=2)
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "change-the-rule.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorials" / "change-the-rule.ipynb"
 
 
 @dataclass(frozen=True)

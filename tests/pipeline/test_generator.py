@@ -359,12 +359,12 @@ def test_a_stream_refuses_an_unknown_action_when_it_comes(generator, context):
         next(stream)
 
 
-def test_the_example_of_the_readme_runs(world, tmp_path, monkeypatch):
+def test_the_example_of_the_guide_runs(world, tmp_path, monkeypatch):
     """As it stands, but for the model and the upload."""
     monkeypatch.chdir(tmp_path)
     write_image("photo.jpg", smooth_frames(1, 50, 70)[0])
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    code = text.partition("Pixels in, pixels out:")[2].split("```python\n")[1].split("```")[0]
+    text = (Path(__file__).parents[2] / "docs" / "use.md").read_text()
+    code = text.partition("## Pixels in, pixels out")[2].split("```python\n")[1].split("```")[0]
     *lines, last = code.replace('"doom"', repr(str(world))).splitlines()
     assert last == 'world.push_to_hub("user/name")'
     names: dict[str, Any] = {}

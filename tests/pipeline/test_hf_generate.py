@@ -147,10 +147,10 @@ def test_the_weights_and_the_attention_of_the_model_stay_as_they_were(llama, pro
     assert torch.equal(llama(prompt).logits, before)
 
 
-def test_the_examples_of_the_readme_write_the_same_tokens(tmp_path):
+def test_the_examples_of_the_guide_write_the_same_tokens(tmp_path):
     """They run as they stand, but for the model and the size of the grid."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    code = text.partition("## Use it on your model")[2].split("```python\n")[1].split("```")[0]
+    text = (Path(__file__).parents[2] / "docs" / "use.md").read_text()
+    code = text.partition("## Tokens in, tokens out")[2].split("```python\n")[1].split("```")[0]
     oracles.tiny_llama(VOCAB_SIZE, 5 * 8 * 13).save_pretrained(tmp_path)
     for word, ours in (
         ('"..."', repr(str(tmp_path))),
