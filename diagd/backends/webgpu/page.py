@@ -1,7 +1,7 @@
 """What a page needs to run the shaders beside the kernels of WebAssembly, as data.
 
-The kernels tell which lanes a frame feeds (native/csrc/wasm/world.cpp); 8-bit matrices are taken from
-their file, where they stand in blocks (native/weights.py).
+The kernels tell which lanes a frame feeds (native/csrc/wasm/world.cpp); 8-bit matrices are taken
+from their file, where they stand in blocks (native/weights.py).
 """
 
 from typing import Any

@@ -32,7 +32,8 @@ UNPACK = {  # four numbers as they are stored, and how they become float32; so o
     torch.int8: "alias Packed = u32;\nfn unpack(w: u32) -> vec4f { return "
     "vec4f(bitcast<vec4i>(vec4u(w << 24u, w << 16u, w << 8u, w)) >> vec4u(24u)); }"
     f"\nfn widen{_BFLOAT16}"
-    "\nfn embedded(at: u32) -> vec4f { return widen(vec2u(matrix[2u * at], matrix[2u * at + 1u])); }",
+    "\nfn embedded(at: u32) -> vec4f "
+    "{ return widen(vec2u(matrix[2u * at], matrix[2u * at + 1u])); }",
 }
 
 

@@ -55,7 +55,10 @@ def described(model, batch):
         "steps": [
             [
                 TILES.index(tile_of(task.rows)),
-                [[entry, weights, *groups] for entry, weights, groups in model.dispatches(task, batch.draws)],
+                [
+                    [entry, weights, *groups]
+                    for entry, weights, groups in model.dispatches(task, batch.draws)
+                ],
             ]
             for task in batch.tasks
         ],

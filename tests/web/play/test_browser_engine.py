@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from diagd.backends.names import DTypeChoice
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
@@ -59,7 +60,7 @@ def dream_of(page):
     return json.loads(download.value.path().read_text())
 
 
-def checksums(world, dream, dtype="int8"):
+def checksums(world, dream, dtype: DTypeChoice = "int8"):
     """Dream a saved dream again, in Python."""
     generator = VideoGenerator.from_pretrained(world, dtype=dtype)
     scenes = start_scenes(world, None, generator, generator.defaults.context_frames)

@@ -86,7 +86,6 @@ class Kernels:
         content = self.exports["memory"].read(self.store, at, at + size)
         return torch.frombuffer(bytearray(content), dtype=dtype).view(shape)
 
-
     def write(self, tensor: torch.Tensor, at: int) -> None:
         self.exports["memory"].write(self.store, bytes_of(tensor), at)
 
@@ -152,13 +151,15 @@ def test_frames_are_those_of_python(kernels, packed, world, scene, temperature, 
 
 @torch.inference_mode()
 def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
-    """Frame after frame it is told lanes, slots and steps, and its tokens are taken as they come."""
+    """Frame by frame it is told lanes, slots and steps, and its tokens are taken as they come."""
     generator, seed = VideoGenerator.from_pretrained(world, dtype="int8"), 2**31 + 5
     start = start_scenes(world, None, generator, generator.defaults.context_frames)[2]
     session = Session(generator, SessionStart(start.frames, start.actions, seed))
     stream, noted, config = session.engine.stream, [], generator.config
     names = [name for name, _ in json.loads(packed["world/world.json"])["strategies"]]
-    rotary = load_parts(world).model.model.rotary
+    rotary, vocabulary = load_parts(world).model.model.rotary, generator.vocabulary
+    assert rotary is not None
+    assert vocabulary is not None
     assert kernels.open(packed["world/world.bin"]) == kernels("begin", 2, seed - 2**32) == NONE
     prompt = stream.num_used
     context = kernels.told(kernels("describe_context"), config.head_dim)
@@ -176,7 +177,7 @@ def test_a_gpu_is_told_what_the_engine_of_python_feeds(kernels, packed, world):
 
         stream.run = note
         told = kernels.told(kernels("describe_frame", 1, which, 0.8, 0.9), config.head_dim)
-        expected = session.advance(generator.vocabulary.names[1], controls)
+        expected = session.advance(vocabulary.names[1], controls)
         lanes = torch.cat([lanes for lanes, _, _ in noted], 1)
         assert torch.equal(told.lanes[:, :8], lanes.T.int()), frame
         assert (told.lanes[:, 8:FIELDS] == torch.tensor([0, NUM_CODES])).all()

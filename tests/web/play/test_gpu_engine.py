@@ -1,4 +1,4 @@
-"""A GPU that writes the frames of a page: what it draws is what Python draws; when it is taken, and lost.
+"""A GPU that writes the frames of a page: it draws what Python draws; when it is taken, and lost.
 
 The GPU is Chromium's SwiftShader, which computes on the processor: it is slow, and so are these.
 """
