@@ -55,7 +55,7 @@ class GeneratedVideo:
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64; of Emu3 the last column ends the rows.
+        tokens: (T, height, width) int64; of Emu3 the last column ends rows.
         stats: what decoding took, of the whole batch where there was one; tokenizing is not in it.
         fps: frames per second, the prompt's or else the model's.
     """

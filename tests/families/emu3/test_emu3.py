@@ -89,7 +89,7 @@ def test_prompts_are_those_of_the_processor(world):
 
 def test_logits_are_those_of_the_class(theirs, folder):
     model = load_model(folder)
-    tokens = torch.arange(len(IDS)).roll(5)[None, :40]
+    tokens = torch.arange(len(IDS)).roll(5)[None, :32]
     with torch.no_grad():
         expected = theirs(THEIRS[tokens], use_cache=False).logits[..., VISUAL]
         torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
@@ -215,11 +215,25 @@ def test_the_command_line_writes_a_picture(folder, command, tmp_path, monkeypatc
         "generate", *flags, "--images", 2, "--seed", 1, "--compare", "--output", "b.png"
     )
     assert outcome.code == 0, outcome.err
-    assert [run["strategy"] for run in outcome.document["runs"]] == ["raster", "k=1"]
+    raster, diagonal = outcome.document["runs"]
+    assert (raster["strategy"], diagonal["strategy"]) == ("raster", "k=1")
+    assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
+    assert 0 < diagonal["psnr_to_raster"] <= 100
     for name in outcome.document["pictures"]:
         with Image.open(name) as image:
             assert image.size == (2 * WIDTH * 4, HEIGHT * 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b-0.png", "b-1.png", "dream.png"]
+
+
+def test_the_benchmark_takes_it(folder, command, tmp_path):
+    assert command("convert", folder, tmp_path / "ours").code == 0
+    flags = "--baseline", "none", "--repeats", 1, "-k", 1, "--json"
+    outcome = command("bench", "--model", tmp_path / "ours", *flags)
+    assert outcome.code == 0, outcome.err
+    rows = [
+        (row["strategy"], row["context_frames"], row["steps"]) for row in outcome.document["rows"]
+    ]
+    assert rows == [("raster", 0, HEIGHT * (WIDTH + 1)), ("k=1", 0, HEIGHT + WIDTH)]
 
 
 def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_path, monkeypatch):
@@ -237,7 +251,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused(
         "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
     )
-    refused("text and image take 41 tokens, the model holds 40", "--text", "a " * 17)
+    refused("text and image take 33 tokens, the model holds 32", "--text", "a " * 9)
     refused("expected a text, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
     refused("images is for a model that makes single images", "--images", 2, model="doom")
