@@ -273,7 +273,10 @@ class VideoGenerator:
             states = states.expand(len(rows), -1, -1)
         if said is not None:
             if num_frames != 1:
-                raise ValueError(f"a text makes one image, got num_frames={num_frames}")
+                raise ValueError(
+                    f"a text makes one image, got {num_frames} frames: for several images give "
+                    "--images, or [None] * 2 in Python"
+                )
             tokens = said.prompt.expand(len(rows), -1)
         out = generate_tokens(
             self._guided(guidance, said),

@@ -84,6 +84,7 @@ def image_logits(name):
     return logits_fn
 
 
+@pytest.mark.proves("Janus, Chameleon", "logits")
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_logits_are_those_of_the_class(name, folders):
@@ -132,6 +133,7 @@ def images(name, model, schedule, guided, grid=None):
     return out.tokens
 
 
+@pytest.mark.proves("Janus, Chameleon", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize(
     ("name", "guided"), [("janus", True), ("chameleon", False), ("chameleon", True)]
@@ -143,6 +145,7 @@ def test_raster_tokens_are_those_of_its_own_loop(name, guided, backend, folders)
     assert len(expected.unique()) > 3
 
 
+@pytest.mark.proves("Janus, Chameleon", "native", "guidance", "diagonals")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", NAMES)
@@ -167,6 +170,7 @@ def test_diagonals_are_those_of_the_oracle(name, guided, backend, folders):
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.proves("Janus, Chameleon", "int8")
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_keeps_close_to_float32(name, folders):
     model, tokens = diagd.load_model(folders[name]), to_ours(name, prompts()[0])
@@ -221,6 +225,7 @@ def test_files_under_deepseeks_names_are_read(folders, tmp_path):
         assert torch.equal(weight, expected.weights[name]), name
 
 
+@pytest.mark.proves("Janus", "pixels")
 @torch.no_grad()
 def test_pictures_of_janus_are_those_of_its_class(folders):
     theirs, ours = deepcopy(architecture("janus").model.vqmodel), load_parts(folders["janus"])
@@ -268,6 +273,7 @@ def codes():
     return architecture("chameleon").model.vqmodel.quantize.embedding.weight.detach()
 
 
+@pytest.mark.proves("Chameleon", "pixels")
 @torch.no_grad()
 def test_pictures_of_chameleon_are_those_of_its_parts(folders):
     _write_vqgan(folders["chameleon"])
@@ -282,6 +288,7 @@ def test_pictures_of_chameleon_are_those_of_its_parts(folders):
     assert (tokenizer.decode(tokens) - expected.clamp(0, 255)).abs().max() < 0.51
 
 
+@pytest.mark.proves("Janus", "text")
 def test_a_text_makes_the_image_of_the_class(folders, command, tmp_path):
     """Janus's processor and its own loop, guided; then the same at the command line."""
     world = diagd.VideoGenerator.from_pretrained(folders["janus"])
@@ -333,6 +340,7 @@ def test_prompts_of_folders_under_deepseeks_names_need_no_template(folders, tmp_
     assert to_theirs("janus", ids.unconditional).tolist() == [without]
 
 
+@pytest.mark.proves("Chameleon", "text")
 def test_a_text_makes_the_image_of_chameleon(folders):
     """Without its text the prompt is shorter; Meta's code has BOS and image start there."""
     _write_vqgan(folders["chameleon"])

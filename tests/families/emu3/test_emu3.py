@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import Emu3Model
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.commands.generate import PromptWorker
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model
@@ -80,6 +81,7 @@ def own_images(theirs, prompts, negatives, scale):
     return sequences[:, length:].view(-1, HEIGHT, WIDTH + 1)
 
 
+@pytest.mark.proves("Emu3", "text")
 def test_prompts_are_those_of_the_processor(world):
     for text in (TEXT, "a big blue house", "house"):
         ids = world.text(text)
@@ -87,6 +89,7 @@ def test_prompts_are_those_of_the_processor(world):
         assert torch.equal(THEIRS[ids.unconditional], prompt_of(""))
 
 
+@pytest.mark.proves("Emu3", "logits")
 def test_logits_are_those_of_the_class(theirs, folder):
     model = load_model(folder)
     tokens = torch.arange(len(IDS)).roll(5)[None, :32]
@@ -95,6 +98,7 @@ def test_logits_are_those_of_the_class(theirs, folder):
         torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.proves("Emu3", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [SCALE, 1.0])
 def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
@@ -106,6 +110,7 @@ def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
     assert len(video.tokens.unique()) > 4
 
 
+@pytest.mark.proves("Emu3", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
     """Both prompts whole, each in a forward of its own."""
@@ -137,6 +142,17 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
     assert torch.equal(video.tokens, expected[0])
 
 
+@pytest.mark.proves("Emu3", "int8")
+def test_int8_keeps_close_to_float32(folder):
+    model = load_model(folder)
+    tokens, slots = torch.arange(len(IDS)).roll(5)[None, :32], torch.arange(32)
+    native = NativeModel(model, "int8")
+    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(1, 33))
+    expected = model.logits(tokens)
+    assert (fed - expected).std() < 0.1 * expected.std()
+
+
+@pytest.mark.proves("Emu3", "pixels")
 def test_pixels_are_those_of_its_own_decoder(theirs, world):
     video = world.generate(text=TEXT, seed=3)
     ends = torch.zeros(1, 3, dtype=torch.int64)
@@ -247,7 +263,13 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused(
         "has a text tokenizer of its own: leave text_encoder", "--text", "a", *encoder(tmp_path)
     )
-    refused("a text makes one image, got num_frames=2", "--text", "a", "--frames", 2)
+    refused(
+        "a text makes one image, got 2 frames: for several .* --images",
+        "--text",
+        "a",
+        "--frames",
+        2,
+    )
     refused(
         "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
     )
@@ -258,6 +280,8 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused("this model reads no text", "--text", "a", model="doom")
     with pytest.raises(ValueError, match="makes images from texts: expected a text, got Tensor"):
         world.generate(text=torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="makes images from texts: expected a text, got list"):
+        world.generate(text=[TEXT, ""])  # a guidance pair is not a batch
     with pytest.raises(ValueError, match="not a stream: call generate"):
         world.start(None)
     doom = diagd.VideoGenerator.from_pretrained("doom")
