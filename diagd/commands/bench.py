@@ -403,8 +403,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid))  # before a model is loaded
     counts = options.context_frames or (1, max(1, held - grid.num_frames))
-    if held == 1 and config.num_action_tokens and set(counts) == {1}:
-        counts = (0,)  # an image, which follows from its action alone
+    given_alone = config.num_action_tokens or config.prefix_length
+    if held == 1 and given_alone and set(counts) == {1}:
+        counts = (0,)  # an image, which follows from its action or its text alone
     inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
     rows, ceilings = list[Row](), {}
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]

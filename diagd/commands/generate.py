@@ -33,6 +33,7 @@ from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import require_folder, write_json
 from diagd.flags import output_file
+from diagd.metrics.psnr import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, read_text, seed_of
@@ -370,6 +371,7 @@ def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]
             both = min(len(first.tokens), len(video.tokens))
             equal = first.tokens[:both] == video.tokens[:both]
             row["tokens_equal_to_raster"] = equal.float().mean().item()
+            row["psnr_to_raster"] = psnr(video.frames[:both], first.frames[:both]).mean().item()
         report.append(row)
     return report
 

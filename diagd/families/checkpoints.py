@@ -277,14 +277,12 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
         return None
     config = folder / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
-    formats = [family.text for family in table.FAMILIES if family.text]
-    form = next((form for form in formats if form.kind == kind), None)
-    if form is None:
-        known = ", ".join(form.kind for form in formats)
-        raise ValueError(f"{config}: expected model_type {known}, got {kind!r}")
+    forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
+    if kind not in forms:
+        raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     try:
-        return form.load(folder, found.config)
+        return forms[kind].load(folder, found.config)
     except (*_MISFITS, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None

@@ -73,7 +73,7 @@ class TextPrompts(Protocol):
 class TextFolder:
     """The files of a text tokenizer, beside the weights or in a folder of ours."""
 
-    kind: str  # `model_type` in its config.json
+    kinds: tuple[str, ...]  # `model_type` in its config.json
     load: Callable[[Path, ModelConfig], TextPrompts]
 
 

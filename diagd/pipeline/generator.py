@@ -55,7 +55,7 @@ class GeneratedVideo:
 
     Attributes:
         frames: (T, H_px, W_px, 3) uint8 RGB, the generated frames only.
-        tokens: (T, height, width) int64; of Emu3 the last column ends the rows.
+        tokens: (T, height, width) int64; of Emu3 the last column ends rows.
         stats: what decoding took, of the whole batch where there was one; tokenizing is not in it.
         fps: frames per second, the prompt's or else the model's.
     """
@@ -273,7 +273,10 @@ class VideoGenerator:
             states = states.expand(len(rows), -1, -1)
         if said is not None:
             if num_frames != 1:
-                raise ValueError(f"a text makes one image, got num_frames={num_frames}")
+                raise ValueError(
+                    f"a text makes one image, got {num_frames} frames: for several images give "
+                    "--images, or [None] * 2 in Python"
+                )
             tokens = said.prompt.expand(len(rows), -1)
         out = generate_tokens(
             self._guided(guidance, said),

@@ -143,7 +143,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Convert a Cosmos, WHAM, MineWorld or LlamaGen checkpoint into our folder.
+    """Convert a released checkpoint of any family into our folder.
 
     Every command takes it; of Cosmos the tokenizer stays apart: name it with `--tokenizer`.
     """

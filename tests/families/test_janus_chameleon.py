@@ -4,22 +4,39 @@ import json
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
 
 import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.families.checkpoints import find_model, load_tokenizer
+from diagd.families.janus.family import JanusPrompts
 from diagd.families.presets import PRESETS
 from diagd.models.guidance import GuidedModel
 from diagd.models.transformer import Transformer
 from diagd.pipeline.world_folder import load_parts
 from tests import oracles
-from tests.models.architectures import FIRST_VISUAL, NUM_VISUAL, SIDE, architecture
-from tests.models.test_image_models import RANGES, own_logits, prompts
+from tests.models.architectures import (
+    BOS,
+    FIRST_VISUAL,
+    IMAGE_START,
+    NUM_VISUAL,
+    PAD,
+    SIDE,
+    architecture,
+)
+from tests.models.test_image_models import (
+    RANGES,
+    chameleon_words,
+    janus_processor,
+    own_logits,
+    prompts,
+)
 from tests.models.tiny import random_tokens
 from tests.worlds import smooth_frames
 
@@ -37,6 +54,8 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         written[name] = tmp_path_factory.mktemp(name)
         sharded = {"max_shard_size": "60KB"} if name == "chameleon" else {}
         architecture(name).save_pretrained(written[name], **sharded)
+    janus_processor().save_pretrained(written["janus"])
+    chameleon_words().save_pretrained(written["chameleon"])
     return written
 
 
@@ -65,6 +84,7 @@ def image_logits(name):
     return logits_fn
 
 
+@pytest.mark.proves("Janus, Chameleon", "logits")
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_logits_are_those_of_the_class(name, folders):
@@ -113,6 +133,7 @@ def images(name, model, schedule, guided, grid=None):
     return out.tokens
 
 
+@pytest.mark.proves("Janus, Chameleon", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize(
     ("name", "guided"), [("janus", True), ("chameleon", False), ("chameleon", True)]
@@ -124,6 +145,7 @@ def test_raster_tokens_are_those_of_its_own_loop(name, guided, backend, folders)
     assert len(expected.unique()) > 3
 
 
+@pytest.mark.proves("Janus, Chameleon", "native", "guidance", "diagonals")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("name", NAMES)
@@ -148,6 +170,7 @@ def test_diagonals_are_those_of_the_oracle(name, guided, backend, folders):
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.proves("Janus, Chameleon", "int8")
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_keeps_close_to_float32(name, folders):
     model, tokens = diagd.load_model(folders[name]), to_ours(name, prompts()[0])
@@ -202,6 +225,7 @@ def test_files_under_deepseeks_names_are_read(folders, tmp_path):
         assert torch.equal(weight, expected.weights[name]), name
 
 
+@pytest.mark.proves("Janus", "pixels")
 @torch.no_grad()
 def test_pictures_of_janus_are_those_of_its_class(folders):
     theirs, ours = deepcopy(architecture("janus").model.vqmodel), load_parts(folders["janus"])
@@ -249,6 +273,7 @@ def codes():
     return architecture("chameleon").model.vqmodel.quantize.embedding.weight.detach()
 
 
+@pytest.mark.proves("Chameleon", "pixels")
 @torch.no_grad()
 def test_pictures_of_chameleon_are_those_of_its_parts(folders):
     _write_vqgan(folders["chameleon"])
@@ -261,6 +286,84 @@ def test_pictures_of_chameleon_are_those_of_its_parts(folders):
     latents = theirs.model.vqmodel.post_quant_conv(codes()[tokens].movedim(-1, 1).contiguous())
     expected = _decoder_of_taming()(latents).movedim(1, -1) * 127.5 + 127.5
     assert (tokenizer.decode(tokens) - expected.clamp(0, 255)).abs().max() < 0.51
+
+
+@pytest.mark.proves("Janus", "text")
+def test_a_text_makes_the_image_of_the_class(folders, command, tmp_path):
+    """Janus's processor and its own loop, guided; then the same at the command line."""
+    world = diagd.VideoGenerator.from_pretrained(folders["janus"])
+    chat = [{"role": "user", "content": [{"type": "text", "text": "a red house"}]}]
+    processor: Any = janus_processor()
+    said = processor.apply_chat_template(chat, add_generation_prompt=True)
+    prompt = processor(text=said, generation_mode="image", return_tensors="pt").input_ids
+    assert world.text is not None
+    ids = world.text("a red house")
+    assert torch.equal(to_theirs("janus", ids.prompt), prompt)
+    expected = architecture("janus").generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        generation_mode="image",
+        guidance_scale=5.0,
+        do_sample=False,
+    )
+    image = world.generate(text="a red house", strategy="raster", sampling=diagd.SamplingOptions())
+    assert torch.equal(image.tokens.flatten(1), expected)
+    assert len(expected.unique()) > 3
+    flags = (
+        "--text",
+        "a red house",
+        "--temperature",
+        0,
+        "--strategy",
+        "raster",
+        "--dtype",
+        "float32",
+    )
+    assert command("convert", folders["janus"], tmp_path / "ours").code == 0
+    for number, folder in enumerate((folders["janus"], tmp_path / "ours")):
+        picture = tmp_path / f"{number}.png"
+        outcome = command("generate", "--model", folder, *flags, "--output", picture, "--json")
+        assert outcome.code == 0, outcome.err
+        with Image.open(picture) as written:
+            assert torch.equal(torch.tensor(list(written.tobytes())), image.frames.flatten())
+
+
+def test_prompts_of_folders_under_deepseeks_names_need_no_template(folders, tmp_path):
+    words: Any = janus_processor().tokenizer
+    words.chat_template = None
+    words.save_pretrained(tmp_path)
+    ids = JanusPrompts(tmp_path, find_model(folders["janus"]).config)("a red house")
+    spoken = words("<|User|>: a red house\n\n<|Assistant|>:<boi>").input_ids
+    assert to_theirs("janus", ids.prompt).tolist() == [spoken]
+    assert spoken[-1] == IMAGE_START
+    without = [BOS, *[PAD] * (len(spoken) - 2), IMAGE_START]
+    assert to_theirs("janus", ids.unconditional).tolist() == [without]
+
+
+@pytest.mark.proves("Chameleon", "text")
+def test_a_text_makes_the_image_of_chameleon(folders):
+    """Without its text the prompt is shorter; Meta's code has BOS and image start there."""
+    _write_vqgan(folders["chameleon"])
+    world = diagd.VideoGenerator.from_pretrained(folders["chameleon"])
+    assert world.text is not None
+    ids = world.text("a red house")
+    prompt, without = (ids.prompt - NUM_VISUAL, ids.unconditional - NUM_VISUAL)
+    assert prompt.tolist() == [[BOS, 34, 35, 36, IMAGE_START]]
+    assert without.tolist() == [[BOS, IMAGE_START]]
+    image = world.generate(text="a red house", strategy="raster", sampling=diagd.SamplingOptions())
+    freed: Any = deepcopy(architecture("chameleon"))
+    freed.model.vocabulary_mapping.image_tokens = []
+    size = image.tokens.numel()
+    expected = freed.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=size,
+        do_sample=False,
+        guidance_scale=3.0,
+        negative_prompt_ids=without,
+        prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES["chameleon"])),
+    )
+    assert torch.equal(to_ours("chameleon", expected[:, -size:]), image.tokens.flatten(1))
 
 
 def test_image_ids_may_stand_anywhere(folders, tmp_path):

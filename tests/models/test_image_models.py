@@ -290,6 +290,17 @@ def janus_processor():
     return JanusProcessor(JanusImageProcessor(), fast, chat_template=template)
 
 
+def chameleon_words() -> PreTrainedTokenizerFast:
+    """Words to ids, without BOS: where that stands is the reader's to say."""
+    words = {"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START}
+    words |= {"a": 34, "red": 35, "house": 36, "<unk>": 37}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
+    )
+
+
 def test_the_tutorial_turns_text_into_a_picture(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "models_huggingface.md"
     code = page.read_text().split("## Text to image (Janus)")[1]

@@ -16,8 +16,16 @@ from torch import Tensor
 
 from diagd.families.chameleon.presets import EPS, HEADS, MAX_POSITIONS, PRESETS
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    TextFolder,
+    TextIds,
+)
 from diagd.families.llama import llama_fields
+from diagd.families.words import read_words
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
@@ -85,6 +93,21 @@ def chameleon_tokenizer(path: Path) -> VQTokenizer:
     return read_vqgan(read_tensors(path), path)
 
 
+class ChameleonPrompts:
+    """BOS, a text and the image start; without a text, the other two."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self.words, self.first = read_words(folder), config.vocab_size
+        start = getattr(self.words, "boi_token", "<racm3:break>")
+        self.start = self.words.convert_tokens_to_ids(start)
+
+    def __call__(self, text: str) -> TextIds:
+        bos = self.words.bos_token_id
+        said = self.words(text, add_special_tokens=False).input_ids
+        rows = ([bos, *said, self.start], [bos, self.start])
+        return TextIds(*(self.first + torch.tensor([row]) for row in rows))
+
+
 CHAMELEON = Family(
     name="Chameleon",
     licence="Chameleon Research License: research only; Anole: the same",
@@ -95,6 +118,7 @@ CHAMELEON = Family(
         convert=_convert,
     ),
     tokenizer=_tokenizer,
+    text=TextFolder(("chameleon",), ChameleonPrompts),
     defaults=lambda found: GenerationDefaults(
         fps=1,
         context_frames=0,

@@ -25,8 +25,9 @@ from diagd.families.family import (
     TextFolder,
     TextIds,
     TokenizerFolder,
-    count_layers,
 )
+from diagd.families.llama import llama_fields
+from diagd.families.words import read_words
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.weight_files import tensors_under
@@ -59,28 +60,14 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("its config.json, with vocabulary_map, is not beside it")
     side = _complete(source.side)
     text, order = side["text_config"], _their_ids(side)
-    rope = text["rope_parameters"]
-    for name, value, wanted in (
-        ("rope_type", rope.get("rope_type", "default"), "default"),
-        ("hidden_act", text["hidden_act"], "silu"),
-    ):
-        if value != wanted:
-            raise ValueError(f"{name} must be {wanted}, got {value!r}")
     named = {
         re.sub(_TEXT_MODEL, "model.", name).replace("model.lm_head", "lm_head"): tensor
         for name, tensor in source.tensors.items()
         if not re.match(_PIXELS, name)
     }
     num_codes = side["vq_config"]["codebook_size"] + 1
-    embedding = named[_EMBEDDING]
-    heads, hidden_size = text["num_attention_heads"], embedding.shape[1]
     config = ModelConfig(
-        hidden_size=hidden_size,
-        intermediate_size=text["intermediate_size"],
-        num_layers=count_layers(named, "model.layers."),
-        num_heads=heads,
-        num_kv_heads=text["num_key_value_heads"],
-        head_dim=text.get("head_dim") or hidden_size // heads,
+        **llama_fields(named, text),
         vocab_size=num_codes,
         image_vocab_size=num_codes,
         max_positions=text["max_position_embeddings"],
@@ -88,10 +75,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         grid_width=int(side.get("grid_width", SIDE)) + 1,
         prefix_length=1,
         extra_embeddings=len(order) - num_codes,
-        norm_eps=text["rms_norm_eps"],
-        rope_theta=float(rope["rope_theta"]),
-        bias=bool(text.get("attention_bias")),
     )
+    embedding = named[_EMBEDDING]
     head = named.get(_HEAD, embedding)  # tied, it is the embedding
     return config, {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
 
@@ -106,12 +91,7 @@ class Emu3Prompts:
     """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        from transformers import AutoTokenizer  # slow to import
-
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        names = self.tokenizer
+        self.words = names = read_words(folder)
         size = f"{config.grid_height}*{config.grid_width - 1}"
         self.behind = f"{names.boi_token}{size}{names.image_wrapper_token}"
         theirs = _their_ids(_complete(read_json_object(folder / "config.json")))
@@ -122,22 +102,22 @@ class Emu3Prompts:
         return TextIds(self._ids(text), self._ids(""))
 
     def _ids(self, text: str) -> Tensor:
-        whole = f"{self.tokenizer.bos_token}{text}{self.behind}"
-        return self.ours[torch.tensor([self.tokenizer(whole).input_ids])]
+        whole = f"{self.words.bos_token}{text}{self.behind}"
+        return self.ours[torch.tensor([self.words(whole).input_ids])]
 
 
 EMU3 = Family(
     name="Emu3",
     licence="code and weights: Apache-2.0",
     released=ReleasedFormat(
-        files=("model.safetensors", "model.safetensors.index.json"),
+        files=("model.safetensors", "*.index.json"),
         config_fields=frozenset({"model_type", "vocabulary_map"}),
         signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
         convert=_convert,
     ),
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(load_emu3_tokenizer, kind=KIND),
-    text=TextFolder("emu3", Emu3Prompts),
+    text=TextFolder(("emu3",), Emu3Prompts),
     defaults=lambda found: GenerationDefaults(
         fps=1,
         context_frames=0,

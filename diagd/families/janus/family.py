@@ -10,6 +10,7 @@ Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    TextFolder,
+    TextIds,
+    count_layers,
+)
 from diagd.families.janus.presets import PRESETS
 from diagd.families.llama import llama_fields
+from diagd.families.words import read_words
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
@@ -101,6 +111,26 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
     return read_vqgan(tensors, found.path, by_direction=True)
 
 
+class JanusPrompts:
+    """What a user says, then the image start; without a text, padding between BOS and that."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self.words, self.first = read_words(folder), config.vocab_size
+        self.start = getattr(self.words, "boi_token", "<begin_of_image>")
+
+    def __call__(self, text: str) -> TextIds:
+        said = f"<|User|>: {text}\n\n<|Assistant|>:"  # DeepSeek's folders have no template
+        if self.words.chat_template:
+            content = [{"type": "text", "text": text}]
+            said = self.words.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+        prompt = torch.tensor([self.words(said + self.start).input_ids])
+        unconditional = prompt.clone()
+        unconditional[:, 1:-1] = self.words.pad_token_id
+        return TextIds(self.first + prompt, self.first + unconditional)
+
+
 JANUS = Family(
     name="Janus",
     licence="code: MIT; weights: DeepSeek Model License",
@@ -111,6 +141,7 @@ JANUS = Family(
         convert=_convert,
     ),
     tokenizer=_tokenizer,
+    text=TextFolder(("janus", "multi_modality"), JanusPrompts),
     defaults=lambda found: GenerationDefaults(
         fps=1, context_frames=0, num_frames=1, top_p=None, guidance=5.0, keep_frames=0
     ),

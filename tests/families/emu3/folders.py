@@ -57,7 +57,7 @@ def processor() -> Emu3Processor:
 
 def emu3() -> Emu3ForConditionalGeneration:
     ids = vocabulary()
-    sizes = {**TINY, "vocab_size": len(ids), "max_position_embeddings": 40}
+    sizes = {**TINY, "vocab_size": len(ids), "max_position_embeddings": 32}
     text = Emu3TextConfig(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     pixels = Emu3VQVAEConfig(
         codebook_size=NUM_CODES,

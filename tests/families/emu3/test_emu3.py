@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import Emu3Model
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.commands.generate import PromptWorker
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model
@@ -80,6 +81,7 @@ def own_images(theirs, prompts, negatives, scale):
     return sequences[:, length:].view(-1, HEIGHT, WIDTH + 1)
 
 
+@pytest.mark.proves("Emu3", "text")
 def test_prompts_are_those_of_the_processor(world):
     for text in (TEXT, "a big blue house", "house"):
         ids = world.text(text)
@@ -87,14 +89,16 @@ def test_prompts_are_those_of_the_processor(world):
         assert torch.equal(THEIRS[ids.unconditional], prompt_of(""))
 
 
+@pytest.mark.proves("Emu3", "logits")
 def test_logits_are_those_of_the_class(theirs, folder):
     model = load_model(folder)
-    tokens = torch.arange(len(IDS)).roll(5)[None, :40]
+    tokens = torch.arange(len(IDS)).roll(5)[None, :32]
     with torch.no_grad():
         expected = theirs(THEIRS[tokens], use_cache=False).logits[..., VISUAL]
         torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.proves("Emu3", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [SCALE, 1.0])
 def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
@@ -106,6 +110,7 @@ def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
     assert len(video.tokens.unique()) > 4
 
 
+@pytest.mark.proves("Emu3", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
     """Both prompts whole, each in a forward of its own."""
@@ -137,6 +142,17 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
     assert torch.equal(video.tokens, expected[0])
 
 
+@pytest.mark.proves("Emu3", "int8")
+def test_int8_keeps_close_to_float32(folder):
+    model = load_model(folder)
+    tokens, slots = torch.arange(len(IDS)).roll(5)[None, :32], torch.arange(32)
+    native = NativeModel(model, "int8")
+    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(1, 33))
+    expected = model.logits(tokens)
+    assert (fed - expected).std() < 0.1 * expected.std()
+
+
+@pytest.mark.proves("Emu3", "pixels")
 def test_pixels_are_those_of_its_own_decoder(theirs, world):
     video = world.generate(text=TEXT, seed=3)
     ends = torch.zeros(1, 3, dtype=torch.int64)
@@ -215,11 +231,25 @@ def test_the_command_line_writes_a_picture(folder, command, tmp_path, monkeypatc
         "generate", *flags, "--images", 2, "--seed", 1, "--compare", "--output", "b.png"
     )
     assert outcome.code == 0, outcome.err
-    assert [run["strategy"] for run in outcome.document["runs"]] == ["raster", "k=1"]
+    raster, diagonal = outcome.document["runs"]
+    assert (raster["strategy"], diagonal["strategy"]) == ("raster", "k=1")
+    assert 0 <= diagonal["tokens_equal_to_raster"] <= 1
+    assert 0 < diagonal["psnr_to_raster"] <= 100
     for name in outcome.document["pictures"]:
         with Image.open(name) as image:
             assert image.size == (2 * WIDTH * 4, HEIGHT * 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b-0.png", "b-1.png", "dream.png"]
+
+
+def test_the_benchmark_takes_it(folder, command, tmp_path):
+    assert command("convert", folder, tmp_path / "ours").code == 0
+    flags = "--baseline", "none", "--repeats", 1, "-k", 1, "--json"
+    outcome = command("bench", "--model", tmp_path / "ours", *flags)
+    assert outcome.code == 0, outcome.err
+    rows = [
+        (row["strategy"], row["context_frames"], row["steps"]) for row in outcome.document["rows"]
+    ]
+    assert rows == [("raster", 0, HEIGHT * (WIDTH + 1)), ("k=1", 0, HEIGHT + WIDTH)]
 
 
 def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_path, monkeypatch):
@@ -233,17 +263,25 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused(
         "has a text tokenizer of its own: leave text_encoder", "--text", "a", *encoder(tmp_path)
     )
-    refused("a text makes one image, got num_frames=2", "--text", "a", "--frames", 2)
+    refused(
+        "a text makes one image, got 2 frames: for several .* --images",
+        "--text",
+        "a",
+        "--frames",
+        2,
+    )
     refused(
         "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
     )
-    refused("text and image take 41 tokens, the model holds 40", "--text", "a " * 17)
+    refused("text and image take 33 tokens, the model holds 32", "--text", "a " * 9)
     refused("expected a text, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
     refused("images is for a model that makes single images", "--images", 2, model="doom")
     refused("this model reads no text", "--text", "a", model="doom")
     with pytest.raises(ValueError, match="makes images from texts: expected a text, got Tensor"):
         world.generate(text=torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="makes images from texts: expected a text, got list"):
+        world.generate(text=[TEXT, ""])  # a guidance pair is not a batch
     with pytest.raises(ValueError, match="not a stream: call generate"):
         world.start(None)
     doom = diagd.VideoGenerator.from_pretrained("doom")

@@ -68,6 +68,7 @@ def test_sizes_come_from_tensors_and_the_name_of_the_file(released, tmp_path):
     assert (config.grid_width, config.num_heads, config.head_dim) == (32, 4, 32)
 
 
+@pytest.mark.proves("LlamaGen", "logits")
 @pytest.mark.parametrize("label", [LABEL, NULL])
 def test_logits_are_those_of_the_plain_model(model, weights, label):
     codes = torch.randint(CODES, (15,), generator=torch.Generator().manual_seed(1))
@@ -96,6 +97,7 @@ def images(model, labels, strategy, scale=1.0) -> torch.Tensor:
     return out.tokens[:, 0]
 
 
+@pytest.mark.proves("LlamaGen", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [1.0, SCALE])
 @pytest.mark.parametrize("strategy", ["raster", "exact"])
@@ -111,6 +113,7 @@ def test_the_class_and_its_guidance_matter():
     assert not torch.equal(plain_image(LABEL, 1.0), plain_image(LABEL, SCALE))
 
 
+@pytest.mark.proves("LlamaGen", "native", "guidance", "diagonals")
 @pytest.mark.parametrize("backend", ["eager", "native"])
 @pytest.mark.parametrize("scale", [1.0, SCALE])
 @pytest.mark.parametrize("row_lag", [1, 2])
@@ -133,6 +136,7 @@ def test_diagonals_are_those_of_the_oracle(model, weights, row_lag, scale, backe
     assert torch.equal(images(prepared, [LABEL], schedule, scale), expected[:, 0])
 
 
+@pytest.mark.proves("LlamaGen", "int8")
 def test_int8_keeps_close_to_float32(model):
     """Of one token; random models are chaotic, and later ones follow from it."""
     tokens, slots = torch.tensor([[CODES + LABEL, 3]]), torch.arange(2)
