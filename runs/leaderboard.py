@@ -109,10 +109,16 @@ def table(entries: list[dict[str, Any]]) -> str:
     for one in sorted(entries, key=lambda one: (one["nll"] > LIMIT, one["seconds_a_frame"])):
         spread = "{seconds_a_frame_min:.3f}-{seconds_a_frame_max:.3f}".format(**one)
         over = " (over the limit)" if one["nll"] > LIMIT else ""
-        lines.append(
-            f"| {one['seconds_a_frame']:.3f} [{spread}] | {one['nll']:.4f}{over} | {one['model']} | "
-            f"{one['strategy']} | {one['backend']} {one['dtype']} | {one['device']} | {one['who']} |"
+        cells = (
+            f"{one['seconds_a_frame']:.3f} [{spread}]",
+            f"{one['nll']:.4f}{over}",
+            one["model"],
+            one["strategy"],
+            f"{one['backend']} {one['dtype']}",
+            one["device"],
+            one["who"],
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -39,6 +39,11 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side = {"num_attention_heads": HEADS, "rms_norm_eps": EPS} | dict(source.side)
     if side.get("swin_norm"):
         raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
+    if "z_loss_weight" in side:  # of its config class alone
+        raise ValueError(
+            "Lumina-mGPT, whose rows end in a token of their own, is not known here: "
+            "use diagd.HuggingFaceModel (docs/models_huggingface.md)"
+        )
     if side["rms_norm_eps"] != EPS:  # else the norms of heads would differ
         raise ValueError(f"rms_norm_eps must be {EPS}, got {side['rms_norm_eps']}")
     weights = {
