@@ -1,7 +1,7 @@
-"""Make an entry of LEADERBOARD.md, or its table.
+"""Make an entry of LEADERBOARD.md, or its tables.
 
     python runs/leaderboard.py --model maze --strategy k=4 --who NAME --out docs/leaderboard/k4.json
-    python runs/leaderboard.py --table      # writes the entries of docs/leaderboard into the page
+    python runs/leaderboard.py --table      # writes docs/leaderboard into the page
 
 An entry measures the likelihood of fixed held-out tokens and the seconds a frame in one run, of one
 prepared model, on two threads.
@@ -43,7 +43,7 @@ SAMPLING = SamplingOptions(1.0, top_p=0.9)
 
 @dataclass(frozen=True)
 class Options:
-    """Measure an entry, or write the table of all."""
+    """Measure an entry, or write the tables of all."""
 
     who: str = ""  # name of the entry's author
     model: str = "maze"  # bundled model or folder
@@ -51,7 +51,7 @@ class Options:
     dtype: DTypeName = "float32"  # of the weights
     backend: Backend = "auto"  # what runs the steps
     out: Path | None = None  # the entry's file, in docs/leaderboard
-    table: bool = False  # write the table instead
+    table: bool = False  # write the tables instead
     tokens: Path = ENTRIES / "tokens"  # others than the leaderboard's are for trials
     page: Path = PAGE
     repeats: int = 3  # of the decoding of each clip
@@ -100,8 +100,8 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    """Format the entries as Markdown, those within the limit first, the fastest on top."""
+def table(entries: list[dict[str, Any]]) -> list[str]:
+    """Format the entries as lines of Markdown, those within the limit first, the fastest on top."""
     lines = [
         "| seconds a frame [min-max] | nats a token | model | strategy | runs on | device | who |",
         "|---|---|---|---|---|---|---|",
@@ -119,27 +119,62 @@ def table(entries: list[dict[str, Any]]) -> str:
             one["who"],
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return lines
 
 
-def write_table(page: Path, entries: Path) -> None:
-    """Replace the table between the marks of the page."""
-    found = [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(entries.glob("*.json"))
+def machines(documents: list[dict[str, Any]]) -> list[str]:
+    """Format what `diagd bench --submit` wrote: frames/s at a full context, the fastest on top."""
+    lines = [
+        "| device | threads | runs on | raster | k=1 | k=1 over Hugging Face | commit |",
+        "|---|---|---|---|---|---|---|",
     ]
-    start, end = "<!-- entries -->\n", "<!-- end -->"
-    before, mark, rest = page.read_text(encoding="utf-8").partition(start)
-    _, closing, after = rest.partition(end)
-    if not (mark and closing):
-        raise ValueError(f"{page}: expected {start.strip()} and {end}")
-    shown = table(found) if found else "No entry has been measured yet."
-    write_text(page, f"{before}{start}\n{shown}\n\n{end}{after}")
+    found = list[tuple[float, str]]()
+    for one in documents:
+        full = max(row["context_frames"] for row in one["rows"])
+        rows = {
+            (row["backend"], row["dtype"], row["strategy"]): row
+            for row in one["rows"]
+            if row["context_frames"] == full
+        }
+        for (backend, dtype, strategy), row in rows.items():
+            if strategy == "k=1":
+                over, raster = row["over_hugging_face"], rows[backend, dtype, "raster"]
+                cells = (
+                    one["device"],
+                    str(one["threads"]),
+                    f"{backend} {dtype}",
+                    f"{raster['frames_per_second']:.1f}",
+                    f"{row['frames_per_second']:.1f}",
+                    f"{over:.1f}x" if over else "-",
+                    str(one["commit"]),
+                )
+                found.append((-row["frames_per_second"], f"| {' | '.join(cells)} |"))
+    return lines + [line for _, line in sorted(found)]
+
+
+def write_tables(page: Path, entries: Path) -> None:
+    """Replace the tables between the marks of the page."""
+    text = page.read_text(encoding="utf-8")
+    for name, folder, make in (
+        ("entries", entries, table),
+        ("machines", entries / "machines", machines),
+    ):
+        paths = sorted(folder.glob("*.json"))
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, mark, rest = text.partition(start)
+        _, closing, after = rest.partition(end)
+        if not (mark and closing):
+            raise ValueError(f"{page}: expected {start.strip()} and {end}")
+        shown = "\n".join(make(found)) if found else "Nothing has been measured yet."
+        text = f"{before}{start}\n{shown}\n\n{end}{after}"
+    write_text(page, text)
 
 
 def main(options: Options) -> None:
-    """Measure, or write the table."""
+    """Measure, or write the tables."""
     if options.table or options.out is None:
-        write_table(options.page, ENTRIES)
+        write_tables(options.page, ENTRIES)
         return
     entry = measure(options)
     write_json(options.out, entry, indent=1)

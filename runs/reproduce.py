@@ -150,7 +150,7 @@ TABLES = {
         price_ranges,
     ),
     "rules": Table(
-        "what breaking the rules of the cache costs: row ends that never reach it, 0.19 nats",
+        "what breaking rules costs: row ends that never reach the cache, 0.19 nats",
         "10 minutes",
         (
             *HELDOUT,

@@ -15,14 +15,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
-ALSO = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")  # pages of the menu outside docs/
+# pages of the menu outside docs/, and one to which the report leads in HTML
+ALSO = (
+    "CONTRIBUTING.md",
+    "RELEASING.md",
+    "LEADERBOARD.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "runs/report.py",
+)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]+)?\)")
 CODE = re.compile(r"(^ *(`{3,}).*?^ *\2$)", flags=re.MULTILINE | re.DOTALL)
 IMAGES = {"image/png": "png", "image/gif": "gif", "image/svg+xml": "svg"}
@@ -81,12 +89,14 @@ def prepare(folder: Path) -> None:
         page.write_text(relinked(text, source), encoding="utf-8")
         for name, picture in pictures.items():
             (page.parent / name).write_bytes(picture)
-        waiting += [target for target in linked(text, source) if is_page(target)]
+        waiting += [target for target in linked(text, source, pictures) if is_page(target)]
 
 
-def linked(text: str, source: str) -> Iterator[str]:
-    """List what a page links to, as paths from the root of the repository."""
+def linked(text: str, source: str, pictures: Container[str] = ()) -> Iterator[str]:
+    """List what a page links to but its own pictures, as paths from the root of the repository."""
     for target, _ in LINK.findall(CODE.sub("", text)):
+        if target in pictures:
+            continue
         path = resolve(source, target)
         if not (ROOT / path).exists():
             raise FileNotFoundError(f"{source} links to {path}, which is not there")

@@ -10,7 +10,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.decoding.strategies.table import Diagonal, Raster, parse_strategies
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import Device, RowLags
+from diagd.flags import Device, OutputFile, RowLags
 
 QUICK_STEPS = 30
 
@@ -47,9 +47,15 @@ class BenchOptions:
     temperature: float = 0.0  # 0 is greedy
     top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of random weights, prompt and actions
+    submit: OutputFile | None = None  # JSON file of the measurement for LEADERBOARD.md's machines
 
     def __post_init__(self) -> None:
         check_at_least(self, repeats=1, steps=1)
+        if self.submit and not self.is_comparable():
+            raise ValueError(
+                "submit needs the same measurement from all machines, that of doom with raster and "
+                "k=1: leave out --model, --grid, --steps, --quick and the like"
+            )
         if min(self.context_frames, default=1) < 1:
             raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
         if self.quick:
@@ -86,6 +92,12 @@ class BenchOptions:
 
     def sampling(self) -> SamplingOptions:
         return SamplingOptions(self.temperature, top_p=self.top_p if self.temperature else None)
+
+    def is_comparable(self) -> bool:
+        """Return whether rows are those that all machines have; there may be others beside them."""
+        free = ("dtype", "backend", "device", "row_lag", "strategy", "baseline")
+        common = BenchOptions(**{name: getattr(self, name) for name in free})
+        return 1 in self.row_lag and replace(self, submit=None) == common
 
 
 @dataclass(frozen=True)

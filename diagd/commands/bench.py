@@ -40,6 +40,7 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Conditions, Strategy
 from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.families.presets import PRESETS
+from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.huggingface import cache_argument, llama_of
 from diagd.models.transformer import Transformer, num_parameters
@@ -425,7 +426,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
             del model
     time_rows(rows, options.repeats)
     document = {
-        "options": asdict(options),
+        "options": {name: value for name, value in asdict(options).items() if name != "submit"},
         "grid": [grid.num_frames, grid.height, grid.width],
         "parameters": num_parameters(config),
         **provenance(device),
@@ -434,6 +435,8 @@ def main(options: BenchOptions) -> dict[str, Any]:
         "rows": report_rows(rows, config, grid, ceilings),
     }
     print_rows(document)
+    if options.submit:
+        write_json(options.submit, document, indent=1)
     return document
 
 

@@ -58,7 +58,7 @@ def test_everything_that_is_printed_fits_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     compare(results).print(make_console())
     printed = capsys.readouterr().out
-    table = printed[: printed.index("LPIPS: not available")]
+    table = printed[: printed.index("LPIPS: not measured")]
     assert max(map(len, table.splitlines())) <= 80
     titles = [line.split() for line in table.splitlines() if "strategy" in line]
     assert titles == [

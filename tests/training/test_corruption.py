@@ -160,7 +160,7 @@ def test_sampling_takes_no_gradient_away(kind, model, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_with_the_same_errors(kind, options):
-    wrong = {"strategies": ("raster k=1",), "corrupt": 0.5, "corrupt_with": kind}
+    wrong = {"strategy": ("raster k=1",), "corrupt": 0.5, "corrupt_with": kind}
     whole, killed = options("whole", **wrong), options("killed", **wrong, save_minutes=0.0)
     pretrain(whole)
     run_killed(pretrain, killed, 7)

@@ -90,7 +90,7 @@ def test_what_python_submits_gives_the_same_tokens_and_logits(page, monkeypatch,
 
     caches, logits = [], []
     monkeypatch.setattr(model, "submit", note)
-    decode(model, "k=1", sampling, num_frames=4)
+    decode(model, "k=1", sampling, num_frames=2)
     given = {
         "shared": list(SHARED.values()),
         "own": list(OWN.values()),
