@@ -1,9 +1,8 @@
 """Time an image by Janus-Pro-1B at its true size: transformers' own loop, raster, k=1 and k=2.
 
-Weights are random and the same for all; a step takes as long as with real ones. Each image has two
-rows, after a text and without, as guidance has it. All run in turns, greedily, from tokens to tokens.
-What reads pictures and what makes pixels are left out. LlamaGen and a shell around both:
-runs/image_speed.sh.
+Weights are random and the same for all; a step takes as long as with real ones. Guidance runs two
+rows, one after the text and one without. All run in turns, greedily, from tokens to tokens; what
+reads pictures and what makes pixels are left out. runs/image_speed.sh times LlamaGen as well.
 
     python -m runs.image_speed --out docs/results/images/janus-pro-1b.json
 """
