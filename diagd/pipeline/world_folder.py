@@ -35,7 +35,7 @@ from diagd.families.family import Checkpoint, TextPrompts
 from diagd.files import copy_whole, read_json_lines, write_text
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
-from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.tokenizers.vq import RowEnds, VideoTokenizer, VQTokenizer
 
 
 class Parts(NamedTuple):
@@ -64,7 +64,11 @@ def load_parts(
     shape, folder = found.config, found.path.parent
     if not isinstance(dtype, torch.dtype):
         dtype = dtype_of(choose_dtype(dtype, device, shape))
-    video_tokenizer = _tokenizer(found, tokenizer)
+    video_tokenizer, defaults = _tokenizer(found, tokenizer), found.family.defaults(found)
+    if isinstance(video_tokenizer, VQTokenizer):
+        video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
+    if defaults.row_ends:
+        video_tokenizer = RowEnds(video_tokenizer)
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
             f"{folder}: the model has {shape.image_vocab_size} visual ids, "
@@ -83,10 +87,7 @@ def load_parts(
         )
     height_px, width_px = video_tokenizer.frame_size_px(shape.grid_height, shape.grid_width)
     check_memory(12 * height_px * width_px, f"{folder}: a frame of {height_px}x{width_px} pixels")
-    if isinstance(video_tokenizer, VQTokenizer):
-        video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
-    defaults, text = found.family.defaults(found), load_text(found)
-    model = build_model(found, device, dtype)
+    text, model = load_text(found), build_model(found, device, dtype)
     return Parts(model, video_tokenizer.to(device), codec, defaults, text)
 
 

@@ -86,6 +86,30 @@ class FrameTokenizer:
         write_json(folder / CONFIG_NAME, config, indent=2)
 
 
+class RowEnds:
+    """A tokenizer whose grids have a column more: the id behind its codes ends each row."""
+
+    temporal_compression = 1
+
+    def __init__(self, tokenizer: VideoTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.fit_frames, self.compression = tokenizer.fit_frames, tokenizer.compression
+        self.codebook_size = tokenizer.codebook_size + 1
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        return self.tokenizer.frame_size_px(height, width - 1)
+
+    def encode(self, frames: Tensor) -> Tensor:
+        return functional.pad(self.tokenizer.encode(frames), (0, 1), value=self.codebook_size - 1)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return self.tokenizer.decode(tokens[..., :-1])
+
+    def to(self, device: torch.device | str) -> Self:
+        self.tokenizer.to(device)
+        return self
+
+
 class VQTokenizer(FrameTokenizer):
     """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
 

@@ -28,7 +28,7 @@ def test_an_entry_and_a_machine_come_into_the_tables(tmp_path):
     entry = leaderboard.measure(options)
     assert 0.5 < entry["nll"] < 3
     assert 0 < entry["seconds_a_frame_min"] <= entry["seconds_a_frame"]
-    write_json(options.out, entry)
+    write_json(entries / "a.json", entry)
     rows = [
         QUIET
         | {

@@ -1,14 +1,17 @@
-"""Chameleon and Anole (arXiv:2405.09818, 2407.06135): images from text, a video of one frame each.
+"""Chameleon, Anole and Lumina-mGPT (arXiv:2405.09818, 2407.06135, 2408.02657): images from text.
 
 A LLaMA with LayerNorms on each head's queries and keys reads and writes one vocabulary. Here it
 writes images alone: an image id is the number of its code, and any id of the vocabulary stands
-behind all columns of the logits, at `vocab_size` + its own number.
+behind all columns of the logits, at `vocab_size` + its own number. Lumina-mGPT, which has images of
+any size, ends each row of codes in a token; `grid_height` and `grid_width` in its config.json say
+another size than 48 x 48 codes, which are 768 pixels.
 
 Folders are those of transformers (`ChameleonForConditionalGeneration`). They have no decoder of
 images: that is in Meta's `vqgan.ckpt`, which belongs into their folder `tokenizer`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +29,7 @@ from diagd.families.family import (
 )
 from diagd.families.llama import llama_fields
 from diagd.families.words import read_words
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
@@ -33,17 +37,15 @@ from diagd.weight_files import read_tensors
 
 _EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
+_ROW_END, _TURN_END, _SIZES = "<reserved08799>", "<reserved08706>", 8800
+_LUMINA = "z_loss_weight"  # a field of Lumina-mGPT's config class alone
+_LUMINA_SIDE, _PATCH_PX = 48, 16
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     side = {"num_attention_heads": HEADS, "rms_norm_eps": EPS} | dict(source.side)
     if side.get("swin_norm"):
         raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
-    if "z_loss_weight" in side:  # of its config class alone
-        raise ValueError(
-            "Lumina-mGPT, whose rows end in a token of their own, is not known here: "
-            "use diagd.HuggingFaceModel (docs/models_huggingface.md)"
-        )
     if side["rms_norm_eps"] != EPS:  # else the norms of heads would differ
         raise ValueError(f"rms_norm_eps must be {EPS}, got {side['rms_norm_eps']}")
     weights = {
@@ -51,20 +53,29 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         for name, tensor in source.tensors.items()
         if not name.startswith(_PIXELS)
     }
-    table, images = weights[_EMBEDDING], torch.tensor(_image_ids(side["vocabulary_map"]))
+    vocabulary, has_row_ends = side["vocabulary_map"], _LUMINA in side
+    row_end = [vocabulary[_ROW_END]] if has_row_ends else []
+    table, images = weights[_EMBEDDING], torch.tensor([*_image_ids(vocabulary), *row_end])
     weights[_HEAD] = weights.get(_HEAD, table)[images]  # tied, it is the table
     weights[_EMBEDDING] = torch.cat([table[images], table])
     pixels = side.get("vq_config") or {}
     halvings = len(pixels.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
     num_rows = int(pixels.get("resolution", 512)) // 2**halvings
+    height, width = num_rows, num_rows
+    if has_row_ends:
+        height, width = (
+            int(side.get(f"grid_{name}", _LUMINA_SIDE)) for name in ("height", "width")
+        )
+        if height % 2 or width % 2:
+            raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")
     config = ModelConfig(
         **llama_fields(weights, side),
         vocab_size=len(images),
         image_vocab_size=len(images),
         extra_embeddings=len(table),
         max_positions=int(side.get("max_position_embeddings", MAX_POSITIONS)),
-        grid_height=num_rows,
-        grid_width=num_rows,
+        grid_height=height,
+        grid_width=width + has_row_ends,
         qk_norm=True,
         head_norm=True,
     )
@@ -99,23 +110,45 @@ def chameleon_tokenizer(path: Path) -> VQTokenizer:
 
 
 class ChameleonPrompts:
-    """BOS, a text and the image start; without a text, the other two."""
+    """BOS, a text and the image start; without a text, the other two.
+
+    Lumina-mGPT is asked in a sentence, which a token ends, and reads the size of the image behind
+    the image start; without a text, there is no BOS either.
+    """
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.words, self.first = read_words(folder), config.vocab_size
-        start = getattr(self.words, "boi_token", "<racm3:break>")
-        self.start = self.words.convert_tokens_to_ids(start)
+        names = [getattr(self.words, "boi_token", "<racm3:break>")]
+        self.sentence, turn_end = "{}", list[str]()
+        self.before = [self.words.bos_token_id]
+        if _LUMINA in read_json_object(folder / "config.json"):
+            height, width = config.grid_height, config.grid_width - 1
+            names += [f"<reserved{_SIZES + side // 2:05d}>" for side in (height, width)]
+            size, turn_end = f"{width * _PATCH_PX}x{height * _PATCH_PX}", [_TURN_END]
+            self.sentence = f"Generate an image of {size} according to the following prompt:\n{{}}"
+            self.before = []
+        self.turn_end, self.start = map(self.words.convert_tokens_to_ids, (turn_end, names))
 
     def __call__(self, text: str) -> TextIds:
-        bos = self.words.bos_token_id
-        said = self.words(text, add_special_tokens=False).input_ids
-        rows = ([bos, *said, self.start], [bos, self.start])
+        said = self.words(self.sentence.format(text), add_special_tokens=False).input_ids
+        prompt = [self.words.bos_token_id, *said, *self.turn_end, *self.start]
+        rows = prompt, [*self.before, *self.start]
         return TextIds(*(self.first + torch.tensor([row]) for row in rows))
+
+
+def _defaults(found: Checkpoint) -> GenerationDefaults:
+    image = GenerationDefaults(
+        fps=1, context_frames=0, num_frames=1, temperature=0.7, guidance=3.0, keep_frames=0
+    )
+    if _LUMINA in found.source.side:
+        theirs = {"temperature": 1.0, "top_k": 2000, "top_p": None, "guidance": 4.0}
+        return replace(image, **theirs, row_ends=True)
+    return image
 
 
 CHAMELEON = Family(
     name="Chameleon",
-    licence="Chameleon Research License: research only; Anole: the same",
+    licence="Chameleon Research License: research only; Anole and Lumina-mGPT: the same",
     released=ReleasedFormat(
         files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
         config_fields=frozenset({"vocabulary_map"}),
@@ -124,13 +157,6 @@ CHAMELEON = Family(
     ),
     tokenizer=_tokenizer,
     text=TextFolder(("chameleon",), ChameleonPrompts),
-    defaults=lambda found: GenerationDefaults(
-        fps=1,
-        context_frames=0,
-        num_frames=1,
-        temperature=0.7,
-        guidance=3.0,
-        keep_frames=0,
-    ),
+    defaults=_defaults,
     presets=PRESETS,
 )

@@ -1,4 +1,4 @@
-"""The image tokenizer of Emu3: the VQ model of transformers, with a column of row ends."""
+"""The image tokenizer of Emu3: the VQ model of transformers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from diagd.files import read_json_object
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
@@ -17,20 +16,20 @@ KIND = "emu3_vqgan"
 
 
 class Emu3Tokenizer(FrameTokenizer):
-    """Images as (height, width + 1) ids: codes, and in the last column the id behind the codes."""
+    """Images one by one."""
 
     batch_size = 1  # a frame of 720 px has 133 million activations at its widest
 
     @property
     def codebook_size(self) -> int:
-        return self.model.config.codebook_size + 1
+        return self.model.config.codebook_size
 
     @property
     def compression(self) -> int:
         return self.model.spatial_scale_factor
 
     def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * self.compression, (width - 1) * self.compression
+        return height * self.compression, width * self.compression
 
     @torch.inference_mode()
     def encode(self, frames: Tensor) -> Tensor:
@@ -38,15 +37,14 @@ class Emu3Tokenizer(FrameTokenizer):
 
     def _encode(self, frames: Tensor) -> Tensor:
         sizes = torch.tensor([frames.shape[1:3]]).expand(len(frames), 2)
-        codes = torch.stack(self.model.encode(normalise(frames), sizes).image_tokens)
-        return functional.pad(codes.long(), (0, 1), value=self.codebook_size - 1)
+        return torch.stack(self.model.encode(normalise(frames), sizes).image_tokens).long()
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         return self.in_batches(self._decode, tokens)
 
     def _decode(self, tokens: Tensor) -> Tensor:
-        return paint((self.model.decode(tokens[..., :-1].long()) + 1) * 127.5, "nearest")
+        return paint((self.model.decode(tokens.long()) + 1) * 127.5, "nearest")
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
         config = {**self.model.config.to_diff_dict(), "kind": KIND}

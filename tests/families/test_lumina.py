@@ -1,0 +1,230 @@
+"""Lumina-mGPT in miniature: Chameleon whose rows end in a token, against Chameleon's class.
+
+Prompts and loop are those of its makers' `inference_solver.py`: the new-line token closes each row,
+and the other context of guidance begins with the image start.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import diagd
+from diagd.backends.native.model import NativeModel
+from diagd.families.chameleon.family import ChameleonPrompts
+from diagd.families.checkpoints import find_model
+from tests import oracles
+from tests.families.test_janus_chameleon import _write_vqgan
+from tests.models.architectures import BOS, FIRST_VISUAL, IMAGE_START, NUM_VISUAL, PAD, architecture
+from tests.models.tiny import random_tokens
+
+HEIGHT, WIDTH, SCALE = 4, 6, 4.0  # codes
+ROW_END, TURN_END, TALL, WIDE = 4, 5, 7, 8
+TEXT = "a red house"
+NAMES = {
+    "<reserved08799>": ROW_END,
+    "<reserved08706>": TURN_END,
+    "<reserved08802>": TALL,
+    "<reserved08803>": WIDE,
+}
+VISUAL = torch.tensor([*range(FIRST_VISUAL, FIRST_VISUAL + NUM_VISUAL), ROW_END])
+WITHOUT = torch.tensor([[IMAGE_START, TALL, WIDE]])
+FIRST = NUM_VISUAL + 1  # our id of theirs is theirs and so much more, or its place in VISUAL
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    freed: Any = deepcopy(architecture("chameleon"))
+    freed.model.vocabulary_mapping.image_tokens = []  # its forward bans no id
+    return freed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Write it as its makers do, with the text tokenizer and Meta's VQ-GAN."""
+    path, model = tmp_path_factory.mktemp("lumina"), architecture("chameleon")
+    model.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    config["vocabulary_map"] |= NAMES
+    config |= {"z_loss_weight": 1e-5, "grid_height": HEIGHT, "grid_width": WIDTH}
+    (path / "config.json").write_text(json.dumps(config))
+    words = {"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START}
+    words |= {**NAMES, "a": 34, "red": 35, "house": 36, "<unk>": 37, "Generate": 9}
+    fast = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", bos_token="<s>", unk_token="<unk>"
+    ).save_pretrained(path)
+    _write_vqgan(path)
+    return path
+
+
+def to_theirs(ids):
+    return torch.where(ids < FIRST, VISUAL[ids.clamp(max=FIRST - 1)], ids - FIRST)
+
+
+def own_image(theirs, prompt, without, scale):
+    """The loop of its makers: a row end after each row, codes elsewhere."""
+    length = prompt.shape[1]
+
+    def allowed(_, sequence):
+        at_end = (len(sequence) - length) % (WIDTH + 1) == WIDTH
+        return [ROW_END] if at_end else VISUAL[:-1].tolist()
+
+    guided = {"guidance_scale": scale, "negative_prompt_ids": without} if scale != 1 else {}
+    made = theirs.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=HEIGHT * (WIDTH + 1),
+        do_sample=False,
+        prefix_allowed_tokens_fn=allowed,
+        **guided,
+    )
+    return made[:, length:].view(-1, HEIGHT, WIDTH + 1)
+
+
+@pytest.mark.proves("Lumina-mGPT", "logits")
+@torch.no_grad()
+def test_logits_are_those_of_the_class(theirs, folder):
+    model = diagd.load_model(folder)
+    tokens = random_tokens(2, 41, vocab_size=model.num_embeddings)
+    expected = theirs(to_theirs(tokens), use_cache=False).logits[..., VISUAL]
+    torch.testing.assert_close(model.logits(tokens), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.proves("Lumina-mGPT", "text")
+def test_prompts_ask_in_a_sentence_and_tell_the_size(folder):
+    """The sentence is one unknown word of this tokenizer, the text another one."""
+    world = diagd.VideoGenerator.from_pretrained(folder)
+    prompts, heard = cast(ChameleonPrompts, world.text), []
+    words = prompts.words
+    prompts.words = Hearing(words, heard)
+    ids = prompts(TEXT)
+    size = f"{16 * WIDTH}x{16 * HEIGHT}"
+    assert heard == [f"Generate an image of {size} according to the following prompt:\n{TEXT}"]
+    said = words(heard[0], add_special_tokens=False).input_ids
+    prompt = [BOS, *said, TURN_END, IMAGE_START, TALL, WIDE]
+    assert to_theirs(ids.prompt).tolist() == [prompt]
+    assert to_theirs(ids.unconditional).tolist() == WITHOUT.tolist()
+
+
+class Hearing:
+    def __init__(self, words, heard):
+        self.words, self.heard, self.bos_token_id = words, heard, words.bos_token_id
+
+    def __call__(self, text, **how):
+        self.heard.append(text)
+        return self.words(text, **how)
+
+
+@pytest.mark.proves("Lumina-mGPT", "native", "guidance", "raster")
+@pytest.mark.parametrize("backend", ["eager", "native"])
+@pytest.mark.parametrize("scale", [SCALE, 1.0])
+def test_raster_order_is_its_own_loop(theirs, folder, backend, scale):
+    world = diagd.VideoGenerator.from_pretrained(folder, backend=backend)
+    assert world.text is not None
+    ids = world.text(TEXT)
+    given = {} if scale == SCALE else {"guidance": scale}
+    sampling = diagd.SamplingOptions()
+    image = world.generate(text=TEXT, strategy="raster", sampling=sampling, **given)
+    prompts = to_theirs(ids.prompt), to_theirs(ids.unconditional)
+    assert torch.equal(to_theirs(image.tokens), own_image(theirs, *prompts, scale))
+    assert len(image.tokens.unique()) > 4
+
+
+@pytest.mark.proves("Lumina-mGPT", "guidance", "diagonals")
+@pytest.mark.parametrize("row_lag", [1, 2])
+def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, folder, row_lag):
+    """Both prompts whole, each in a forward of its own."""
+    world, full = diagd.VideoGenerator.from_pretrained(folder), own_logits(theirs)
+    assert world.text is not None
+    ids = world.text(TEXT)
+    length, other = ids.prompt.shape[1], ids.unconditional.shape[1]
+
+    def logits_fn(tokens, positions, visible):
+        rest = positions >= length
+        seen = torch.ones(other + int(rest.sum()), other + int(rest.sum())).tril().bool()
+        seen[other:, other:] = visible[rest][:, rest]
+        without = torch.cat([ids.unconditional, tokens[:, rest]], 1)
+        places = torch.cat([torch.arange(other), positions[rest] + other - length])
+        null = full(without, places, seen)[:, other - 1 :]
+        logits = full(tokens, positions, visible)
+        logits[:, length - 1 :] = null + SCALE * (logits[:, length - 1 :] - null)
+        return logits
+
+    def choose(logits, _frame, _row, column):
+        is_end = column == WIDTH
+        return logits[:, :NUM_VISUAL].argmax(-1) * (not is_end) + NUM_VISUAL * is_end
+
+    reference = oracles.ReferenceStream(
+        logits_fn,
+        ids.prompt,
+        HEIGHT,
+        WIDTH + 1,
+        sample_fn=choose,
+        row_ends=[NUM_VISUAL] * HEIGHT,
+    )
+    grid = diagd.TokenGrid(1, HEIGHT, WIDTH + 1)
+    expected = reference.decode(1, row_lag, diagd.DiagonalSchedule(grid, row_lag).num_steps)
+    image = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=diagd.SamplingOptions())
+    assert torch.equal(image.tokens, expected[0])
+
+
+def own_logits(theirs):
+    @torch.no_grad()
+    def logits_fn(tokens, positions, visible):
+        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        states = theirs.model(
+            to_theirs(tokens),
+            position_ids=positions.expand(len(tokens), -1),
+            attention_mask=bias.expand(len(tokens), 1, -1, -1),
+            use_cache=False,
+        ).last_hidden_state
+        return theirs.lm_head(states)[..., VISUAL]
+
+    return logits_fn
+
+
+@pytest.mark.proves("Lumina-mGPT", "int8")
+@torch.no_grad()
+def test_int8_keeps_close_to_float32(folder):
+    model = diagd.load_model(folder)
+    tokens, slots = random_tokens(2, 9, vocab_size=model.num_embeddings), torch.arange(9)
+    native = NativeModel(model, "int8")
+    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(2, 10))
+    expected = model.logits(tokens)
+    assert (fed - expected).std() < 0.1 * expected.std()
+
+
+@pytest.mark.proves("Lumina-mGPT", "pixels")
+def test_pixels_are_those_of_the_codes_and_a_converted_folder_makes_them(folder, command, tmp_path):
+    """Without row ends it is Chameleon's tokenizer, which has a test of its own."""
+    world = diagd.VideoGenerator.from_pretrained(folder)
+    image = world.generate(text=TEXT, seed=3)
+    assert image.tokens.shape == (1, HEIGHT, WIDTH + 1)
+    assert set(image.tokens[..., -1].flatten().tolist()) == {NUM_VISUAL}
+    plain: Any = world.tokenizer
+    assert torch.equal(image.frames, plain.tokenizer.decode(image.tokens[..., :-1]))
+    assert image.frames.shape == (1, 2 * HEIGHT, 2 * WIDTH, 3)
+    frames = image.frames
+    assert torch.equal(plain.encode(frames)[..., :-1], plain.tokenizer.encode(frames))
+    assert command("convert", folder, tmp_path / "ours").code == 0
+    again = diagd.VideoGenerator.from_pretrained(tmp_path / "ours").generate(text=TEXT, seed=3)
+    assert torch.equal(again.frames, frames)
+
+
+def test_sizes_are_even(folder, tmp_path):
+    side = json.loads((folder / "config.json").read_text())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(side | {"grid_width": 5}))
+    with pytest.raises(ValueError, match="grid_height and grid_width must be even, got 4 and 5"):
+        find_model(folder, config)
+    del side["grid_height"], side["grid_width"]
+    config.write_text(json.dumps(side))
+    found = find_model(folder, config).config
+    assert (found.grid_height, found.grid_width) == (48, 49)
