@@ -130,6 +130,7 @@ def test_seconds_leave_captures_out(monkeypatch, gpus):
     assert stats.seconds < -1000 * gpus.num_captures + 100
 
 
+@pytest.mark.slow
 def test_a_shorter_stream_takes_over_and_a_longer_one_does_not(gpus):
     model = prepare_for(tiny(max_positions=1200), "cuda")
     captured = []

@@ -12,7 +12,8 @@ from tests.benchmark.test_disturbance import QUIET
 from tests.worlds import write_shard
 
 
-def test_an_entry_and_a_machine_come_into_the_tables(tmp_path):
+def test_an_entry_and_a_machine_come_into_the_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaderboard, "THREADS", 1)  # as all tests have
     clips = read_shards(leaderboard.ENTRIES / "tokens")
     write_shard(
         tmp_path / "tokens",

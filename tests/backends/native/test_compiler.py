@@ -168,6 +168,7 @@ def test_kernels_for_matrix_units_pass_their_test_where_those_are_software(folde
     assert b"emulated" in library.find_or_make().read_bytes()
 
 
+@pytest.mark.slow
 def test_the_fastest_candidate_is_kept(folder, whole_build, tmp_path, monkeypatch):
     """Of a slow prebuilt variant, and of what the compiler makes that stands for Zig's."""
     slow = tmp_path / "slow.so"
