@@ -118,6 +118,7 @@ class Clips:
                 sampling=sampling,
                 seed=self.seed + start,
                 grid=grid,
+                max_slots=world.max_slots,
             )
             parts.append(out.tokens)
         return torch.cat(parts)

@@ -122,6 +122,7 @@ class PromptWorker:
     def read(self, path: Path | None = None) -> Prompt:
         """Read a prompt, by default the world's own, with one coming action for each frame."""
         folder, codec = WorldSource(self.options.model).folder, self.world.vocabulary
+        is_own = path is None
         if path is None and self.world.defaults.context_frames:
             path = folder / "prompt.mp4"
         prompt = self.world.read_prompt(
@@ -129,6 +130,7 @@ class PromptWorker:
             context_frames=self.options.context_frames,
             num_frames=self.num_frames,
         )
+        likeness = [] if is_own else self.world.likeness_notes(prompt.frames[-1])
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
             walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
@@ -137,7 +139,8 @@ class PromptWorker:
             actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
             self._one_a_frame(actions)
-        return replace(prompt, coming_actions=actions, notes=[*prompt.notes, *self._notes])
+        notes = [*prompt.notes, *likeness, *self._notes]
+        return replace(prompt, coming_actions=actions, notes=notes)
 
     def generate(
         self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int

@@ -41,7 +41,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     """Load the model and its scenes, warm it up, and return the server, not yet running."""
     device = device_of(options.device)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
-    world.remembers = options.remember
+    world.remembers = options.remember or world.remembers
     if world.vocabulary is None:
         raise ValueError(
             f"{options.model} takes no actions, so there is nothing to play: "
@@ -53,7 +53,7 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     top_p = 1.0 if defaults.top_p is None else defaults.top_p
     controls = Controls(strategy, defaults.temperature, top_p)
     controls.check(world)
-    max_context = (options.remember or world.config.frames_held) - 1  # one frame is to come
+    max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = options.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
     warm_up(world, scenes[0], controls)

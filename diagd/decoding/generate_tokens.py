@@ -290,6 +290,7 @@ def generate_tokens(
     seed: int | list[int] = 0,
     *,
     context: Tensor | None = None,
+    max_slots: int | None = None,
     keep_frames: int | None = None,
     rule: Rule = raster_rule,
 ) -> GeneratedTokens:
@@ -309,7 +310,8 @@ def generate_tokens(
         sampling: how tokens are drawn (see `SamplingOptions`); greedy by default.
         seed: 64 bits: one number (batch row b uses seed + b) or one for each row.
         context: (1 or B, M, size) cross-attention input for models that have one.
-        keep_frames: frames that are read again when the context is full (see `DecodingEngine`).
+        max_slots, keep_frames: what the context holds, and what of it is read again when it is full
+            (see `DecodingEngine`).
         rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
 
     Raises:
@@ -325,13 +327,14 @@ def generate_tokens(
     if grid is None:
         raise ValueError(f"strategy {strategy} needs grid, the frames to generate")
     num_actions = actions.shape[-1] if actions is not None and actions.ndim else 0
+    num_slots = prompt.shape[1] + grid.num_frames * (num_actions + grid.tokens_per_frame)
     engine = DecodingEngine(
         model,
         grid.height,
         grid.width,
         num_action_tokens=num_actions,
         batch_size=prompt.shape[0],
-        max_slots=prompt.shape[1] + grid.num_frames * (num_actions + grid.tokens_per_frame),
+        max_slots=num_slots if max_slots is None else min(num_slots, max_slots),
         keep_frames=keep_frames,
         sampling=sampling,
         seed=seed,

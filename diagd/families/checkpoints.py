@@ -326,7 +326,8 @@ def _own_defaults(found: Checkpoint) -> GenerationDefaults:
         raise ValueError(f"{path}: no generation defaults: {error}") from None
     if not found.config.num_action_tokens:  # a grid may be several frames
         return defaults
-    max_context = max(1, found.config.frames_held - 1)  # one frame is to come
+    held = min(found.config.frames_held, defaults.remember or found.config.frames_held)
+    max_context = max(1, held - 1)  # one frame is to come
     return replace(defaults, context_frames=min(defaults.context_frames, max_context))
 
 

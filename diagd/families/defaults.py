@@ -9,7 +9,7 @@ from diagd.decoding.strategies.table import Diagonal, parse_strategy
 from diagd.models.config import ModelConfig
 
 _MIN = {"context_frames": 0, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}
-_MIN |= {"guidance": 0}
+_MIN |= {"guidance": 0, "remember": 2}
 _MAX, _MAX_FPS = 2**28, 1000
 
 
@@ -27,6 +27,7 @@ class GenerationDefaults:
     top_k: int | None = None
     top_p: float | None = 0.9
     exclusive_top_p: bool = False
+    remember: int | None = None  # frames that the model sees at most; None: all that it holds
     keep_frames: int | None = None  # read again when the context is full; None: as in `Stream`
     guidance: float = 1.0  # scale of classifier-free guidance; 1 is none
     first_id: int = 0  # lowest visual id at the first place of a frame

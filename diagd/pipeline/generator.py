@@ -21,7 +21,7 @@ from diagd.data.actions import (
     idle_action,
     parse_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, encode_video, save_frames
+from diagd.data.video import IMAGE_SUFFIXES, encode_video, read_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -31,6 +31,7 @@ from diagd.decoding.strategies.table import as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.family import TextIds, TextPrompts
+from diagd.metrics.psnr import psnr
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
 from diagd.pipeline.prompts import (
@@ -84,6 +85,10 @@ class GeneratedVideo:
         )
 
 
+# Starts of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
+FOREIGN_DB = 8
+
+
 @dataclass(eq=False, repr=False)
 class VideoGenerator:
     """A world model with its tokenizer and its actions: pixels in, pixels out.
@@ -96,7 +101,8 @@ class VideoGenerator:
         defaults: how its makers use it, where nothing else is asked for.
         source: where it was read from, if it was; only such a world can be saved.
         dtype, backend: names under which the model's numbers, and what runs it, are shown.
-        remembers: frames that a stream sees, fewer than the model could; None is all it can.
+        remembers: frames that the model sees at most, by default as its defaults say; None is all
+            that it holds.
         text: turns texts into prompts, of a model that makes an image from each; else None.
     """
 
@@ -115,6 +121,7 @@ class VideoGenerator:
         self.height, self.width = self.config.grid_height, self.config.grid_width
         self.frame_size_px = self.tokenizer.frame_size_px(self.height, self.width)
         self.valid_range = visual_ranges(self.defaults, self.config)
+        self.remembers = self.remembers or self.defaults.remember
 
     @classmethod
     def from_pretrained(
@@ -288,7 +295,8 @@ class VideoGenerator:
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
             context=states,
-            keep_frames=self.defaults.keep_frames,
+            max_slots=self.max_slots,
+            keep_frames=self._keep_frames,
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
@@ -379,11 +387,6 @@ class VideoGenerator:
             raise ValueError("this model makes images from texts, not a stream: call generate")
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
         num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
-        max_slots, keep_frames = None, self.defaults.keep_frames
-        if self.remembers is not None:
-            frame = self.height * self.width + num_actions
-            max_slots = self.config.prefix_length + self.remembers * frame - num_actions
-            keep_frames = keep_frames and min(keep_frames, self.remembers - 1)
         engine = DecodingEngine(
             self._guided(None),
             self.height,
@@ -392,11 +395,25 @@ class VideoGenerator:
             batch_size=len(prompts),
             sampling=self.sampling(sampling),
             seed=seed,
-            max_slots=max_slots,
-            keep_frames=keep_frames,
+            max_slots=self.max_slots,
+            keep_frames=self._keep_frames,
         )
         engine.prefill(tokens, len(contexts[0]))
         return engine
+
+    @property
+    def max_slots(self) -> int:
+        """The tokens that the model sees at most: of so many frames, with actions between them."""
+        held, num_actions = self.config.max_positions, self.config.num_action_tokens
+        if self.remembers is None:
+            return held
+        taken = self.remembers * (self.height * self.width + num_actions) - num_actions
+        return min(held, self.config.prefix_length + taken)
+
+    @property
+    def _keep_frames(self) -> int | None:
+        keep_frames = self.defaults.keep_frames
+        return keep_frames and min(keep_frames, (self.remembers or keep_frames + 1) - 1)
 
     def _guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
         """Return the model, steered away from images of nothing where there is guidance."""
@@ -493,6 +510,28 @@ class VideoGenerator:
                 where = Path(clip).name if isinstance(clip, str | Path) else "the prompt"
                 notes.append(f"{where} comes without actions: {idle!r} stands between its frames")
         return replace(prompt, frames=frames, context_actions=between)
+
+    def likeness_notes(self, frame: Tensor) -> list[str]:
+        """Return a line if a frame looks like nothing that the world has learned, else none.
+
+        That shows in how little of it its tokens keep, beside its own prompt; the model's likelihood
+        does not show it (docs/log.md).
+
+        Args:
+            frame: (H_px, W_px, 3) uint8 RGB of `frame_size_px`.
+        """
+        own = self.source.folder / "prompt.mp4" if self.source else None
+        if own is None or not own.is_file() or self.tokenizer.temporal_compression > 1:
+            return []
+        usual = self.tokenizer.fit_frames(read_video(own, last=1).frames, *self.frame_size_px)
+        both = torch.cat([frame[None].cpu(), usual])
+        kept = psnr(self.tokenizer.decode(self.tokenizer.encode(both)), both).tolist()
+        if kept[0] > kept[1] - FOREIGN_DB:
+            return []
+        return [
+            "the world has learned nothing that looks like this picture, which may dissolve soon "
+            f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
+        ]
 
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None

@@ -147,3 +147,32 @@ def test_seeds_differ_between_clips_and_follow_the_base_seed():
     assert seed_of("clip_1", 5) == seed_of("clip_1", 0) + 5
     assert len({seed_of(f"clip_{n}", 0) for n in range(100)}) == 100
     assert all(0 <= seed_of(f"clip_{n}", 2**30) < 2**31 for n in range(100))
+
+
+def corridor(height, width):
+    """Draw walls that meet in the middle, a floor and a sky: (height, width, 3) uint8."""
+    rows = torch.linspace(-1, 1, height)[:, None].expand(height, width)
+    columns = torch.linspace(-1, 1, width).expand(height, width)
+    frame = torch.empty(height, width, 3)
+    frame[:] = torch.tensor([120.0, 90.0, 60.0]) * (0.4 + 0.6 * columns.abs()[..., None])
+    frame[rows > columns.abs()] = torch.tensor([70.0, 110.0, 70.0])
+    frame[rows < -columns.abs()] = torch.tensor([120.0, 170.0, 230.0])
+    return frame.byte()
+
+
+def test_a_picture_unlike_all_that_the_world_learned_is_noted(command, tmp_path):
+    world = diagd.VideoGenerator.from_pretrained("doom")
+    scenes = sorted((model_path("doom") / "scenes").glob("*.mp4"))
+    for scene in scenes:
+        assert not world.likeness_notes(read_video(scene, last=1).frames[0]), scene.name
+    assert len(scenes) > 3
+    height, width = world.frame_size_px
+    noise = torch.randint(0, 256, (height, width, 3), generator=torch.Generator().manual_seed(0))
+    for foreign in (corridor(height, width), noise.byte()):
+        (note,) = world.likeness_notes(foreign)
+        assert "learned nothing that looks like this picture" in note
+    write_image(tmp_path / "corridor.png", corridor(height, width))
+    flags = "--prompt", tmp_path / "corridor.png", "--frames", 1, "--output", tmp_path / "a.mp4"
+    outcome = command("generate", *flags, "--json")
+    assert outcome.code == 0, outcome.err
+    assert note[:60] in " ".join(outcome.document["notes"])

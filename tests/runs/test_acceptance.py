@@ -10,7 +10,7 @@ from PIL import Image
 
 from diagd.data.actions import ActionVocabulary
 from diagd.files import read_json_lines
-from runs import acceptance
+from runs import acceptance, acceptance_table
 from tests.evaluation.lines import write_clips
 from tests.worlds import NAMES
 
@@ -88,3 +88,10 @@ def test_all_is_measured_once(world, tmp_path, monkeypatch):
     acceptance.main(options)
     assert len(asked) == 2
     assert len(read_json_lines(path)) == 3
+
+
+def test_clips_that_stand_still_are_left_out():
+    copies, dreams = [[69.0] * 9, [20.0] * 9, [21.0] * 9], [[30.0] * 9, [23.0] * 9, [24.0] * 9]
+    row = {"copy_psnr": copies, "psnr": {"k=1": dreams}}
+    assert acceptance_table.above_copy(row, "k=1", 8) == "+3.00 [+3.00, +3.00]"
+    assert acceptance_table.CELLS["clips that move"](row) == "2 of 3"

@@ -106,6 +106,7 @@ class Play(NamedTuple):
     prompts: Sequence[tuple[Tensor, int]]  # (P,) int64 tokens, and frames that they end with
     actions: Tensor  # (A, n) int64, the tokens of each action
     orders: Sequence[Order]  # of one frame
+    max_slots: int  # tokens that the model sees at most
     ranges: ValidRanges
     top_k: int
     exclusive_top_p: bool
@@ -134,7 +135,7 @@ def pack_world(model: Transformer, tokenizer: VQTokenizer, play: Play) -> bytes:
         action_tokens=play.actions.shape[1],
         height=config.grid_height,
         width=config.grid_width,
-        max_slots=config.max_positions,
+        max_slots=play.max_slots,
         top_k=play.top_k,
         exclusive_top_p=play.exclusive_top_p,
         ops=len(ops),

@@ -93,13 +93,14 @@ def create_app(
         return Response(packed[f"world/{name}"], media_type=mimetypes.guess_type(name)[0])
 
     @app.post("/sessions/{name}/start")
-    async def start(name: str, request: Request, seed: int = 0) -> dict[str, int]:
+    async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
         async with _upload(scheduler, name, request, MAX_UPLOAD_BYTES) as (player, data):
             async with decoders:
                 frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
+            notes = await asyncio.to_thread(scheduler.world.likeness_notes, frames[-1])
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
-        return {"frames": len(frames)}
+        return {"frames": len(frames), "notes": notes}
 
     @app.post("/sessions/{name}/replay")
     async def replay(name: str, request: Request) -> dict[str, int]:

@@ -159,7 +159,7 @@ def test_an_upload_becomes_the_start(name, frames, page, tmp_path, own):
     else:
         write_image(tmp_path / name, clip[0])
     answer = httpx.post(f"{own}/start?seed=5", content=(tmp_path / name).read_bytes())
-    assert answer.json() == {"frames": frames}
+    assert answer.json() == {"frames": frames, "notes": []}
     while not ((header := page.frame()[0]).get("begun") and header["seed"] == 5):
         pass
     assert page.frames(1)[0]["length"] == 1

@@ -50,9 +50,9 @@ export class Connection {
     return { name, blob: await (await this.#request(path)).blob() };
   }
 
-  /** Begin in a picture of one's own. */
-  start(file, seed) {
-    return this.#request(`start?seed=${seed}`, { method: "POST", body: file });
+  /** Begin in a picture of one's own; what there is to say of it. */
+  async start(file, seed) {
+    return (await (await this.#request(`start?seed=${seed}`, { method: "POST", body: file })).json()).notes;
   }
 
   /** Begin a saved dream; how many frames it has. */

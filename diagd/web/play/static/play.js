@@ -313,11 +313,12 @@ async function upload(file) {
   if (!file) return;
   if (file.size > about.max_upload_bytes) return toast(`That did not work: a file may have ${about.max_upload_bytes / 2 ** 20} MB, not more.`, true);
   toast("Looking at the picture");
-  if (!await attempt(() => connection.start(file, newSeed()))) return;
+  const notes = await attempt(() => connection.start(file, newSeed()));
+  if (!notes) return;
   state.scene = null;
   showScene();
   setPaused(false);
-  toast("The dream begins in your picture.");
+  toast(["The dream begins in your picture", ...notes].join("; ") + ".");
 }
 
 async function load(file) {
