@@ -37,6 +37,7 @@ class Options:
     scenes: tuple[str, ...] = ()  # where play may start beside it: NAME=CLIP:FRAME
     walk: str = "forward*6,left*4,forward*6"  # actions that generate takes by default
     top_p: float | None = None  # how it is sampled by default, if not as the trained world
+    remember: int | None = None  # frames that it sees by default, if not all that it holds
 
 
 def main(options: Options) -> None:
@@ -47,9 +48,10 @@ def main(options: Options) -> None:
         starts[options.out / SCENES_FOLDER / f"{name}.mp4"] = place
     copy_parts(options.world, options.out)
     save_model(load_model(options.world, dtype=torch.bfloat16), options.out)
-    if options.top_p is not None:
-        found = find_model(str(options.out))
-        write_defaults(options.out, replace(found.family.defaults(found), top_p=options.top_p))
+    found = find_model(str(options.out))
+    given = {"top_p": options.top_p, "remember": options.remember}
+    changed = {name: value for name, value in given.items() if value is not None}
+    write_defaults(options.out, replace(found.family.defaults(found), **changed))
     vocabulary = ActionVocabulary.load(options.out / ACTIONS_FILE)
     write_actions(options.out / WALK, parse_actions(options.walk, vocabulary))
     shutil.rmtree(options.out / SCENES_FOLDER, ignore_errors=True)

@@ -30,7 +30,7 @@ python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/
   --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
   worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \
   green-hall=clip_1000005:30 machines=clip_1000009:0 \
-  --top-p 0.98 --walk "attack*3,left*3,forward*5,attack+left*2,attack*3"
+  --top-p 0.98 --remember 5 --walk "attack*3,left*3,forward*5,attack+left*2,attack*3"
 python -m runs.acceptance --data "$work"
 python -m runs.acceptance --data "$work" --models maze=maze --scenarios maze
 cp work/acceptance/acceptance.md work/acceptance/*.webp docs/results/world/

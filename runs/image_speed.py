@@ -10,7 +10,9 @@ reads pictures and what makes pixels are left out. runs/image_speed.sh times Lla
 import statistics
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,8 @@ class Options:
     out: Path = Path("image_speed.json")
     model: str = "janus-pro-1b"  # preset
     strategies: tuple[str, ...] = ("raster", "k=1", "k=2")
-    dtypes: tuple[str, ...] = ("float32", "int8")  # of our decoder; transformers': float32
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8")  # of our decoder
+    their_dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of transformers
     repeats: int = 2  # timed images of each; transformers' loop is timed once
     threads: int = 2
 
@@ -94,7 +97,7 @@ def janus_of(config: ModelConfig) -> JanusForConditionalGeneration:
     return model
 
 
-def loop_of_transformers(model: JanusForConditionalGeneration, prompt: Tensor) -> Tensor:
+def loop_of_transformers(model: Any, prompt: Tensor) -> Tensor:
     """Generate an image as transformers does, greedily."""
     return model.generate(
         prompt,
@@ -120,9 +123,10 @@ def main(options: Options) -> None:
     assert JANUS.released is not None
     config, weights = JANUS.released.convert(source)
     prompt, unconditional = given + config.vocab_size, idle + config.vocab_size
-    work: list[tuple[str, str, str, int, Callable[[], Tensor]]] = [
-        (THEIRS, "float32", "", grid.num_tokens, lambda: loop_of_transformers(theirs, given))
-    ]
+    work: list[tuple[str, str, str, int, Callable[[], Tensor]]] = []
+    for dtype in options.their_dtypes:
+        one = theirs if dtype == "float32" else deepcopy(theirs).to(getattr(torch, dtype))
+        work.append((THEIRS, dtype, "", grid.num_tokens, partial(loop_of_transformers, one, given)))
 
     def ours(model: Any, strategy: str) -> Tensor:
         guided = GuidedModel(model, unconditional, prompt.shape[1], SCALE)
@@ -134,12 +138,13 @@ def main(options: Options) -> None:
     for dtype in options.dtypes:
         with torch.device("meta"):
             model = Transformer(config)
-        model.load_state_dict(weights, assign=True)
+        kept = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+        own = {name: tensor.to(kept) for name, tensor in weights.items()}
+        model.load_state_dict(own, assign=True)
         prepared, backend = prepare(model.eval(), "auto", dtype == "int8")
         for name in options.strategies:
             steps = parse_strategy(name).schedule(grid).num_steps
-            run = lambda prepared=prepared, name=name: ours(prepared, name)  # noqa: E731
-            work.append((f"diagd, {name}", dtype, backend, steps, run))
+            work.append((f"diagd, {name}", dtype, backend, steps, partial(ours, prepared, name)))
     times: dict[int, list[float]] = {n: [] for n in range(len(work))}
     images = dict[int, Tensor]()
     with progress("images", len(work) * options.repeats) as job:

@@ -11,6 +11,7 @@ import torch
 
 import diagd
 from diagd.data.video import read_video, write_image
+from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.tokenizers.vq import VQTokenizer
 from tests.worlds import (
@@ -154,8 +155,9 @@ def test_a_world_that_remembers_less_dreams_as_one_that_holds_less(world, contex
     short = Path(shutil.copytree(world, tmp_path / "short"))
     config = json.loads((world / "config.json").read_text())
     (short / "config.json").write_text(json.dumps(config | {"max_positions": 3 * 16 - 1}))
-    forgetful = diagd.VideoGenerator.from_pretrained(world)
-    forgetful.remembers = 3
+    copy = shutil.copytree(world, tmp_path / "forgetful")
+    write_defaults(copy, GenerationDefaults(remember=3))
+    forgetful = diagd.VideoGenerator.from_pretrained(copy)
     held = diagd.VideoGenerator.from_pretrained(short)
     whole = diagd.VideoGenerator.from_pretrained(world)
     found, expected, other = (
@@ -164,6 +166,10 @@ def test_a_world_that_remembers_less_dreams_as_one_that_holds_less(world, contex
     )
     assert torch.equal(found, expected)
     assert not torch.equal(found, other)
+    both = (one.generate(context[-2:], "left*7", seed=5) for one in (forgetful, held))
+    assert torch.equal(*(video.tokens for video in both))
+    with pytest.raises(ValueError, match="remember must be 2 to"):
+        GenerationDefaults(remember=1)
 
 
 def test_a_stream_takes_a_string_of_actions(generator, context):

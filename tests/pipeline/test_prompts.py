@@ -8,6 +8,7 @@ from PIL import Image
 import diagd
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, resize, save_frames, write_image, write_video
+from diagd.families.checkpoints import model_path
 from diagd.pipeline.prompts import as_frames, is_batch, seed_of
 from tests.worlds import HEIGHT_PX, PROMPT_ACTIONS, WIDTH_PX, smooth_frames, write_world
 

@@ -1,11 +1,14 @@
 """The world in the browser alone, in the system's Chromium: what it draws is what Python draws."""
 
 import json
+import shutil
 
 import pytest
 
 from diagd.backends.names import DTypeChoice
 from diagd.decoding.strategies.table import parse_strategy
+from diagd.families.checkpoints import write_defaults
+from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 from diagd.web.play.session import Controls, Session, SessionStart, checksum_of
 from diagd.web.play.welcome import start_scenes
@@ -86,6 +89,21 @@ def test_every_frame_is_that_of_python_with_two_threads(visit, site, world):
     assert len({frame[0] for frame in dream["frames"]}) > 1
     assert len({frame[1] for frame in dream["frames"]}) > 1
     assert [frame[4] for frame in dream["frames"]] == list(checksums(world, dream))
+
+
+def test_a_world_that_remembers_less_is_the_same_here_and_in_python(visit, world, tmp_path):
+    from runs.browser import hosted  # which needs playwright
+
+    short = shutil.copytree(world, tmp_path / "short")
+    write_defaults(short, GenerationDefaults(remember=3))
+    with hosted(str(short)) as address:
+        page = visit(address)
+        wait_for(page, 8)
+        expect(page.locator("#context")).to_contain_text("remembers 3 of at most 3")
+        dream = dream_of(page)
+        found = [frame[4] for frame in dream["frames"]]
+        assert found == list(checksums(short, dream))
+        assert found != list(checksums(world, dream))
 
 
 def test_a_link_plays_a_dream_again(visit, site):
