@@ -36,7 +36,7 @@ from diagd.flags import output_file
 from diagd.metrics.psnr import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
-from diagd.pipeline.prompts import Prompt, read_text, seed_of
+from diagd.pipeline.prompts import Prompt, likeness_notes, read_text, seed_of
 from diagd.pipeline.world_folder import WorldSource
 from diagd.system import fingerprint, only_writer, provenance, refuse_other_run
 from diagd.workers import do_tasks
@@ -130,7 +130,9 @@ class PromptWorker:
             context_frames=self.options.context_frames,
             num_frames=self.num_frames,
         )
-        likeness = [] if is_own else self.world.likeness_notes(prompt.frames[-1])
+        likeness = list[str]()
+        if not is_own:
+            likeness = likeness_notes(self.world.tokenizer, folder, prompt.frames[-1])
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
             walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"

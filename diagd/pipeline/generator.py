@@ -21,7 +21,7 @@ from diagd.data.actions import (
     idle_action,
     parse_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, encode_video, read_video, save_frames
+from diagd.data.video import IMAGE_SUFFIXES, encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -31,7 +31,6 @@ from diagd.decoding.strategies.table import as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.family import TextIds, TextPrompts
-from diagd.metrics.psnr import psnr
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
 from diagd.pipeline.prompts import (
@@ -83,10 +82,6 @@ class GeneratedVideo:
             f'<video width="{2 * self.frames.shape[2]}" controls autoplay loop muted '
             f'src="data:video/mp4;base64,{data}"></video>'
         )
-
-
-# Starts of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
-FOREIGN_DB = 8
 
 
 @dataclass(eq=False, repr=False)
@@ -510,28 +505,6 @@ class VideoGenerator:
                 where = Path(clip).name if isinstance(clip, str | Path) else "the prompt"
                 notes.append(f"{where} comes without actions: {idle!r} stands between its frames")
         return replace(prompt, frames=frames, context_actions=between)
-
-    def likeness_notes(self, frame: Tensor) -> list[str]:
-        """Return a line if a frame looks like nothing that the world has learned, else none.
-
-        That shows in how little of it its tokens keep, beside its own prompt; the model's likelihood
-        does not show it (docs/log.md).
-
-        Args:
-            frame: (H_px, W_px, 3) uint8 RGB of `frame_size_px`.
-        """
-        own = self.source.folder / "prompt.mp4" if self.source else None
-        if own is None or not own.is_file() or self.tokenizer.temporal_compression > 1:
-            return []
-        usual = self.tokenizer.fit_frames(read_video(own, last=1).frames, *self.frame_size_px)
-        both = torch.cat([frame[None].cpu(), usual])
-        kept = psnr(self.tokenizer.decode(self.tokenizer.encode(both)), both).tolist()
-        if kept[0] > kept[1] - FOREIGN_DB:
-            return []
-        return [
-            "the world has learned nothing that looks like this picture, which may dissolve soon "
-            f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
-        ]
 
     def prompt(
         self, frames: Tensor, context_actions: Sequence[str] | None

@@ -14,7 +14,9 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
 from diagd.families.clip_files import ClipFile
+from diagd.metrics.psnr import psnr
 from diagd.tokenizers.text import encode_text, read_embedding
+from diagd.tokenizers.vq import VideoTokenizer
 
 
 class Image(Protocol):
@@ -85,6 +87,34 @@ def read_clip(
     fps = float(video.fps) if len(video.frames) > 1 else model_fps
     between = actions and actions[len(actions) - count + 1 :]
     return Prompt(video.frames[-count:], between, [], fps, notes)
+
+
+# Starts of the bundled world lie 0 to 6 dB below its prompt, drawings and noise 10 to 20.
+FOREIGN_DB = 8
+
+
+def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> list[str]:
+    """Return a line if a frame looks like nothing that a world has learned, else none.
+
+    Its tokens keep less of such a frame than of the world's own prompt; the model's likelihood does
+    not show it (docs/log.md).
+
+    Args:
+        folder: the world's.
+        frame: (H_px, W_px, 3) uint8 RGB, of the world's size.
+    """
+    own = folder / "prompt.mp4"
+    if not own.is_file() or tokenizer.temporal_compression > 1:
+        return []
+    usual = tokenizer.fit_frames(read_video(own, last=1).frames, *frame.shape[:2])
+    both = torch.cat([frame[None].cpu(), usual])
+    kept = psnr(tokenizer.decode(tokenizer.encode(both)), both).tolist()
+    if kept[0] > kept[1] - FOREIGN_DB:
+        return []
+    return [
+        "the world has learned nothing that looks like this picture, which may dissolve soon "
+        f"(its tokens keep {kept[0]:.0f} dB of it, {kept[1]:.0f} dB of its own prompt)"
+    ]
 
 
 def read_text(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diagd.data.video import resize
 from diagd.decoding.strategies.table import Exact
+from diagd.pipeline.prompts import likeness_notes
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
 from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4
@@ -97,7 +98,10 @@ def create_app(
         async with _upload(scheduler, name, request, MAX_UPLOAD_BYTES) as (player, data):
             async with decoders:
                 frames = await decode_upload(data, context_frames, *scheduler.world.frame_size_px)
-            notes = await asyncio.to_thread(scheduler.world.likeness_notes, frames[-1])
+            notes, world = list[str](), scheduler.world
+            if world.source:
+                seen = world.tokenizer, world.source.folder, frames[-1]
+                notes = await asyncio.to_thread(likeness_notes, *seen)
             actions = (player.keys.idle,) * (len(frames) - 1)  # a clip has none of its own
             scheduler.begin(player, SessionLog(SessionStart(frames, actions, seed)))
         return {"frames": len(frames), "notes": notes}
