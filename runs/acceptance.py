@@ -4,15 +4,15 @@
     python -m runs.acceptance --data work/doom --models maze=maze --scenarios maze
 
 For every scenario (a folder `heldout_SCENARIO` of clips with actions) and every model: how much
-closer to the truth dreams are than a copy of the last given frame, whether left and right turn the
-view, what `k=1` costs, whether a longer context pays, whether dreams drift, and whether a place is
-the same after a turn away and back. A model that lacks an action takes the nearest one that it
-knows. Raster dreams are decoded exactly, the same tokens in fewer steps, and end after eight
-frames. Each call measures what is missing, or was measured with other weights or options, and ends
-with the table of all that was measured under its options, the newest row of each model and
-scenario, and with the pictures of a model's scenarios below each other, in the order of their
-names. `acceptance.jsonl` holds the numbers by clip. docs/results/world keeps the table and the
-stacked pictures.
+closer to the truth dreams are than a copy of the last given frame where the picture moves, whether
+left and right turn the view, what `k=1` costs, whether a longer context pays, whether dreams drift,
+and whether a place is the same after a turn away and back. A model that lacks an action takes the
+nearest one that it knows. Raster dreams are decoded exactly, the same tokens in fewer steps, and
+end after eight frames. Each call measures what is missing, or was measured with other weights or
+options, and ends with the table of all that was measured under its options, the newest row of each
+model and scenario, and with the pictures of a model's scenarios below each other, in the order of
+their names. `acceptance.jsonl` holds the numbers by clip. docs/results/world keeps the table and
+the stacked pictures.
 """
 
 from collections.abc import Iterable
@@ -118,7 +118,7 @@ class Clips:
                 sampling=sampling,
                 seed=self.seed + start,
                 grid=grid,
-                max_slots=world.max_slots,
+                max_slots=world.window(count)[0],
             )
             parts.append(out.tokens)
         return torch.cat(parts)

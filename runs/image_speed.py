@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import tyro
 from torch import Tensor
-from transformers import JanusConfig, JanusForConditionalGeneration, LlamaConfig
+from transformers import JanusConfig, JanusForConditionalGeneration
 
 from diagd.backends.devices import device_of
 from diagd.backends.prepare import prepare
@@ -34,6 +34,7 @@ from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
+from diagd.models.huggingface import llama_config
 from diagd.models.transformer import Transformer
 from diagd.system import provenance
 
@@ -57,18 +58,6 @@ class Options:
 
 def janus_of(config: ModelConfig) -> JanusForConditionalGeneration:
     """Draw a Janus of transformers, with the least that it accepts of what is not timed."""
-    text = LlamaConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        vocab_size=config.extra_embeddings,
-        max_position_embeddings=config.max_positions,
-        rms_norm_eps=config.norm_eps,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=None,
-    )
     side = {
         "image_size": 16 * config.grid_height,
         "patch_size": 16,
@@ -85,7 +74,7 @@ def janus_of(config: ModelConfig) -> JanusForConditionalGeneration:
     }
     vision = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "depth": 2}
     whole = JanusConfig(
-        text_config=text,
+        text_config=llama_config(replace(config, vocab_size=config.extra_embeddings)),
         vision_config={**vision, **side, "projection_dim": config.hidden_size},
         vq_config=pixels,
         tie_word_embeddings=False,

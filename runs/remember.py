@@ -35,8 +35,8 @@ class Options:
     data: Path  # folder with heldout_SCENARIO
     out: Path = Path("remember.json")
     model: str = "doom"
-    remember: tuple[int, ...] = (8, 6, 5)
-    num_clips: int = 16
+    remember: tuple[int, ...] = (8, 5)
+    num_clips: int = 10  # of each scenario
     frames: int = 64  # of a clip, four given ones included
     dtype: DTypeName = "int8"  # of the weights
 

@@ -32,7 +32,8 @@ RULES = {
 PROCESSORS = {  # name: (file of `diagd bench`, dtype)
     "Intel Xeon, AMX": ("bench_cpu.jsonl", "bfloat16"),
     "AMD EPYC, Zen 5": ("zen5/bench_cpu.jsonl", "bfloat16"),
-    "AVX2 (the Xeon, limited)": ("avx2/bench_avx2.jsonl", "float32"),
+    "AMD EPYC, Zen 3": ("zen3/bench_avx2.jsonl", "float32"),
+    "the Xeon, AVX2 alone": ("avx2/bench_avx2.jsonl", "float32"),
 }
 
 Row = dict[str, str]
@@ -312,19 +313,19 @@ def exact_figure() -> Figure:
 
 
 def speed_figure() -> Figure:
-    figure, axis = pyplot.subplots(figsize=(7, 3))
+    figure, axis = pyplot.subplots(figsize=(8, 3))
+    places = range(len(PROCESSORS))
     colors = dict(zip(SPEEDS, (GREY, BLUE, GREEN, ORANGE), strict=True))
     for n, (name, label) in enumerate(SPEEDS.items()):
         rates = [
             bench_rows(file, dtype)[name]["frames_per_second"]
             for file, dtype in PROCESSORS.values()
         ]
-        bars = axis.bar(
-            [place + 0.2 * n for place in range(3)], rates, 0.18, color=colors[name], label=label
-        )
+        starts = [place + 0.2 * n for place in places]
+        bars = axis.bar(starts, rates, 0.18, color=colors[name], label=label)
         axis.bar_label(bars, [f"{rate:.1f}" for rate in rates], fontsize=8)
     names = [f"{name}\n{dtype}" for name, (_, dtype) in PROCESSORS.items()]
-    axis.set_xticks([place + 0.3 for place in range(3)], names)
+    axis.set_xticks([place + 0.3 for place in places], names)
     axis.set(ylabel="frames/s")
     axis.legend(frameon=False)
     return figure

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from diagd.decoding.model import CausalModel, ModelShape
 from diagd.models.attention import check_length, check_sizes, refuse_context
+from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
 
 _NEEDED_ARGUMENTS = ("attention_mask", "position_ids", "logits_to_keep")
@@ -327,14 +328,9 @@ class _GivenRotary(nn.Module):
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
 
-def llama_of(model: Transformer) -> LlamaForCausalLM:
-    """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
-    config = model.config
-    is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
-    added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
-    if not is_llama or config.position_table or any(added):
-        raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
-    llama_config = LlamaConfig(
+def llama_config(config: ModelConfig) -> LlamaConfig:
+    """Describe a LLaMA-like model to transformers."""
+    return LlamaConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_layers,
@@ -351,8 +347,17 @@ def llama_of(model: Transformer) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=None,
     )
+
+
+def llama_of(model: Transformer) -> LlamaForCausalLM:
+    """Copy the weights into a LlamaForCausalLM with the same logits, if the model is LLaMA-like."""
+    config = model.config
+    is_llama = (config.norm, config.mlp) == ("rms", "swiglu") and config.position != "learned"
+    added = config.qk_norm, config.extra_embeddings, config.head_size, config.context_size
+    if not is_llama or config.position_table or any(added):
+        raise ValueError("only LLaMA-like models have a Hugging Face LLaMA: use --baseline none")
     with torch.device("meta"):
-        llama = LlamaForCausalLM(llama_config)
+        llama = LlamaForCausalLM(llama_config(config))
     llama.model.rotary_emb = _GivenRotary(model)  # pyright: ignore[reportAttributeAccessIssue]
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])  # tied

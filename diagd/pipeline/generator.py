@@ -96,8 +96,8 @@ class VideoGenerator:
         defaults: how its makers use it, where nothing else is asked for.
         source: where it was read from, if it was; only such a world can be saved.
         dtype, backend: names under which the model's numbers, and what runs it, are shown.
-        remembers: frames that the model sees at most, by default as its defaults say; None is all
-            that it holds.
+        remembers: frames that the model sees at most, unless its context has more; by default as
+            its defaults say; None is all that it holds.
         text: turns texts into prompts, of a model that makes an image from each; else None.
     """
 
@@ -280,6 +280,7 @@ class VideoGenerator:
                     "--images, or [None] * 2 in Python"
                 )
             tokens = said.prompt.expand(len(rows), -1)
+        max_slots, keep_frames = self.window(num_context)
         out = generate_tokens(
             self._guided(guidance, said),
             tokens,
@@ -290,8 +291,8 @@ class VideoGenerator:
             seed=seed,
             grid=TokenGrid(num_grids, self.height, self.width),
             context=states,
-            max_slots=self.max_slots,
-            keep_frames=self._keep_frames,
+            max_slots=max_slots,
+            keep_frames=keep_frames,
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
@@ -381,34 +382,33 @@ class VideoGenerator:
         if self.text is not None:
             raise ValueError("this model makes images from texts, not a stream: call generate")
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
-        num_actions = self.vocabulary.num_tokens if self.vocabulary else 0
+        max_slots, keep_frames = self.window(len(contexts[0]))
         engine = DecodingEngine(
             self._guided(None),
             self.height,
             self.width,
-            num_action_tokens=num_actions,
+            num_action_tokens=self.config.num_action_tokens,
             batch_size=len(prompts),
             sampling=self.sampling(sampling),
             seed=seed,
-            max_slots=self.max_slots,
-            keep_frames=self._keep_frames,
+            max_slots=max_slots,
+            keep_frames=keep_frames,
         )
         engine.prefill(tokens, len(contexts[0]))
         return engine
 
-    @property
-    def max_slots(self) -> int:
-        """The tokens that the model sees at most: of so many frames, with actions between them."""
-        held, num_actions = self.config.max_positions, self.config.num_action_tokens
-        if self.remembers is None:
-            return held
-        taken = self.remembers * (self.height * self.width + num_actions) - num_actions
-        return min(held, self.config.prefix_length + taken)
+    def window(self, context_frames: int) -> tuple[int, int | None]:
+        """Return the tokens that the model sees at most, and `keep_frames` of `DecodingEngine`.
 
-    @property
-    def _keep_frames(self) -> int | None:
-        keep_frames = self.defaults.keep_frames
-        return keep_frames and min(keep_frames, (self.remembers or keep_frames + 1) - 1)
+        A context of more frames than are remembered is seen whole.
+        """
+        config, keep_frames = self.config, self.defaults.keep_frames
+        if self.remembers is None:
+            return config.max_positions, keep_frames
+        num_frames, num_actions = max(self.remembers, context_frames + 1), config.num_action_tokens
+        taken = num_frames * (self.height * self.width + num_actions) - num_actions
+        max_slots = min(config.max_positions, config.prefix_length + taken)
+        return max_slots, keep_frames and min(keep_frames, num_frames - 1)
 
     def _guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
         """Return the model, steered away from images of nothing where there is guidance."""

@@ -18,7 +18,7 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.families.chameleon.family import ChameleonPrompts
 from diagd.families.checkpoints import find_model
-from tests import oracles
+from tests.families.images import diagonal_image, raster_images
 from tests.families.test_janus_chameleon import _write_vqgan
 from tests.models.architectures import BOS, FIRST_VISUAL, IMAGE_START, NUM_VISUAL, PAD, architecture
 from tests.models.tiny import random_tokens
@@ -68,26 +68,6 @@ def to_theirs(ids):
     return torch.where(ids < FIRST, VISUAL[ids.clamp(max=FIRST - 1)], ids - FIRST)
 
 
-def own_image(theirs, prompt, without, scale):
-    """The loop of its makers: a row end after each row, codes elsewhere."""
-    length = prompt.shape[1]
-
-    def allowed(_, sequence):
-        at_end = (len(sequence) - length) % (WIDTH + 1) == WIDTH
-        return [ROW_END] if at_end else VISUAL[:-1].tolist()
-
-    guided = {"guidance_scale": scale, "negative_prompt_ids": without} if scale != 1 else {}
-    made = theirs.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=HEIGHT * (WIDTH + 1),
-        do_sample=False,
-        prefix_allowed_tokens_fn=allowed,
-        **guided,
-    )
-    return made[:, length:].view(-1, HEIGHT, WIDTH + 1)
-
-
 @pytest.mark.proves("Lumina-mGPT", "logits")
 @torch.no_grad()
 def test_logits_are_those_of_the_class(theirs, folder):
@@ -133,46 +113,20 @@ def test_raster_order_is_its_own_loop(theirs, folder, backend, scale):
     sampling = diagd.SamplingOptions()
     image = world.generate(text=TEXT, strategy="raster", sampling=sampling, **given)
     prompts = to_theirs(ids.prompt), to_theirs(ids.unconditional)
-    assert torch.equal(to_theirs(image.tokens), own_image(theirs, *prompts, scale))
+    expected = raster_images(theirs, *prompts, scale, VISUAL.tolist(), HEIGHT, WIDTH)
+    assert torch.equal(to_theirs(image.tokens), expected)
     assert len(image.tokens.unique()) > 4
 
 
 @pytest.mark.proves("Lumina-mGPT", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, folder, row_lag):
-    """Both prompts whole, each in a forward of its own."""
-    world, full = diagd.VideoGenerator.from_pretrained(folder), own_logits(theirs)
+    world = diagd.VideoGenerator.from_pretrained(folder)
     assert world.text is not None
     ids = world.text(TEXT)
-    length, other = ids.prompt.shape[1], ids.unconditional.shape[1]
-
-    def logits_fn(tokens, positions, visible):
-        rest = positions >= length
-        seen = torch.ones(other + int(rest.sum()), other + int(rest.sum())).tril().bool()
-        seen[other:, other:] = visible[rest][:, rest]
-        without = torch.cat([ids.unconditional, tokens[:, rest]], 1)
-        places = torch.cat([torch.arange(other), positions[rest] + other - length])
-        null = full(without, places, seen)[:, other - 1 :]
-        logits = full(tokens, positions, visible)
-        logits[:, length - 1 :] = null + SCALE * (logits[:, length - 1 :] - null)
-        return logits
-
-    def choose(logits, _frame, _row, column):
-        is_end = column == WIDTH
-        return logits[:, :NUM_VISUAL].argmax(-1) * (not is_end) + NUM_VISUAL * is_end
-
-    reference = oracles.ReferenceStream(
-        logits_fn,
-        ids.prompt,
-        HEIGHT,
-        WIDTH + 1,
-        sample_fn=choose,
-        row_ends=[NUM_VISUAL] * HEIGHT,
-    )
-    grid = diagd.TokenGrid(1, HEIGHT, WIDTH + 1)
-    expected = reference.decode(1, row_lag, diagd.DiagonalSchedule(grid, row_lag).num_steps)
+    expected = diagonal_image(own_logits(theirs), ids, SCALE, NUM_VISUAL, HEIGHT, WIDTH, row_lag)
     image = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=diagd.SamplingOptions())
-    assert torch.equal(image.tokens, expected[0])
+    assert torch.equal(image.tokens, expected)
 
 
 def own_logits(theirs):

@@ -168,6 +168,10 @@ def test_a_world_that_remembers_less_dreams_as_one_that_holds_less(world, contex
     assert not torch.equal(found, other)
     both = (one.generate(context[-2:], "left*7", seed=5) for one in (forgetful, held))
     assert torch.equal(*(video.tokens for video in both))
+    given = read_video(world / "prompt.mp4").frames
+    assert len(given) > 3  # a longer context is seen whole
+    both = (one.generate(given, "left*2", seed=5) for one in (forgetful, whole))
+    assert torch.equal(*(video.tokens[:1] for video in both))
     with pytest.raises(ValueError, match="remember must be 2 to"):
         GenerationDefaults(remember=1)
 

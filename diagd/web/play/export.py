@@ -84,8 +84,7 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
         raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
     strategies = list(dict.fromkeys([*offered(world), strategy]))
     context_frames = options.context_frames or defaults.context_frames
-    held = min(config.frames_held, world.remembers or config.frames_held)
-    context_frames = max(1, min(context_frames, held - 1))
+    context_frames = max(1, min(context_frames, config.frames_held - 1))
     scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
     prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
     actions = [world.action_ids([name], 1, "frame") for name in codec.names]
@@ -95,7 +94,7 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
         [(tokens[0], len(grids)) for tokens, grids in prompts],
         torch.cat([ids[0] for ids in actions if ids is not None]),
         [one.schedule(grid) for one in strategies],
-        world.max_slots,
+        world.window(context_frames)[0],
         ValidRanges.resolve(sampling.valid_range, *where),
         sampling.top_k or 0,
         sampling.exclusive_top_p,

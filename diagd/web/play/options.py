@@ -20,7 +20,7 @@ class PlayOptions(MachineFlags):
     scenes: Path | None = None  # folder of more start scenes: images, clips with jsonl actions
     # frames of a clip that a dream starts from; default: as many as the world's makers give it
     context_frames: int | None = None
-    remember: int | None = None  # frames that the model sees: fewer are faster; default: all it can
+    remember: int | None = None  # frames that the model sees: fewer are faster; default: its own
     # how frames are decoded until the page says otherwise: k=2, exact ...; default: as the world is
     strategy: str | None = None
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets the whole network play

@@ -29,6 +29,7 @@ from tests.families.emu3.folders import (
     vocabulary,
     write_emu3,
 )
+from tests.families.images import diagonal_image, raster_images
 from tests.worlds import smooth_frames
 
 SCALE, TEXT = 3.0, "a red house"
@@ -61,26 +62,6 @@ def prompt_of(text):
     return torch.tensor(processor()(text=[text], **how).input_ids)
 
 
-def own_images(theirs, prompts, negatives, scale):
-    """Their generate: the separator after each row, codes elsewhere."""
-    length = prompts.shape[1]
-
-    def allowed(_, sequence):
-        at_end = (len(sequence) - length) % (WIDTH + 1) == WIDTH
-        return [IDS[ROW_END]] if at_end else CODES
-
-    guided = {"guidance_scale": scale, "negative_prompt_ids": negatives} if scale != 1 else {}
-    sequences = theirs.generate(
-        prompts,
-        attention_mask=torch.ones_like(prompts),
-        max_new_tokens=HEIGHT * (WIDTH + 1),
-        do_sample=False,
-        prefix_allowed_tokens_fn=allowed,
-        **guided,
-    )
-    return sequences[:, length:].view(-1, HEIGHT, WIDTH + 1)
-
-
 @pytest.mark.proves("Emu3", "text")
 def test_prompts_are_those_of_the_processor(world):
     for text in (TEXT, "a big blue house", "house"):
@@ -105,7 +86,8 @@ def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
     world = diagd.VideoGenerator.from_pretrained(folder, backend=backend)
     given = {} if scale == SCALE else {"guidance": scale}
     video = world.generate(text=TEXT, strategy="raster", sampling=GREEDY, **given)
-    expected = own_images(theirs, prompt_of(TEXT), prompt_of(""), scale)
+    prompts = prompt_of(TEXT), prompt_of("")
+    expected = raster_images(theirs, *prompts, scale, VISUAL.tolist(), HEIGHT, WIDTH)
     assert torch.equal(THEIRS[video.tokens], expected)
     assert len(video.tokens.unique()) > 4
 
@@ -113,33 +95,15 @@ def test_raster_order_is_its_own_generate(theirs, folder, backend, scale):
 @pytest.mark.proves("Emu3", "guidance", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 2, WIDTH])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
-    """Both prompts whole, each in a forward of its own."""
-    ids, full = world.text(TEXT), oracles.llama_logits(theirs)
-    length, other = ids.prompt.shape[1], ids.unconditional.shape[1]
+    whole = oracles.llama_logits(theirs)
 
-    def logits_fn(tokens, positions, visible):
-        rest = positions >= length
-        seen = torch.ones(other + int(rest.sum()), other + int(rest.sum())).tril().bool()
-        seen[other:, other:] = visible[rest][:, rest]
-        without = torch.cat([ids.unconditional, tokens[:, rest]], 1)
-        places = torch.cat([torch.arange(other), positions[rest] + other - length])
-        null = full(THEIRS[without], places, seen)[:, other - 1 :, VISUAL]
-        logits = full(THEIRS[tokens], positions, visible)[..., VISUAL]
-        logits[:, length - 1 :] = null + SCALE * (logits[:, length - 1 :] - null)
-        return logits
+    def full(tokens, positions, visible):
+        return whole(THEIRS[tokens], positions, visible)[..., VISUAL]
 
-    def choose(logits, _frame, _row, column):
-        is_end = column == WIDTH
-        return logits[:, :NUM_CODES].argmax(-1) * (not is_end) + NUM_CODES * is_end
-
-    reference = oracles.ReferenceStream(
-        logits_fn, ids.prompt, HEIGHT, WIDTH + 1, sample_fn=choose, row_ends=[NUM_CODES] * HEIGHT
-    )
-    grid = diagd.TokenGrid(1, HEIGHT, WIDTH + 1)
-    frame_lag = diagd.DiagonalSchedule(grid, row_lag).num_steps
-    expected = reference.decode(1, row_lag, frame_lag)
+    ids = world.text(TEXT)
+    expected = diagonal_image(full, ids, SCALE, NUM_CODES, HEIGHT, WIDTH, row_lag)
     video = world.generate(text=TEXT, strategy=f"k={row_lag}", sampling=GREEDY)
-    assert torch.equal(video.tokens, expected[0])
+    assert torch.equal(video.tokens, expected)
 
 
 @pytest.mark.proves("Emu3", "int8")
