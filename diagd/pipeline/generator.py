@@ -400,7 +400,7 @@ class VideoGenerator:
     def window(self, context_frames: int) -> tuple[int, int | None]:
         """Return the tokens that the model sees at most, and `keep_frames` of `DecodingEngine`.
 
-        A context of more frames than are remembered is seen whole.
+        If there are more `context_frames` than are remembered, they are seen all the same.
         """
         config, keep_frames = self.config, self.defaults.keep_frames
         if self.remembers is None:
