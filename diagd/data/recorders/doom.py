@@ -205,8 +205,9 @@ class DoomGame:
             skip += DRAWING_TICS
         return self._press("none", skip) if skip else self._look()
 
-    def advance(self, repeat: int) -> tuple[str, np.ndarray] | None:
-        action = self.player.choose(view_of(self.state))
+    def advance(self, repeat: int, action: str | None = None) -> tuple[str, np.ndarray] | None:
+        """Play on, with an action that the player does not choose where one is given."""
+        action = action or self.player.choose(view_of(self.state))
         picture = self._press(action, repeat)
         return None if picture is None else (action, picture)
 

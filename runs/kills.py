@@ -1,0 +1,232 @@
+"""Does shooting a monster remove it? Dreams that fire beside dreams that wait, and the game itself.
+
+    python -m runs.kills --out docs/results/world/kills.json
+
+Held-out episodes of the two places with monsters are played until one stays in the sights. From
+there the game fires for eight frames, or waits for as many: the same episode twice, which ViZDoom
+repeats exactly. The world dreams both ways from the same four frames. A small network, trained on
+other episodes as the tokenizer paints them, says in which pictures a living monster is in the
+sights; what it says of the game stands beside what the game's own labels say.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from rich.progress import track
+from torch import Tensor, nn
+
+from diagd.console import make_console, print_records
+from diagd.data.recorders.doom import AIM, DoomGame, open_doom, view_of
+from diagd.data.recorders.options import RecordOptions
+from diagd.data.video import contact_sheet, resize, write_image
+from diagd.files import write_json
+from diagd.pipeline.generator import VideoGenerator
+from diagd.system import provenance
+from runs.acceptance import Clips, ids_of
+
+REPEAT = 4  # game steps a frame, as in training
+CONTEXT = 4
+AHEAD = 8  # frames after the moment
+NEAR = 0.004  # area of a monster that counts as one: 86 pixels
+SEEDS = {"training": 3_000_000, "checking": 4_000_000, "moments": 5_000_000}
+BRANCHES = "attack", "none"
+SHOWN = 4  # moments of the picture
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure whether shots hit, in a world and in the game."""
+
+    out: Path = Path("kills.json")  # the picture stands beside it, as webp
+    model: str = "doom"
+    scenarios: tuple[str, ...] = ("defend_the_line", "deathmatch")
+    training: int = 60  # episodes of each scenario for the network
+    moments: int = 32  # of each scenario
+    epochs: int = 8
+    seed: int = 0
+
+
+class Played(NamedTuple):
+    """Frames of an episode."""
+
+    pictures: Tensor  # (T, H_px, W_px, 3) uint8
+    actions: list[str]  # that led to each
+    aimed: list[bool]  # whether a living monster is in the sights, by the game's labels
+
+    def known(self, frames: int) -> tuple[list[str], list[bool]]:
+        """Return what repeats exactly: of pictures, smoke does not."""
+        return self.actions[:frames], self.aimed[:frames]
+
+
+def in_sights(game: DoomGame) -> bool:
+    """Whether a monster, and one near enough to be seen, would be hit."""
+    monsters = view_of(game.state).monsters
+    return any(one.area >= NEAR and abs(one.offset) <= max(one.width, AIM) for one in monsters)
+
+
+def play(
+    game: DoomGame, seed: int, frames: int, action: str | None = None, start: int = 0
+) -> Played | None:
+    """Play an episode, with one action from frame `start` on; None where it ends too early."""
+    first = game.start(seed, 0)
+    if first is None:
+        return None
+    pictures, actions, aimed = [first], ["none"], [in_sights(game)]
+    while len(pictures) < frames:
+        moved = game.advance(REPEAT, action if len(pictures) >= start else None)
+        if moved is None:
+            return None
+        actions.append(moved[0])
+        pictures.append(moved[1])
+        aimed.append(in_sights(game))
+    return Played(resize(torch.from_numpy(np.stack(pictures)), *game.size_px), actions, aimed)
+
+
+def episodes(game: DoomGame, first_seed: int, frames: int) -> Iterator[tuple[Played, int]]:
+    """Play whole episodes, without an end; yield the seed of each, too."""
+    for seed in itertools.count(first_seed):
+        if (played := play(game, seed, frames)) is not None:
+            yield played, seed
+
+
+class Judge(nn.Module):
+    """Whether a living monster is in the sights, from the middle of a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 16), (16, 32), (32, 64), (64, 64)):
+            layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 1))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return logits (N,) of pictures (N, H_px, W_px, 3) uint8."""
+        height, width = pictures.shape[1:3]
+        middle = pictures[:, height // 4 : -height // 8, width // 4 : -width // 4]
+        return self.layers(middle.permute(0, 3, 1, 2).float() / 127.5 - 1)[:, 0]
+
+    @torch.inference_mode()
+    def sees(self, pictures: Tensor) -> Tensor:
+        """Return (N,) bool."""
+        return torch.cat([self(part) > 0 for part in pictures.split(64)])
+
+
+def painted(world: VideoGenerator, pictures: Tensor) -> Tensor:
+    """Return pictures as the tokenizer paints them, in which dreams are seen, too."""
+    with torch.inference_mode():
+        parts = [world.tokenizer.decode(world.tokenizer.encode(p)) for p in pictures.split(8)]
+    return torch.cat(parts).clone()
+
+
+def train(pictures: Tensor, aimed: Tensor, options: Options) -> Judge:
+    """Train on pictures (N, H_px, W_px, 3) uint8, mirrored ones too, with both answers alike."""
+    torch.manual_seed(options.seed)
+    judge = Judge()
+    steps = options.epochs * (len(pictures) // 64)
+    adam = torch.optim.AdamW(judge.parameters(), lr=2e-3, weight_decay=0.05)
+    rate = torch.optim.lr_scheduler.OneCycleLR(adam, 2e-3, total_steps=steps)
+    weight = (~aimed).sum() / aimed.sum()
+    for _ in track(range(steps), description="training the judge"):
+        rows = torch.randint(len(pictures), (64,))
+        batch = pictures[rows]
+        batch = batch.flip(2) if torch.rand(()) < 0.5 else batch
+        loss = F.binary_cross_entropy_with_logits(judge(batch), aimed[rows].float(), pos_weight=weight)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        rate.step()
+    return judge.eval()
+
+
+def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
+    """Yield both branches of as many moments, each of CONTEXT + AHEAD frames."""
+    found = 0
+    for whole, seed in episodes(game, SEEDS["moments"], 48):
+        steady = zip(whole.aimed[CONTEXT - 1 :], whole.aimed[CONTEXT:], strict=False)
+        start = next((CONTEXT + 1 + i for i, both in enumerate(steady) if all(both)), None)
+        if start is None:
+            continue
+        branches = {}
+        for name in BRANCHES:
+            again = play(game, seed, start + AHEAD, name, start)
+            if again is not None and again.known(start) == whole.known(start):
+                branches[name] = Played(*(part[start - CONTEXT :] for part in again))
+        if len(branches) < len(BRANCHES):
+            continue
+        yield branches
+        found += 1
+        if found == options.moments:
+            return
+
+
+def measure(world: VideoGenerator, scenario: str, options: Options) -> tuple[dict[str, Any], Tensor]:
+    """Return the share of moments with a monster in the sights, by frame, and frames to show."""
+    with open_doom(RecordOptions(out=Path(), scenario=scenario)) as game:
+        counts = {"training": options.training, "checking": options.training // 4}
+        learnt, held = (
+            [one for one, _ in itertools.islice(episodes(game, SEEDS[name], 64), count)]
+            for name, count in counts.items()
+        )
+        moments = list(moments_of(game, options))
+    pictures = painted(world, torch.cat([one.pictures for one in learnt]))
+    judge = train(pictures, torch.tensor(sum((one.aimed for one in learnt), [])), options)
+    said = judge.sees(painted(world, torch.cat([one.pictures for one in held])))
+    aimed = torch.tensor(sum((one.aimed for one in held), []))
+    row: dict[str, Any] = {
+        "scenario": scenario,
+        "judge": {"hits": said[aimed].float().mean().item(),
+                  "misses": said[~aimed].float().mean().item(),
+                  "aimed": int(aimed.sum()), "not": int((~aimed).sum())},
+    }  # fmt: skip
+    shown = []
+    for name in BRANCHES:
+        videos = torch.stack([one[name].pictures for one in moments])
+        labels = torch.tensor([one[name].aimed[CONTEXT:] for one in moments])
+        tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
+        ids = ids_of(world, [one[name].actions for one in moments])
+        clips = Clips(world, videos, tokens, ids, CONTEXT, 1, options.seed)
+        dreamt = clips.paint(clips.dream("k=1", ids[:, CONTEXT:]))
+        truth = clips.paint(tokens[:, CONTEXT:])
+        said_of = {
+            "labels": labels,
+            "game": judge.sees(truth.flatten(0, 1)).view(labels.shape),
+            "dream": judge.sees(dreamt.flatten(0, 1)).view(labels.shape),
+        }
+        row[name] = {who: said.float().mean(0).tolist() for who, said in said_of.items()}
+        shown += [truth[:SHOWN], dreamt[:SHOWN]]
+    return row, torch.stack(shown, 1).flatten(0, 2)
+
+
+@torch.no_grad()
+def main(options: Options) -> None:
+    """Measure every scenario; print the share that is still in the sights at the last frames."""
+    world = VideoGenerator.from_pretrained(options.model)
+    rows, pictures = [], []
+    for scenario in options.scenarios:
+        with torch.enable_grad():
+            row, shown = measure(world, scenario, options)
+        rows.append(row)
+        pictures.append(shown)
+    write_image(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), AHEAD))
+    write_json(options.out, {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))}, indent=1)
+    columns = {"scenario": "{scenario}", "judge right": "{right:.0%}"}
+    flat = []
+    for row in rows:
+        one = {"scenario": row["scenario"], "right": (row["judge"]["hits"] + 1 - row["judge"]["misses"]) / 2}
+        for name in BRANCHES:
+            for who, share in row[name].items():
+                one[f"{name}_{who}"] = np.mean(share[-3:])
+        flat.append(one)
+    columns |= {f"{n} {w}": f"{{{n}_{w}:.0%}}" for n in BRANCHES for w in ("labels", "game", "dream")}
+    print_records(make_console(), "a monster in the sights, 6 to 8 frames later", columns, flat)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
