@@ -29,8 +29,7 @@ from diagd.checks import shorten
 from diagd.console import make_console, progress
 from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
 from diagd.evaluation.options import EvaluateOptions

@@ -27,8 +27,7 @@ from diagd.backends.devices import device_of
 from diagd.console import duration, make_console, print_records, progress, waiting
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Raster
+from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import require_folder, write_json

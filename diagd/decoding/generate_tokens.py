@@ -14,8 +14,7 @@ from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, whole
 from diagd.decoding.strategies.decode import decode
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 

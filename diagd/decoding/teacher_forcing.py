@@ -21,7 +21,7 @@ from torch.nn import functional
 from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, visible
 
 

@@ -9,8 +9,7 @@ import tyro
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategies
 from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.families.defaults import GenerationDefaults

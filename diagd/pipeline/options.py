@@ -12,8 +12,7 @@ import tyro
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import Raster, parse_strategy
+from diagd.decoding.strategies.table import Conditions, Raster, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
 from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag

@@ -18,8 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Raster
+from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
 from diagd.families.checkpoints import TOKENIZER_FOLDER
 from diagd.files import write_json

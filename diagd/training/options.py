@@ -12,8 +12,13 @@ import tyro
 from diagd.backends.native.compiler import find_compiler
 from diagd.checks import check_at_least, check_values
 from diagd.decoding.schedule import RowStart, check_row_start
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import Diagonal, parse_strategies, parse_strategy
+from diagd.decoding.strategies.table import (
+    Conditions,
+    Diagonal,
+    Strategy,
+    parse_strategies,
+    parse_strategy,
+)
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
 from diagd.tokenizers.options import TokenizerOptions

@@ -25,8 +25,7 @@ from diagd.backends.prepare import prepare
 from diagd.console import make_console, print_records, print_table, progress, track
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
 from diagd.files import write_json
