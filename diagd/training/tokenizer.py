@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.backends.devices import device_of
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import append_line, rewind_log, write_bytes
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.options import TokenizerOptions
 from diagd.tokenizers.vq import VQTokenizer, normalise
+from diagd.training.options import TokenizeOptions
 from diagd.weight_files import tensors_under
 
 LOG_NAME = "log.jsonl"
@@ -40,7 +41,7 @@ WARM_UP = 0.05  # share of training in which the learning rate rises
 WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
 
-def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
+def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
     """Read every n-th frame of clips of one size: (F, H_px, W_px, 3) uint8."""
     stride = options.frame_stride
 
@@ -53,7 +54,7 @@ def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
     return torch.cat(chunks)
 
 
-def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer | None:
+def finished_tokenizer(options: TokenizeOptions, folder: Path) -> VQTokenizer | None:
     """Load the tokenizer of a run in a folder that has reached its end, if there is one."""
     state = folder / STATE_NAME
     if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
@@ -62,7 +63,7 @@ def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer |
 
 
 def train_tokenizer(
-    options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
+    options: TokenizeOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
     """Train on (F, H_px, W_px, 3) uint8, or go on where a killed run of the same options ended."""
     if options.init is not None:
@@ -113,9 +114,9 @@ class TokenizerTrainer:
     The batch of a step follows from (seed, step) alone; each worker trains on its share of it.
     """
 
-    def __init__(self, options: TokenizerOptions, tokenizer: VQTokenizer) -> None:
-        self.options = options
-        self.tokenizer = tokenizer.to(options.device)
+    def __init__(self, options: TokenizeOptions, tokenizer: VQTokenizer) -> None:
+        self.options, self.device = options, device_of(options.device)
+        self.tokenizer = tokenizer.to(self.device)
         model = tokenizer.model.to(memory_format=torch.channels_last)
         tokenizer.codebook.requires_grad_(False)
         if options.decoder_only:
@@ -125,7 +126,7 @@ class TokenizerTrainer:
         self.optimizer = torch.optim.AdamW(
             self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
         )
-        self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
+        self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
         self.sums = tokenizer.codebook.detach().clone()
         self.step, self.seconds = 0, 0.0
 
@@ -138,7 +139,7 @@ class TokenizerTrainer:
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
-        batch = frames[rows].to(options.device)
+        batch = frames[rows].to(self.device)
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
         for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
@@ -163,11 +164,11 @@ class TokenizerTrainer:
         }
 
     def _gradients(self, frames: Tensor) -> Share:
-        with torch.autocast(self.options.device, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
         codes = self.tokenizer.codebook[ids].movedim(-1, 1)
-        with torch.autocast(self.options.device, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
         target = normalise(frames)
         loss = _reconstruction_loss(values, target)
@@ -210,7 +211,7 @@ class TokenizerTrainer:
 
     def load(self, path: Path) -> None:
         self.step, self.seconds = progress_of(path, self.options)
-        tensors = load_file(path, device=self.options.device)
+        tensors = load_file(path, str(self.device))
         self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
         for index, weight in enumerate(self.weights):
             self.optimizer.state[weight] = {  # moments in the memory layout of their weight
@@ -220,7 +221,7 @@ class TokenizerTrainer:
         self.counts, self.sums = tensors["counts"], tensors["sums"]
 
 
-def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
+def progress_of(state: Path, options: TokenizeOptions) -> tuple[int, float]:
     """Return the steps and seconds of a state, or raise ValueError if it is of other options."""
     try:
         with safe_open(state, "pt") as file:
@@ -235,7 +236,7 @@ def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
     return int(metadata["step"]), float(metadata["seconds"])
 
 
-def _fingerprint(options: TokenizerOptions) -> str:
+def _fingerprint(options: TokenizeOptions) -> str:
     """Spell the options on which the result depends; files by their whole path."""
     fields = {n: value for n, value in asdict(options).items() if n not in WITHOUT_EFFECT}
     paths = {n: value.resolve() for n, value in fields.items() if isinstance(value, Path)}
