@@ -82,7 +82,7 @@ COMMANDS = {
     "record": Command(
         "record gameplay with actions, from ViZDoom or any Gymnasium game",
         "data.recorders.options",
-        "data.recorders.gym:record",
+        "data.recorders.recording:record",
         owns_out=True,
     ),
     "check": Command("look through recorded clips before training on them", "training.options"),
@@ -95,14 +95,14 @@ COMMANDS = {
     "train": Command(
         "train a world to play, sized to the time there is",
         "training.options",
-        "training.pretraining:pretrain",
+        "training.train:pretrain",
         TRAIN,
         owns_out=True,
     ),
     "finetune": Command(
         "train a model under the visibility of a diagonal schedule",
         "training.options",
-        "training.finetuning:finetune",
+        "training.train:finetune",
         TRAIN,
         owns_out=True,
     ),

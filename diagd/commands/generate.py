@@ -32,7 +32,7 @@ from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import require_folder, write_json
 from diagd.flags import output_file
-from diagd.metrics.psnr import psnr
+from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, likeness_notes, read_text, seed_of

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import read_shards
-from diagd.training import loop, pretraining
+from diagd.training import loop, train
 from diagd.training.loop import draw_batch, plot_loss
-from diagd.training.pretraining import pretrain
 from diagd.training.setup import fit_config
+from diagd.training.train import pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
@@ -255,7 +255,7 @@ def test_a_step_that_spoils_the_weights_is_never_saved(options):
 @pytest.fixture
 def second_a_step(monkeypatch):
     """Fake a clock by which a step takes one second, and what comes before it no time."""
-    monkeypatch.setattr(pretraining, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(train, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingRun, "_clock", lambda self, seconds: float(self.step))
 
 

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed.fsdp import FSDPModule
 
 from diagd.training.loop import TrainingRun
-from diagd.training.pretraining import pretrain
+from diagd.training.train import pretrain
 from tests.processes import kill
 from tests.training import sharded
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
