@@ -204,7 +204,7 @@ def _examples(name: str) -> list[str]:
     """Read the examples of a command in the docstring of its module, which is not imported."""
     path = Path(__file__).parent.joinpath(*_place_of(name)[0].split(".")).with_suffix(".py")
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.findall(r"^ *(diagd .*)", doc, re.MULTILINE)
+    return re.findall(rf"^ *(diagd {name}\b.*)", doc, re.MULTILINE)
 
 
 @contextlib.contextmanager
