@@ -161,6 +161,15 @@ def _read_old_file(path: Path) -> Any:
         raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
 
 
+def write_torch_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a dict by torch.save, under the path only when all of it is there."""
+    with replacing(path) as temporary:
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # how torch says that a disk is full
+            raise OSError(f"{path} cannot be written: {error}") from error
+
+
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
     """Return the named tensors of a checkpoint, whether or not they are wrapped in a dict."""
     for key in ("state_dict", "model"):

@@ -11,25 +11,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.backends.devices import device_of
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import append_line, rewind_log, write_bytes
+from diagd.files import append_line, rewind_log
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer, normalise
 from diagd.training.options import TokenizeOptions
-from diagd.weight_files import tensors_under
+from diagd.weight_files import UNPICKLING_ERRORS, write_torch_file
 
 LOG_NAME = "log.jsonl"
-STATE_NAME = "training/state.safetensors"
+STATE_NAME = "training/state.pt"
 OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
 LOG_EVERY = 50
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
@@ -57,7 +55,7 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
 def finished_tokenizer(options: TokenizeOptions, folder: Path) -> VQTokenizer | None:
     """Load the tokenizer of a run in a folder that has reached its end, if there is one."""
     state = folder / STATE_NAME
-    if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
+    if not state.is_file() or options.share_done(*read_state(state, options)["progress"]) < 1:
         return None
     return VQTokenizer.from_pretrained(folder)
 
@@ -198,42 +196,36 @@ class TokenizerTrainer:
         return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
 
     def save(self, path: Path) -> None:
-        model = self.tokenizer.model.state_dict()
-        tensors = {f"model.{name}": value for name, value in model.items()}
-        for index, weight in enumerate(self.weights):
-            for name, value in self.optimizer.state[weight].items():
-                tensors[f"optimizer.{index}.{name}"] = value
-        tensors |= {"counts": self.counts, "sums": self.sums}
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
-        metadata = {"step": str(self.step), "seconds": str(self.seconds)}
-        metadata["options"] = _fingerprint(self.options)
-        write_bytes(path, save(tensors, metadata))
+        state = {
+            "model": self.tokenizer.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counts": self.counts,
+            "sums": self.sums,
+            "progress": (self.step, self.seconds),
+            "options": _fingerprint(self.options),
+        }
+        write_torch_file(path, state)
 
     def load(self, path: Path) -> None:
-        self.step, self.seconds = progress_of(path, self.options)
-        tensors = load_file(path, str(self.device))
-        self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
-        for index, weight in enumerate(self.weights):
-            self.optimizer.state[weight] = {  # moments in the memory layout of their weight
-                name: torch.empty_like(weight).copy_(value) if value.dim() else value
-                for name, value in tensors_under(f"optimizer.{index}.", tensors).items()
-            }
-        self.counts, self.sums = tensors["counts"], tensors["sums"]
+        state = read_state(path, self.options)
+        self.tokenizer.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
+        self.step, self.seconds = state["progress"]
 
 
-def progress_of(state: Path, options: TokenizeOptions) -> tuple[int, float]:
-    """Return the steps and seconds of a state, or raise ValueError if it is of other options."""
+def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:
+    """Read what a run has saved, or raise ValueError if it is of other options."""
     try:
-        with safe_open(state, "pt") as file:
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{state} is corrupt, delete it to start again: {error}") from None
-    if metadata.get("options") != _fingerprint(options):
+        state = torch.load(path, "cpu", weights_only=True)
+    except UNPICKLING_ERRORS:
+        raise ValueError(f"{path} is corrupt, delete it to start again") from None
+    if state["options"] != _fingerprint(options):
         raise ValueError(
-            f"{state} is of a run with other options, use another folder: expected "
-            f"{_fingerprint(options)}, got {metadata.get('options')}"
+            f"{path} is of a run with other options, use another folder: expected "
+            f"{_fingerprint(options)}, got {state['options']}"
         )
-    return int(metadata["step"]), float(metadata["seconds"])
+    return state
 
 
 def _fingerprint(options: TokenizeOptions) -> str:

@@ -119,8 +119,8 @@ def test_a_run_with_other_options_is_refused(options):
 
 def test_a_corrupt_state_is_refused(options):
     train(options)
-    (options.out / STATE_NAME).write_bytes(b"no safetensors")
-    with pytest.raises(ValueError, match=r"state\.safetensors is corrupt, delete it to start aga"):
+    (options.out / STATE_NAME).write_bytes(b"no state")
+    with pytest.raises(ValueError, match=r"state\.pt is corrupt, delete it to start aga"):
         train(options)
 
 
