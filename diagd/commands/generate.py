@@ -205,7 +205,7 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
         missing = [path for path in paths if not _is_done(path.stem, out, settings)]
         num_done = len(paths) - len(missing)
         with progress("prompts", len(paths), num_done) as job:
-            for path, made in do_tasks(missing, partial(PromptWorker, options), options.pool()):
+            for path, made in do_tasks(missing, partial(PromptWorker, options), options):
                 if isinstance(made, ValueError):
                     failed[path.name] = str(made)
                 else:  # the video, then the file that says it is there
