@@ -68,12 +68,8 @@ class TeacherView:
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        positions, steps, fed_at, leaves_at = (
-            self.positions,
-            self.steps,
-            self.fed_at,
-            self.leaves_at,
-        )
+        positions, steps, fed_at = self.positions, self.steps, self.fed_at
+        leaves_at = self.leaves_at
 
         def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
             seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)

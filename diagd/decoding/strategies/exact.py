@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
-from diagd.decoding.sampling import (
-    Draw,
-    gumbel_noise,
-    if_any_best,
-    lowest_id_of,
-    truncated_logits,
-)
+from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
@@ -245,11 +239,7 @@ def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: i
 
 @torch.inference_mode()
 def _feed(
-    stream: Stream,
-    table: Tensor,
-    chosen: list[int],
-    verified: list[int],
-    rule: DrawRule | None,
+    stream: Stream, table: Tensor, chosen: list[int], verified: list[int], rule: DrawRule | None
 ) -> list[list[bool]]:
     """Feed lanes, replace drafts by draws, and return (B, L) where they differ."""
     count, indices = len(chosen), torch.tensor(chosen)
