@@ -91,7 +91,6 @@ class Record:
         self.state = state
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the pickled object."""
         return self.state.get(name, default) if isinstance(self.state, dict) else default
 
 

@@ -96,7 +96,6 @@ class Step:
 
 
 def whole_blocks(size: int, block: int) -> int:
-    """Round up to whole blocks."""
     return -(-size // block) * block
 
 

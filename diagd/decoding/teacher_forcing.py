@@ -85,7 +85,6 @@ class TeacherView:
         return self.sees(lanes[:, None], lanes)
 
     def to(self, device: torch.device | str) -> "TeacherView":
-        """Return the view on a device."""
         return TeacherView(*(getattr(self, one.name).to(device) for one in fields(self)))
 
 

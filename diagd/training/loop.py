@@ -123,7 +123,7 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        precision = choose_precision(options)
+        precision = choose_precision(options.precision)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
@@ -139,7 +139,6 @@ class TrainingRun:
 
     @property
     def share_done(self) -> float:
-        """Share of the run that is over, 1 at its end."""
         return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:
@@ -223,7 +222,6 @@ class TrainingRun:
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     def _batch(self) -> Tensor:
-        """Return this process's share of the step's sequences."""
         options, size = self.options, self.batch_size
         seed, first = (options.seed << 40) + self.step, self.accelerator.process_index * size
         total = size * self.accelerator.num_processes

@@ -154,7 +154,6 @@ class MixtureLoss:
             self.losses[strategy] = ViewLoss(view, device, options.compiles)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
-        """Return the loss of a step's sequences (B, N) int64."""
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None
         if self.corruption is not None:
             fed = self.corruption(model, tokens, step, loss)

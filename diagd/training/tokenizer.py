@@ -21,6 +21,8 @@ from diagd.backends.devices import device_of
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import append_line, rewind_log
+from diagd.metrics.quality import psnr
+from diagd.system import refuse_other_run
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer, normalise
 from diagd.training.options import TokenizeOptions
@@ -202,7 +204,7 @@ class TokenizerTrainer:
             "counts": self.counts,
             "sums": self.sums,
             "progress": (self.step, self.seconds),
-            "options": _fingerprint(self.options),
+            "options": _settings(self.options),
         }
         write_torch_file(path, state)
 
@@ -220,19 +222,15 @@ def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:
         state = torch.load(path, "cpu", weights_only=True)
     except UNPICKLING_ERRORS:
         raise ValueError(f"{path} is corrupt, delete it to start again") from None
-    if state["options"] != _fingerprint(options):
-        raise ValueError(
-            f"{path} is of a run with other options, use another folder: expected "
-            f"{_fingerprint(options)}, got {state['options']}"
-        )
+    refuse_other_run(f"{path} is of a run with", state["options"], _settings(options))
     return state
 
 
-def _fingerprint(options: TokenizeOptions) -> str:
+def _settings(options: TokenizeOptions) -> dict[str, str]:
     """Spell the options on which the result depends; files by their whole path."""
     fields = {n: value for n, value in asdict(options).items() if n not in WITHOUT_EFFECT}
     paths = {n: value.resolve() for n, value in fields.items() if isinstance(value, Path)}
-    return json.dumps({name: str(value) for name, value in (fields | paths).items()})
+    return {name: str(value) for name, value in (fields | paths).items()}
 
 
 def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
@@ -256,7 +254,7 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
     """Reconstruct (F, H_px, W_px, 3) uint8 frames; measure quality, use of codes, time a frame."""
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)
-    errors: list[Tensor] = []
+    qualities: list[Tensor] = []
     for original in frames.split(64):
         times = [time.monotonic()]
         tokens = tokenizer.encode(original)
@@ -265,11 +263,11 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
         times.append(time.monotonic())
         seconds += torch.tensor(times).diff()
         used += torch.bincount(tokens.flatten(), minlength=len(used))
-        errors.append((painted.float() - original.float()).square().mean(dim=(1, 2, 3)))
-    psnr = 10 * torch.log10(255**2 / torch.cat(errors).clamp(min=1e-4))
+        qualities.append(psnr(painted, original))
+    quality = torch.cat(qualities)
     return {
-        "psnr": round(psnr.mean().item(), 3),
-        "psnr_min": round(psnr.min().item(), 3),
+        "psnr": round(quality.mean().item(), 3),
+        "psnr_min": round(quality.min().item(), 3),
         "codes_used": int((used > 0).sum()),
         "perplexity": round(torch.special.entr(used / used.sum()).sum().exp().item(), 1),
         "encode_ms": round(1000 * seconds[0].item() / len(frames), 2),

@@ -279,7 +279,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = make_optimizers(probe, options)
-    rounds = choose_precision(options) == "bf16"
+    rounds = choose_precision(options.precision) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()

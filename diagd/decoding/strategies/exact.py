@@ -172,9 +172,7 @@ class Drafts:
                     self.stale.add(near)
 
     def _first_of(self, row: int) -> int:
-        frame, i = divmod(row, self.height)
-        before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
-        return before + i * self.layout.grid.width
+        return self.layout.slot_of(*divmod(row, self.height), 0)
 
     def _place(self, lane: int) -> tuple[int, int, int]:
         frame, within = divmod(lane, self.layout.slots_per_frame)
