@@ -166,7 +166,11 @@ def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
         layout = stream.layout(part.shape[1], held, stream.num_used > 0)
         stream.open(layout, part)
-        for _ in decode(strategy, stream, layout):
+        if strategy.has_schedule:
+            writing = stream.follow(strategy.schedule(layout.grid), layout)
+        else:
+            writing = decode(strategy, stream, layout)
+        for _ in writing:
             yield stream.finish_frame()
         done += part.shape[1]
 

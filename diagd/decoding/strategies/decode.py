@@ -1,4 +1,4 @@
-"""Decoding by strategies: the stream follows a schedule, the others choose lanes as they go."""
+"""Decoding by strategies without a schedule; one with a schedule is followed by the stream."""
 
 from collections.abc import Iterator
 from functools import singledispatch
@@ -29,10 +29,10 @@ def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterat
     """Write the frames of a layout behind the slots in use; yield as each becomes whole.
 
     The stream holds the actions already and hides what is not written (`Stream.open`). Between two
-    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy
-    without a schedule is added by `@decode.register`.
+    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy is
+    added by `@decode.register`.
     """
-    return stream.follow(strategy.schedule(layout.grid), layout)
+    raise ValueError(f"{strategy} has no schedule, and does not say how it decodes")
 
 
 @decode.register
