@@ -77,15 +77,15 @@ def test_processes_of_ray_s_do_what_one_process_does():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("count", "shares", "message"),
     [
-        ((3, {"CPU": 1.5}), "3 workers of 1.5 CPUs each need more than the 4 there are"),
-        ((1, {"CPU": 1, "GPU": 1}), "1 workers of 1 GPUs each need more than the 0 there are"),
+        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 there are"),
+        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 there are"),
     ],
 )
-def test_more_than_there_is_is_refused(asked, message):
+def test_more_than_there_is_is_refused(count, shares, message):
     with pytest.raises(ValueError, match=message):
-        _check_resources(*asked, {"CPU": 4.0})
+        _check_resources(count, shares, {"CPU": 4.0})
     _check_resources(4, {"CPU": 1, "GPU": 0}, {"CPU": 4.0})
 
 
