@@ -82,7 +82,7 @@ COMMANDS = {
     "record": Command(
         "record gameplay with actions, from ViZDoom or any Gymnasium game",
         "data.recorders.options",
-        "data.recorders.gym:record",
+        "data.recorders.recording:record",
         owns_out=True,
     ),
     "check": Command("look through recorded clips before training on them", "training.options"),
@@ -95,14 +95,14 @@ COMMANDS = {
     "train": Command(
         "train a world to play, sized to the time there is",
         "training.options",
-        "training.pretraining:pretrain",
+        "training.train:pretrain",
         TRAIN,
         owns_out=True,
     ),
     "finetune": Command(
         "train a model under the visibility of a diagonal schedule",
         "training.options",
-        "training.finetuning:finetune",
+        "training.train:finetune",
         TRAIN,
         owns_out=True,
     ),
@@ -204,7 +204,7 @@ def _examples(name: str) -> list[str]:
     """Read the examples of a command in the docstring of its module, which is not imported."""
     path = Path(__file__).parent.joinpath(*_place_of(name)[0].split(".")).with_suffix(".py")
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.findall(r"^ *(diagd .*)", doc, re.MULTILINE)
+    return re.findall(rf"^ *(diagd {name}\b.*)", doc, re.MULTILINE)
 
 
 @contextlib.contextmanager

@@ -147,42 +147,6 @@ def copy_whole(source: Path, goal: Path, without: Collection[str] = ()) -> None:
                 copy_whole(part, goal / part.name, without)
 
 
-@contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to, `NAME.partial`, that takes the place of `folder` unless it fails.
-
-    There may be one writer at a time; the remains of a killed one are removed by the next.
-    """
-    fresh = folder.with_name(f"{folder.name}.partial")
-    try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        yield fresh
-        swap_folder(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def swap_folder(fresh: Path, folder: Path) -> None:
-    """Put a fresh folder in the place of another; `recover_folder` repairs a kill in between."""
-    previous = _previous(folder)
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.replace(folder, previous)
-    os.replace(fresh, folder)
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def recover_folder(folder: Path) -> None:
-    """Restore the old folder if `swap_folder` was killed between its two renames."""
-    if _previous(folder).exists() and not folder.exists():
-        os.replace(_previous(folder), folder)
-
-
-def _previous(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.previous")
-
-
 def check_suffix(path: str | Path) -> None:
     """Raise ValueError unless `diagd.data.video.save_frames` can write such a file."""
     if Path(path).suffix.lower() not in FRAME_SUFFIXES:

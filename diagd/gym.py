@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from diagd.checks import check_at_least
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.strategies.table import Strategy, as_strategy
 from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
 
 try:

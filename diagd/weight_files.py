@@ -91,7 +91,6 @@ class Record:
         self.state = state
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the pickled object."""
         return self.state.get(name, default) if isinstance(self.state, dict) else default
 
 
@@ -159,6 +158,15 @@ def _read_old_file(path: Path) -> Any:
         return torch.load(path, "cpu", weights_only=True)
     except UNPICKLING_ERRORS:  # whose texts advise to execute the file
         raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
+
+
+def write_torch_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a dict by torch.save, under the path only when all of it is there."""
+    with replacing(path) as temporary:
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # how torch says that a disk is full
+            raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:

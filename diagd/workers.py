@@ -11,11 +11,11 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diagd.checks import shorten
+from diagd.checks import check_at_least, shorten
 from diagd.extras import require
 
 Task = TypeVar("Task")
@@ -25,29 +25,22 @@ Worker = Callable[[Task], Result]
 RETRIES = 3  # of a task whose process died
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Processes that work, and the share of a machine that each may use."""
+    """How many processes share the work, and with how much of a machine each."""
 
-    size: int = 1  # one without an address is this process itself, without Ray
-    cpus: float = 1  # of each that Ray starts; it runs ceil(cpus) threads
-    gpus: float = 0
-    # of a cluster, such as `auto` or `ray://head:10001`; None starts one here. Its machines have
-    # diagd installed, and find the files of tasks under the same paths
+    workers: int = 1  # processes that share the work (Ray); 1 is this one alone
+    worker_cpus: float = 1  # CPU share of each
+    worker_gpus: float = 0  # GPU share of each
+    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
     address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value, lowest in (
-            ("workers", self.size, 1),
-            ("worker_cpus", self.cpus, 0),
-            ("worker_gpus", self.gpus, 0),
-        ):
-            if value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        check_at_least(self, workers=1, worker_cpus=0, worker_gpus=0)
 
     @property
     def is_this_process(self) -> bool:
-        return self.size == 1 and self.address is None
+        return self.workers == 1 and self.address is None
 
 
 def do_tasks(
@@ -60,13 +53,12 @@ def do_tasks(
     """
     if not tasks:
         return
-    pool = replace(pool, size=min(pool.size, len(tasks)))
-    if not pool.is_this_process:
+    if pool.is_this_process or (len(tasks) == 1 and pool.address is None):
+        worker = make()
+        for task in tasks:
+            yield task, _attempt(worker, task)
+    else:
         yield from _do_with_ray(tasks, make, pool)
-        return
-    worker = make()
-    for task in tasks:
-        yield task, _attempt(worker, task)
 
 
 def _attempt(worker: Worker[Task, Result], task: Task) -> Result | ValueError:
@@ -113,13 +105,14 @@ def _do_with_ray(
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+    count, cpus, gpus = min(pool.workers, len(tasks)), pool.worker_cpus, pool.worker_gpus
     try:
-        _check_resources(pool, ray.cluster_resources())  # Ray would wait for ever
+        _check_resources(count, {"CPU": cpus, "GPU": gpus}, ray.cluster_resources())
         start: Any = ray.remote(_Actor).options(
-            num_cpus=pool.cpus, num_gpus=pool.gpus, max_restarts=-1, max_task_retries=RETRIES
+            num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=RETRIES
         )
-        arguments = make, max(1, math.ceil(pool.cpus)), Path.cwd()
-        idle = [start.remote(*arguments) for _ in range(pool.size)]
+        arguments = make, max(1, math.ceil(cpus)), Path.cwd()
+        idle = [start.remote(*arguments) for _ in range(count)]
         left, running = iter(tasks), {}
         while True:
             for task in itertools.islice(left, len(idle)):
@@ -141,10 +134,13 @@ def _do_with_ray(
         ray.shutdown()
 
 
-def _check_resources(pool: Pool, available: Mapping[str, float]) -> None:
-    for kind, share in (("CPU", pool.cpus), ("GPU", pool.gpus)):
-        if pool.size * share > available.get(kind, 0):
+def _check_resources(
+    count: int, shares: Mapping[str, float], available: Mapping[str, float]
+) -> None:
+    """Refuse more workers than there is room for, for which Ray would wait for ever."""
+    for kind, share in shares.items():
+        if count * share > available.get(kind, 0):
             raise ValueError(
-                f"{pool.size} workers of {share:g} {kind}s each need more than the "
+                f"{count} workers of {share:g} {kind}s each need more than the "
                 f"{available.get(kind, 0):g} there are"
             )

@@ -28,8 +28,7 @@ from diagd.data.actions import split_actions
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.exact import VerifiedStep, step_costs
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Exact, parse_strategies
+from diagd.decoding.strategies.table import Exact, Strategy, parse_strategies
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.families.defaults import GenerationDefaults

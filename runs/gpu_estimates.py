@@ -20,8 +20,7 @@ import tyro
 from diagd.benchmark.steps import Ceilings, StepTimes, bytes_read, flops
 from diagd.commands.bench import CACHE_BYTES
 from diagd.decoding.schedule import SequenceLayout, TokenGrid, make_plan
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.families.presets import PRESETS
 from diagd.files import write_json, write_text
 from diagd.models.config import ModelConfig

@@ -10,10 +10,8 @@ import pytest
 from diagd.files import (
     copy_whole,
     read_json_lines,
-    recover_folder,
     replacing,
     rewind_log,
-    swap_folder,
     write_json,
     write_text,
 )
@@ -121,55 +119,6 @@ def test_what_is_no_json_is_refused_and_the_old_file_stays(tmp_path):
         write_json(tmp_path / "a.json", {"a": object()})
     assert (tmp_path / "a.json").read_text() == "1\n"
     assert names_in(tmp_path) == ["a.json"]
-
-
-def make_folder(path: Path, text: str) -> Path:
-    path.mkdir()
-    (path / "file").write_text(text)
-    return path
-
-
-def test_a_folder_takes_the_place_of_another(tmp_path):
-    folder = tmp_path / "training"
-    for text in ("first", "second"):
-        swap_folder(make_folder(tmp_path / "fresh", text), folder)
-        assert names_in(tmp_path) == ["training"]
-        assert (folder / "file").read_text() == text
-
-
-@pytest.mark.parametrize("renames", [0, 1, 2])
-def test_a_swap_killed_anywhere_loses_no_folder(renames, tmp_path, monkeypatch):
-    folder = make_folder(tmp_path / "training", "old")
-    fresh = make_folder(tmp_path / "fresh", "new")
-    rename, done = os.replace, []
-
-    def replace(source, goal):
-        if len(done) == renames:
-            raise KeyboardInterrupt
-        done.append(goal)
-        rename(source, goal)
-
-    def remove(path, ignore_errors):
-        if len(done) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", replace)
-    monkeypatch.setattr("diagd.files.shutil.rmtree", remove)
-    with pytest.raises(KeyboardInterrupt):
-        swap_folder(fresh, folder)
-    monkeypatch.undo()
-    recover_folder(folder)
-    assert (folder / "file").read_text() == ("new" if renames == 2 else "old")
-    swap_folder(make_folder(tmp_path / "next", "next"), folder)  # the next run saves again
-    assert (folder / "file").read_text() == "next"
-    assert not (tmp_path / "training.previous").exists()
-
-
-def test_nothing_to_recover_changes_nothing(tmp_path):
-    recover_folder(tmp_path / "training")
-    make_folder(tmp_path / "training", "here")
-    recover_folder(tmp_path / "training")
-    assert names_in(tmp_path) == ["training"]
 
 
 @pytest.mark.parametrize(

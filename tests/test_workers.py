@@ -64,12 +64,12 @@ def test_a_worker_that_cannot_be_made_ends_it_all():
 
 
 def test_without_tasks_no_worker_is_made():
-    assert list(do_tasks([], partial(Halver, -1), Pool(3))) == []
+    assert list(do_tasks([], partial(Halver, -1), Pool(workers=3))) == []
 
 
 @pytest.mark.slow
 def test_processes_of_ray_s_do_what_one_process_does():
-    pool = Pool(2, cpus=0.5)
+    pool = Pool(workers=2, worker_cpus=0.5)
     done = sorted(told(do_tasks([2, 13, 3, 4], partial(Halver, 0), pool)))
     assert done == [*HALVED, (13, "4 processes died of it")]
     with pytest.raises(ValueError, match="no -1"):
@@ -77,34 +77,34 @@ def test_processes_of_ray_s_do_what_one_process_does():
 
 
 @pytest.mark.parametrize(
-    ("pool", "message"),
+    ("count", "shares", "message"),
     [
-        (Pool(3, 1.5), "3 workers of 1.5 CPUs each need more than the 4 there are"),
-        (Pool(1, 1, 1), "1 workers of 1 GPUs each need more than the 0 there are"),
+        (3, {"CPU": 1.5}, "3 workers of 1.5 CPUs each need more than the 4 there are"),
+        (1, {"CPU": 1, "GPU": 1}, "1 workers of 1 GPUs each need more than the 0 there are"),
     ],
 )
-def test_more_than_there_is_is_refused(pool, message):
+def test_more_than_there_is_is_refused(count, shares, message):
     with pytest.raises(ValueError, match=message):
-        _check_resources(pool, {"CPU": 4.0})
-    _check_resources(Pool(4), {"CPU": 4.0})
+        _check_resources(count, shares, {"CPU": 4.0})
+    _check_resources(4, {"CPU": 1, "GPU": 0}, {"CPU": 4.0})
 
 
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ((0,), "workers must be at least 1, got 0"),
-        ((1, -1), "worker_cpus must be at least 0, got -1"),
-        ((1, 1, -1), "worker_gpus must be at least 0, got -1"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"worker_cpus": -1}, "worker_cpus must be at least 0, got -1"),
+        ({"worker_gpus": -1}, "worker_gpus must be at least 0, got -1"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(numbers, message):
     with pytest.raises(ValueError, match=message):
-        Pool(*numbers)
+        Pool(**numbers)
 
 
 def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    for pool in (Pool(2), Pool(address="auto")):
+    for pool in (Pool(workers=2), Pool(address="auto")):
         with pytest.raises(ValueError, match=r"--workers needs ray: pip install -e '\.\[scale\]'"):
             next(do_tasks([2, 4], partial(Halver, 0), pool))
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from diagd.commands.check import check_clips
-from diagd.data.recorders.doom import open_doom
-from diagd.data.recorders.recording import RecordOptions, record_clips
+from diagd.data.recorders.recording import RecordOptions, record
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-own-game.md").read_text()
@@ -114,7 +113,7 @@ def line_with(word: str, process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 def test_rows_of_the_other_game_that_diagd_records_are_told_apart_as_well(tmp_path):
     pytest.importorskip("vizdoom", reason="recording needs pip install -e '.[doom]'")
-    record_clips(RecordOptions(tmp_path, clips=16, size="48x80"), open_doom)
+    record(RecordOptions(tmp_path, clips=16, size="48x80"))
     report = check_clips(tmp_path)
     assert report.timing is not None
     assert (report.timing.found, report.problems) == (0, [])

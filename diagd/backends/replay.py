@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.engine import Lanes, whole_blocks
-from diagd.decoding.model import Buffers, StepFunction, StepParts
+from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
 from diagd.decoding.visibility import NEVER
-from diagd.decoding.wrapper import Behind, ModelWrapper
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
 MAX_GRAPHS = 256  # kept over one memory; then those captured first leave

@@ -7,8 +7,7 @@ from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster, parse_strategies
+from diagd.decoding.strategies.table import Conditions, Diagonal, Raster, Strategy, parse_strategies
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, RowLags
 

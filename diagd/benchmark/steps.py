@@ -15,8 +15,7 @@ from diagd.backends.linears import multiplies_packed
 from diagd.backends.native.library import load_library
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.generate_tokens import synchronized_time
-from diagd.decoding.model import CausalModel, StepFunction, StepParts
-from diagd.decoding.wrapper import ModelWrapper
+from diagd.decoding.model import CausalModel, ModelWrapper, StepFunction, StepParts
 from diagd.models.config import ModelConfig
 
 _STREAM_NUMBERS = 2**28  # float32: 1 GiB, larger than any cache

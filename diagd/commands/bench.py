@@ -37,7 +37,7 @@ from diagd.console import cell, make_console, print_records, progress
 from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, synchronized_time
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import Conditions, Strategy
 from diagd.families.checkpoints import load_model, model_path, read_config
 from diagd.families.presets import PRESETS
 from diagd.files import write_json

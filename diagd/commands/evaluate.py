@@ -29,8 +29,7 @@ from diagd.checks import shorten
 from diagd.console import make_console, progress
 from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
 from diagd.evaluation.options import EvaluateOptions
@@ -318,7 +317,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 
     A clip that cannot be measured stops no other, and the next run tries it again.
     """
-    device, pool, models = device_of(options.device), options.pool(), options.labelled_models()
+    device, models = device_of(options.device), options.labelled_models()
     dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
     clips = choose_clips(options.clips, options.lengths.num_clips, options.seed)
@@ -326,7 +325,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         clip_after(options.clips, clips[0])
     meter = ClipMeter(options, dtype)
     failed: dict[str, str] = {}
-    if pool.is_this_process:  # else others load the models
+    loads_here = options.is_this_process  # else others load the models
+    if loads_here:
         for label in reversed(models):  # the first one stays loaded
             failed |= meter.check(label, clips)
     if len(failed) == len(clips):
@@ -359,8 +359,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if missing:
             run["run"] = len(before.runs)
             append(run)
-            make = (lambda: meter) if pool.is_this_process else partial(ClipMeter, options, dtype)
-            outcomes = do_tasks(missing, make, pool)
+            make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
+            outcomes = do_tasks(missing, make, options)
             with progress("clips x strategies", len(tasks), len(tasks) - len(missing)) as job:
                 for task, outcome in outcomes:
                     if isinstance(outcome, ValueError):

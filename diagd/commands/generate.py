@@ -27,13 +27,12 @@ from diagd.backends.devices import device_of
 from diagd.console import duration, make_console, print_records, progress, waiting
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Raster
+from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import VIDEO_SUFFIXES, recording_formats
 from diagd.files import require_folder, write_json
 from diagd.flags import output_file
-from diagd.metrics.psnr import psnr
+from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.options import MANY_VIDEOS, ONE_VIDEO, GenerateOptions
 from diagd.pipeline.prompts import Prompt, likeness_notes, read_text, seed_of
@@ -206,7 +205,7 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
         missing = [path for path in paths if not _is_done(path.stem, out, settings)]
         num_done = len(paths) - len(missing)
         with progress("prompts", len(paths), num_done) as job:
-            for path, made in do_tasks(missing, partial(PromptWorker, options), options.pool()):
+            for path, made in do_tasks(missing, partial(PromptWorker, options), options):
                 if isinstance(made, ValueError):
                     failed[path.name] = str(made)
                 else:  # the video, then the file that says it is there

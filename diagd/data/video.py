@@ -172,22 +172,13 @@ def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None
     """Write frames as .mp4 (H.264), .gif or .webp (both loop), or .png: five side by side."""
     check_suffix(path)
     suffix, frames = Path(path).suffix.lower(), frames.cpu()
-    if suffix == ".png":
-        write_image(path, contact_sheet(frames))
-    elif suffix == ".mp4":
-        write_video(path, frames, fps)
-    else:
-        write_bytes(path, _encode(suffix[1:], frames, fps))
+    pictures = contact_sheet(frames)[None] if suffix == ".png" else frames
+    write_bytes(path, _encode(suffix[1:], pictures, fps))
 
 
 def write_image(path: str | Path, image: Tensor) -> None:
     """Write one (H_px, W_px, 3) uint8 RGB picture as PNG."""
-    encoder = av.CodecContext.create("png", "w")
-    assert isinstance(encoder, av.VideoCodecContext)
-    encoder.height, encoder.width = image.shape[:2]
-    encoder.pix_fmt, encoder.time_base = "rgb24", Fraction(1)
-    packets = [*encoder.encode(_picture(image)), *encoder.encode()]
-    write_bytes(path, b"".join(bytes(packet) for packet in packets))
+    write_bytes(path, _encode("png", image[None]))
 
 
 def write_video(
@@ -202,22 +193,23 @@ def encode_video(frames: Tensor, fps: Fraction | float = 10, crf: int = 14) -> b
     return _encode("mp4", frames, fps, crf=str(crf))
 
 
-# codec, pixel format and options by container
+# container, codec, pixel format and options by suffix
 _FORMATS = {
     # on more threads bytes depend on the number of cores, and mbtree reads stray memory
-    "mp4": ("libx264", "yuv420p", {"preset": "medium", "x264-params": "threads=1:mbtree=0"}),
-    "gif": ("gif", "pal8", {}),
-    "webp": ("libwebp_anim", "yuv420p", {"quality": "85"}),
+    "mp4": ("mp4", "libx264", "yuv420p", {"crf": "14", "x264-params": "threads=1:mbtree=0"}),
+    "gif": ("gif", "gif", "pal8", {}),
+    "webp": ("webp", "libwebp_anim", "yuv420p", {"quality": "85"}),
+    "png": ("image2pipe", "png", "rgb24", {}),
 }
 
 
-def _encode(container: str, frames: Tensor, fps: Fraction | float, **options: str) -> bytes:
-    codec, pixel_format, defaults = _FORMATS[container]
+def _encode(suffix: str, frames: Tensor, fps: Fraction | float = 1, **options: str) -> bytes:
+    container, codec, pixel_format, defaults = _FORMATS[suffix]
     rate = Fraction(fps).limit_denominator(1001)
-    pictures = _with_palette(frames, fps) if container == "gif" else map(_picture, frames)
+    pictures = _with_palette(frames, fps) if suffix == "gif" else map(_picture, frames)
     whole = io.BytesIO()
     with av.open(whole, "w", format=container) as file:
-        if container == "webp":
+        if suffix == "webp":
             file.options["loop"] = "0"  # for ever, as a GIF does
         stream = file.add_stream(codec, rate=rate, options=defaults | options)
         assert isinstance(stream, VideoStream)

@@ -20,13 +20,7 @@ from torch import Tensor
 from diagd.decoding.model import Buffers, CausalModel, StepFunction
 from diagd.decoding.sampling import UNDRAWN, Draw, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import (
-    SCRATCH,
-    DecodePlan,
-    Order,
-    SequenceLayout,
-    make_plan,
-)
+from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
 from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
@@ -102,7 +96,6 @@ class Step:
 
 
 def whole_blocks(size: int, block: int) -> int:
-    """Round up to whole blocks."""
     return -(-size // block) * block
 
 

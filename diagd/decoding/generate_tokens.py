@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import GEN_CLOSED, getgeneratorstate
 
 import torch
@@ -14,8 +14,7 @@ from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, whole
 from diagd.decoding.strategies.decode import decode
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
@@ -24,17 +23,13 @@ class DecodingEngine:
     """A stream of frames from a raster-order model, read by `prefill` and written by `decode`.
 
     Args:
-        model: what to decode with (see `CausalModel`).
+        model, sampling, seed, context, rule: as of `generate_tokens`.
         height, width: tokens of a frame.
         num_action_tokens: conditioning tokens before each generated frame, 0 or more.
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
         keep_frames: frames that are read again when the context is full; by default none where
             only the distance between positions matters to the model, else half of what it holds.
-        sampling: how tokens are drawn; greedy by default.
-        seed: of the draws, 64 bits: one number (batch row b uses seed + b) or one for each row.
-        context: (1 or B, M, size) cross-attention input for models that have one.
-        rule: who may see whom (see `diagd.decoding.visibility`).
 
     Attributes:
         stream: what strategies drive, with the counts of steps and frames.
@@ -134,15 +129,17 @@ class DecodingEngine:
         if not stream.window:
             raise ValueError("there is nothing to go on from: prefill comes before decode")
         if isinstance(strategy, DiagonalSchedule):
-            _check_grid(strategy.grid, stream.frame.grid, num_frames)
-            num_frames = strategy.grid.num_frames
+            num_frames = strategy.grid.num_frames if num_frames is None else num_frames
+            grid = replace(stream.frame.grid, num_frames=num_frames)
+            if strategy.grid != grid:
+                raise ValueError(f"the schedule must be for {grid}, got one for {strategy.grid}")
         elif num_frames is None:
             if actions is None or actions.ndim < 2:
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
-        temperature, grid = stream.sampling.temperature, stream.frame.grid
-        strategy.check(Conditions(temperature, grid, stream.batch_size, stream.model.replays))
+        temperature, frame = stream.sampling.temperature, stream.frame.grid
+        strategy.check(Conditions(temperature, frame, stream.batch_size, stream.model.replays))
         layout = stream.layout(num_frames, 0, stream.num_used > 0)
         if actions is None and not layout.num_action_tokens:
             actions = stream.tokens.new_empty(stream.batch_size, num_frames, 0)
@@ -208,18 +205,6 @@ def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> Non
         )
     check_ids(prompt, stream.model.num_embeddings, "prompt")
     stream.model.check_prompt(prompt, layout.context_frames)
-
-
-def _check_grid(grid: TokenGrid, frame: TokenGrid, num_frames: int | None) -> None:
-    if (grid.height, grid.width) != (frame.height, frame.width):
-        raise ValueError(
-            f"schedule must be for frames of {frame.height}x{frame.width}, "
-            f"got {grid.height}x{grid.width}"
-        )
-    if num_frames not in (None, grid.num_frames):
-        raise ValueError(
-            f"the schedule is for {grid.num_frames} frames, got num_frames={num_frames}"
-        )
 
 
 def _check_actions(actions: Tensor | None, layout: SequenceLayout, stream: Stream) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Strategy
 from diagd.decoding.visibility import NEVER, visible
 
 
@@ -68,12 +68,8 @@ class TeacherView:
 
     def mask_mod(self) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return `sees` as FlexAttention asks for it: (batch, head, q, r) -> bool."""
-        positions, steps, fed_at, leaves_at = (
-            self.positions,
-            self.steps,
-            self.fed_at,
-            self.leaves_at,
-        )
+        positions, steps, fed_at = self.positions, self.steps, self.fed_at
+        leaves_at = self.leaves_at
 
         def mask(batch: Tensor, head: Tensor, q: Tensor, r: Tensor) -> Tensor:
             seen = visible(positions[q], steps[q], positions[r], fed_at[r], q == r)
@@ -89,7 +85,6 @@ class TeacherView:
         return self.sees(lanes[:, None], lanes)
 
     def to(self, device: torch.device | str) -> "TeacherView":
-        """Return the view on a device."""
         return TeacherView(*(getattr(self, one.name).to(device) for one in fields(self)))
 
 

@@ -9,14 +9,14 @@ import tyro
 from diagd.backends.names import DTypeChoice, DTypeName
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategies
+from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategies
 from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import OutputFolder
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
-from diagd.pipeline.options import MachineFlags, PoolFlags
+from diagd.pipeline.options import MachineFlags
+from diagd.workers import Pool
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(MachineFlags, PoolFlags):
+class EvaluateOptions(MachineFlags, Pool):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
 
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
@@ -85,7 +85,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
             raise ValueError("revisit says how many frames there are: leave frames out")
         if self.lpips_heads is not None and self.lpips_backbone is None:
             raise ValueError("lpips_heads needs lpips_backbone as well")
-        if self.teacher_forced and not self.pool().is_this_process:
+        if self.teacher_forced and not self.is_this_process:
             raise ValueError("teacher_forced runs in this process: leave --workers out")
         asked = [name for name in ("drift", "revisit", "teacher_forced") if getattr(self, name)]
         if len(asked) > 1:
@@ -99,7 +99,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
             strategy.check(Conditions(self.sampling().temperature))
         self.labelled_models()
-        self.pool()
+        super().__post_init__()
 
     @property
     def lengths(self) -> Protocol:

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, parse_strategy
+from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
 from diagd.models.config import ModelConfig
 
 _MIN = {"context_frames": 0, "num_frames": 1, "row_lag": 1, "keep_frames": 0, "first_id": 0}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import CausalModel, ModelShape
-from diagd.decoding.wrapper import ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
 
 
 class GuidedModel(ModelWrapper[CausalModel]):

@@ -26,8 +26,7 @@ from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, gene
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import as_strategy
+from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.family import TextIds, TextPrompts

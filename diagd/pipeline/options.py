@@ -12,8 +12,7 @@ import tyro
 from diagd.backends.names import Backend, DTypeChoice
 from diagd.checks import check_at_least
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import Raster, parse_strategy
+from diagd.decoding.strategies.table import Conditions, Raster, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.files import check_suffix
 from diagd.flags import Device, FrameLag, OutputFile, OutputFolder, RowLag
@@ -67,26 +66,12 @@ class DecodingFlags:
         return parse_strategy(self.strategy)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolFlags:
-    """How many processes share the work, and with how much of a machine each."""
-
-    workers: int = Pool.size  # processes that share the work (Ray); 1 is this one alone
-    worker_cpus: float = Pool.cpus  # CPU share of each
-    worker_gpus: float = Pool.gpus  # GPU share of each
-    # of a Ray cluster that sees the same folders, such as ray://head:10001; default: one here
-    address: str | None = None
-
-    def pool(self) -> Pool:
-        return Pool(self.workers, self.worker_cpus, self.worker_gpus, self.address)
-
-
 ONE_VIDEO = ("prompt", "output", "images", "compare", "raster_frames")
 MANY_VIDEOS = ("out", "workers", "worker_cpus", "worker_gpus", "address")
 
 
 @dataclass(frozen=True)
-class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
+class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     """Generate a video from a prompt clip and actions, and write it as mp4 with a contact sheet.
 
     What is not given is a default of the model: of the bundled one, 16 frames after 4 with
@@ -138,7 +123,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, PoolFlags):
                 raise ValueError(f"{name} is for {kind} --prompts{hint}")
         if is_many and self.out is None:
             raise ValueError("prompts need --out, a folder for their videos")
-        self.pool()
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
 from diagd.families.clip_files import ClipFile
-from diagd.metrics.psnr import psnr
+from diagd.metrics.quality import psnr
 from diagd.tokenizers.text import encode_text, read_embedding
 from diagd.tokenizers.vq import VideoTokenizer
 

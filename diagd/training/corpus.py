@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from diagd.backends.devices import device_of
 from diagd.console import make_console
 from diagd.data.actions import ActionVocabulary, write_actions
 from diagd.data.video import read_video, video_length, write_video
@@ -20,15 +21,15 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.files import copy_whole
 from diagd.tokenizers.linear_init import choose_patch
 from diagd.tokenizers.shards import actions_of, clip_actions, find_clips, write_shards
-from diagd.tokenizers.training import (
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.training.options import TokenizeOptions
+from diagd.training.tokenizer import (
     OF_TRAINING,
     finished_tokenizer,
     load_frames,
     measure_tokenizer,
     train_tokenizer,
 )
-from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.options import TokenizeOptions
 
 POOR_PSNR = 28.0  # dB; fog, in pictures of games
 MAX_PIECE = 64  # frames that clips are cut into
@@ -50,6 +51,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     Nothing is written where clips, actions or a tokenizer are missing or do not fit. Returns the
     quality measured on held-out clips, and counts of clips, frames a piece and scenes.
     """
+    device = device_of(options.device)
     clips = find_clips(options.clips)
     others = find_clips(options.heldout) if options.heldout else []
     given = ActionVocabulary.load(options.actions) if options.actions else None
@@ -79,7 +81,7 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
         f"frames of {height}x{width} px are {height // patch}x{width // patch} tokens "
         f"of {patch}x{patch} px (height x width)"
     )
-    tokenizer = _prepare_tokenizer(options, clips).to(options.device)
+    tokenizer = _prepare_tokenizer(options, clips).to(device)
     report: dict[str, Any] = measure_tokenizer(tokenizer, load_frames(others, options))
     console.print(
         f"the tokenizer reconstructs held-out frames at {report['psnr']} dB (PSNR) with "

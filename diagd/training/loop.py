@@ -2,9 +2,10 @@
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,6 @@ from diagd.families.checkpoints import save_model
 from diagd.files import (
     append_line,
     read_json_lines,
-    recover_folder,
-    replacing_folder,
     rewind_log,
     save_figure,
     write_json,
@@ -124,7 +123,7 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        precision = choose_precision(options)
+        precision = choose_precision(options.precision)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
@@ -132,23 +131,19 @@ class TrainingRun:
                 f"a sharded model is trained by --optimizer adamw, got {options.optimizer}"
             )
         self.model, *self.optimizers = self.accelerator.prepare(model, *optimizers)
-        self.checkpoint = options.out / "training"  # all that a run needs to go on
+        # all that a run needs to go on: the state of a step, which run.json names once it is whole
+        self.checkpoint = options.out / "training"
         self.log_file = options.out / "log.jsonl"
-        self.step, self.seconds = 0, 0.0
+        self.step, self.saved, self.seconds = 0, -1, 0.0
         self.agreed_at, self.agree_at = 0, 0  # steps: of the last agreement, of the next one
 
     @property
     def share_done(self) -> float:
-        """Share of the run that is over, 1 at its end."""
         return self.options.share_done(self.step, self.seconds)
 
     def resume(self) -> None:
         """Continue from the checkpoint, refusing one of another run; cut the log back to it."""
-        is_main = self.accelerator.is_main_process
         self.options.out.mkdir(parents=True, exist_ok=True)
-        if is_main:
-            recover_folder(self.checkpoint)
-        self.accelerator.wait_for_everyone()
         state_file = self.checkpoint / "run.json"
         if state_file.is_file():
             state = json.loads(state_file.read_text(encoding="utf-8"))
@@ -160,9 +155,9 @@ class TrainingRun:
                 raise ValueError(
                     f"{held} another model, tokenizer or schedule; choose another --out"
                 )
-            self.accelerator.load_state(str(self.checkpoint))
-            self.step, self.seconds, self.agreed_at = step, seconds, step
-        if is_main:
+            self.accelerator.load_state(str(self.checkpoint / f"step_{step}"))
+            self.step, self.saved, self.seconds, self.agreed_at = step, step, seconds, step
+        if self.accelerator.is_main_process:
             rewind_log(self.log_file, self.step)
 
     def train(self, loss: Loss, look: Look | None = None) -> None:
@@ -227,7 +222,6 @@ class TrainingRun:
         return torch.where(finite.to(value.device), value.detach(), torch.nan)
 
     def _batch(self) -> Tensor:
-        """Return this process's share of the step's sequences."""
         options, size = self.options, self.batch_size
         seed, first = (options.seed << 40) + self.step, self.accelerator.process_index * size
         total = size * self.accelerator.num_processes
@@ -283,23 +277,32 @@ class TrainingRun:
         """
         self._finite_mean([self._backward(loss)])
         is_main = self.accelerator.is_main_process
-        others = nullcontext(self.checkpoint.with_name("training.partial"))  # where main makes it
-        with replacing_folder(self.checkpoint) if is_main else others as fresh:
-            self.accelerator.wait_for_everyone()
-            try:
-                self.accelerator.save_state(str(fresh))
-            except (SafetensorError, RuntimeError) as error:  # how they and torch say it
-                raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
-            # gathered where it is sharded
-            weights: Any = self.accelerator.get_state_dict(self.model)
-            self.accelerator.wait_for_everyone()
-            if is_main:
-                state = {"step": self.step, "seconds": self.seconds, **self.settings}
-                write_json(fresh / "run.json", state | self.identity)
+        if self.step != self.saved:
+            self._save_state()
+        weights: Any = self.accelerator.get_state_dict(self.model)  # gathered where it is sharded
         if is_main:
             save_model(self.accelerator.unwrap_model(self.model), self.options.out, weights)
             ActionVocabulary(self.clips.action_names).save(self.options.out / "actions.json")
             plot_loss(self.options.out)
+
+    def _save_state(self) -> None:
+        fresh, is_main = self.checkpoint / f"step_{self.step}", self.accelerator.is_main_process
+        if is_main:
+            shutil.rmtree(fresh, ignore_errors=True)  # what a run that was killed has left
+            fresh.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            self.accelerator.save_state(str(fresh))
+        except (SafetensorError, RuntimeError, OSError) as error:  # how they and torch say it
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
+        self.accelerator.wait_for_everyone()
+        if is_main:
+            state = {"step": self.step, "seconds": self.seconds, **self.settings}
+            write_json(self.checkpoint / "run.json", state | self.identity)
+            for old in set(self.checkpoint.glob("step_*")) - {fresh}:
+                shutil.rmtree(old, ignore_errors=True)
+        self.saved = self.step
 
 
 def plot_loss(folder: Path) -> None:

@@ -6,10 +6,8 @@ are always given. A sequence is read as a strategy would decode it
 """
 
 from bisect import bisect
-from dataclasses import asdict
 from itertools import accumulate
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +16,11 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Raster
+from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.families.checkpoints import TOKENIZER_FOLDER
-from diagd.files import write_json
 from diagd.models.attention import Visible
 from diagd.models.config import ModelConfig
-from diagd.models.transformer import Transformer
 from diagd.tokenizers.shards import TokenClips
-from diagd.training.corpus import copy_parts
 from diagd.training.loop import TrainingRun, generator_of
 from diagd.training.options import CorruptWith, Mixture, RunOptions
 
@@ -161,7 +154,6 @@ class MixtureLoss:
             self.losses[strategy] = ViewLoss(view, device, options.compiles)
 
     def __call__(self, model: nn.Module, tokens: Tensor, step: int) -> Tensor:
-        """Return the loss of a step's sequences (B, N) int64."""
         loss, fed = self.losses[draw_strategy(self.mixture, self.seed, step)], None
         if self.corruption is not None:
             fed = self.corruption(model, tokens, step, loss)
@@ -176,38 +168,3 @@ class MixtureLoss:
         mean = sum(found[one] * weight for one, weight in weights.items()) / sum(weights.values())
         by_strategy = {str(strategy): loss for strategy, loss in found.items()}
         return {"validation_loss": mean, "validation_loss_by_strategy": by_strategy}
-
-
-def begin_run(
-    command: Literal["train", "finetune"],
-    options: RunOptions,
-    clips: TokenClips,
-    model: Transformer,
-    parts: Path,
-) -> tuple[TrainingRun, MixtureLoss]:
-    """Begin a run, or resume the one in the folder, and make a world and a record of the folder.
-
-    The record is COMMAND.json; `parts` is a folder with the parts of the world beside its model.
-    """
-    purpose = options.purpose()
-    run = TrainingRun(options, clips, model, {command: purpose})
-    device, process = run.accelerator.device, run.accelerator.process_index
-    loss = MixtureLoss(options, model.config, device, process)  # refuses lags; then files are made
-    run.resume()
-    if run.accelerator.is_main_process:
-        copy_parts(parts, options.out)
-        write_json(options.out / f"{command}.json", {**purpose, "options": asdict(options)})
-    return run, loss
-
-
-def next_steps(folder: Path, tokens: Path) -> str:
-    """Name the commands for a model that has just been trained on tokens."""
-    if not (folder / TOKENIZER_FOLDER).is_dir():
-        return (
-            f"{folder} has no tokenizer, since {tokens} has none: "
-            "the folder that diagd tokenize writes has one"
-        )
-    return (
-        f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
-        f"diagd tune --model {folder} --tokens {tokens} finds its fastest strategy"
-    )

@@ -10,13 +10,19 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from diagd.backends.native.compiler import find_compiler
-from diagd.checks import check_at_least, check_values
+from diagd.checks import check_at_least, check_values, parse_size
 from diagd.decoding.schedule import RowStart, check_row_start
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import Diagonal, parse_strategies, parse_strategy
+from diagd.decoding.strategies.table import (
+    Conditions,
+    Diagonal,
+    Strategy,
+    parse_strategies,
+    parse_strategy,
+)
 from diagd.families.presets import PRESETS, available_models
 from diagd.flags import Device, OutputFolder, RowLags
-from diagd.tokenizers.options import TokenizerOptions
+
+TOKENIZER_MINUTES, WORLD_MINUTES = 5.0, 20.0  # of training, where nothing is said
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,24 @@ class CheckOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeOptions(TokenizerOptions):
+class TokenizeOptions:
     """Turn recorded clips into a folder that `diagd train` takes: tokens, tokenizer, scenes."""
 
+    steps: int | None = None  # optimizer steps that the tokenizer is trained for
+    minutes: float | None = None  # minutes that it is trained for; default 5, or --steps
+    batch: int = 8  # frames a step
+    learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
+    decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
+    seed: int = 0  # of the weights and of the order of frames
+    threads: int = 2  # workers, each with its share of the batch
+    device: Device = "cpu"  # cpu or cuda
+    clips: Path  # folder of clips: NAME.mp4, with NAME.jsonl where there are actions
+    size: str | None = None  # crop and scale frames to this height and width: 64x96
+    init: Path | None = None  # tokenizer to start training from, instead of from scratch
+    patch: int | None = None  # pixels a token is high and wide; default: 8, or what divides frames
+    codes: int = 1024  # codebook size, from scratch
+    frame_stride: int = 4  # train and measure on every n-th frame; all of them lie in memory
+    checkpoint_s: float = 60.0  # seconds between checkpoints
     out: OutputFolder  # folder to write; a killed run goes on from here
     heldout: Path | None = None  # folder of held-out clips; default: a share of the clips
     heldout_share: float = 0.1  # which share: every tenth clip by name
@@ -37,15 +58,40 @@ class TokenizeOptions(TokenizerOptions):
     actions: Path | None = None  # actions.json with the order of actions; else as in the clips
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_values(self, ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"))
+        check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
+        check_values(
+            self,
+            ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
+            ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
+        )
+        if self.patch is not None and self.init is not None:
+            raise ValueError("patch is that of the tokenizer where init names one: leave it out")
+        size_px = self.size_px
+        if size_px and (min(size_px) < 10 or size_px[0] % 2 or size_px[1] % 2):  # as videos need
+            raise ValueError(
+                f"size must be height x width in pixels, even and at least 10: 64x96; "
+                f"got {self.size}"
+            )
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("--tokenizer is applied as it is; to train it further use --init")
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
+        minutes = self.minutes or (None if self.steps else TOKENIZER_MINUTES)
+        by_steps = step / self.steps if self.steps else 0.0
+        return max(by_steps, seconds / (60 * minutes) if minutes else 0.0)
+
+    @property
+    def size_px(self) -> tuple[int, int] | None:
+        """Height and width that frames are fitted to; None: as stored."""
+        return parse_size(self.size)
 
 
 OptimizerName = Literal["adamw", "muon"]
 CorruptWith = Literal["uniform", "samples"]
-DEFAULT_MINUTES = 20.0
 BATCH_TOKENS = 5000  # of a step and process, where no batch size is given
 WARM_UP_STEPS = 50
 MIN_COMPILED_S = 600.0  # compiling takes about a minute
@@ -240,7 +286,7 @@ class TrainOptions(RunOptions):
     @property
     def seconds(self) -> float | None:
         given = super().seconds
-        return 60 * DEFAULT_MINUTES if given is None and self.steps is None else given
+        return 60 * WORLD_MINUTES if given is None and self.steps is None else given
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import time
 from functools import cache
-from typing import Literal
 
 import torch
 
@@ -119,14 +118,11 @@ def aim_heads(model: Transformer) -> Transformer:
     return model
 
 
-def choose_precision(options: RunOptions) -> str:
-    """Return "bf16" or "no", as asked for or as multiplies faster here."""
-    return faster_precision() if options.precision == "auto" else options.precision
-
-
 @cache
-def faster_precision() -> Literal["bf16", "no"]:
-    """Measure in which type matrices are multiplied faster here, in a few milliseconds."""
+def choose_precision(asked: str) -> str:
+    """Return "bf16" or "no"; for "auto" the one that multiplies faster here, measured at once."""
+    if asked != "auto":
+        return asked
     if torch.cuda.is_available():
         return "bf16" if torch.cuda.is_bf16_supported() else "no"
     seconds: dict[torch.dtype, float] = {}

@@ -11,9 +11,9 @@ diagd tune --tokens tokens --model world --make-default
 diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.backends.prepare import prepare
-from diagd.console import make_console, print_records, print_table, progress, track
+from diagd.console import make_console, print_records, print_table, track
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, spell_error, strategy_nll
 from diagd.families.checkpoints import available_models, find_model, load_model, write_defaults
 from diagd.files import write_json
 from diagd.models.transformer import Transformer
+from diagd.pipeline.prompts import prompt_tokens
 from diagd.system import provenance
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
 from diagd.training.loop import chart, windows
@@ -141,12 +141,11 @@ def _measure(
     context_frames: int,
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
-    costs: list[Tensor] = []
-    with progress("judging", len(candidates) * len(clips)) as job:
-        for strategy in candidates:
-            for tokens, actions in clips:
-                costs.append(strategy_nll(model, tokens, actions, strategy, context_frames))
-                job.advance()
+    pairs = list(product(candidates, clips))
+    costs = [
+        strategy_nll(model, *clip, strategy, context_frames)
+        for strategy, clip in track(pairs, "judging")
+    ]
     return torch.cat(costs).unflatten(0, (len(candidates), len(clips))).double().cpu()
 
 
@@ -160,29 +159,21 @@ def _speeds(
 ) -> list[float]:
     """Return the frames a second at which each decodes the grid of a clip; uses up the model.
 
-    Two frames are timed twice, once for all candidates of the same lags, whose steps are alike.
+    What a step takes is measured over two frames, twice.
     """
     prepared, _ = prepare(model)
-    given, coming = actions[:, :context_frames], actions[:, context_frames:]
-    prompt = torch.cat([given, tokens[:, :context_frames].flatten(2)], 2).flatten(1)
+    prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, 1:context_frames])
     timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
-    step_s: dict[tuple[int, int], float] = {}
-    schedules = [strategy.schedule(grid) for strategy in candidates]
-    for strategy, schedule in zip(candidates, track(schedules, "timing"), strict=True):
-        lags = schedule.row_lag, schedule.frame_lag
-        for _ in range(0 if lags in step_s else 2):
-            stats = generate_tokens(
-                prepared,
-                prompt[:, actions.shape[2] :],
-                strategy,
-                coming[:, : timed.num_frames],
-                context_frames,
-                timed,
-            ).stats
-            step_s[lags] = min(step_s.get(lags, math.inf), stats.seconds / stats.num_steps)
-    lags = [(schedule.row_lag, schedule.frame_lag) for schedule in schedules]
-    steps = [schedule.num_steps for schedule in schedules]
-    return [grid.num_frames / (n * step_s[one]) for n, one in zip(steps, lags, strict=True)]
+    coming = actions[:, context_frames:][:, : timed.num_frames]
+    speeds = list[float]()
+    for strategy in track(candidates, "timing"):
+        runs = [
+            generate_tokens(prepared, prompt, strategy, coming, context_frames, timed).stats
+            for _ in range(2)
+        ]
+        step_s = min(stats.seconds / stats.num_steps for stats in runs)
+        speeds.append(grid.num_frames / (strategy.schedule(grid).num_steps * step_s))
+    return speeds
 
 
 def _row(

@@ -16,7 +16,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from diagd.families.presets import PRESETS
-from diagd.files import append_line, read_json_lines, replacing_folder, write_text
+from diagd.files import append_line, read_json_lines, write_text
 from diagd.web.study.pairs import Clip, StudyPairs
 from diagd.web.study.store import StudyStore
 from tests.attack.commands import COMMANDS, flags_of
@@ -85,18 +85,6 @@ def test_a_file_on_a_read_only_disk_is_named(disk: Path) -> None:
     resize(disk, "ro")
     with pytest.raises(OSError, match=r"Read-only file system: '.*/a\.txt'"):
         write_text(disk / "a.txt", "new")
-
-
-def test_a_folder_that_does_not_fit_leaves_the_old_one(disk: Path) -> None:
-    def write(size: int) -> None:
-        with replacing_folder(disk / "training") as fresh:
-            (fresh / "state").write_bytes(bytes(size))
-
-    write(3)
-    with pytest.raises(OSError, match="No space left"):
-        write(9000)
-    assert [path.name for path in disk.iterdir()] == ["training"]
-    assert (disk / "training" / "state").read_bytes() == bytes(3)
 
 
 @pytest.fixture(autouse=True)

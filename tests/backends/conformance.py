@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
-from diagd.decoding.wrapper import ModelWrapper
 from diagd.models.transformer import Transformer
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under

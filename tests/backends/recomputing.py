@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagd.decoding.wrapper import ModelWrapper
+from diagd.decoding.model import ModelWrapper
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
 

@@ -1,7 +1,6 @@
 import pytest
 
-from diagd.data.recorders.gym import open_gym
-from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
+from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 
 GAME = "tests.data.recorders.scroller:Scroller-v0"
 
@@ -9,10 +8,7 @@ GAME = "tests.data.recorders.scroller:Scroller-v0"
 @pytest.fixture
 def clips(tmp_path):
     """Record a little of a game."""
-    record_clips(
-        RecordOptions(tmp_path / "clips", GAME, clips=10, frames=40, repeat=1, size="32x64"),
-        open_gym,
-    )
+    record(RecordOptions(tmp_path / "clips", GAME, clips=10, frames=40, repeat=1, size="32x64"))
     return tmp_path / "clips"
 
 

@@ -9,7 +9,7 @@ import torch
 
 import diagd
 from diagd.decoding.schedule import RowStart
-from diagd.decoding.strategies.strategy import Strategy
+from diagd.decoding.strategies.table import Strategy
 from tests.decoding.cases import MODELS, Case, model_of
 
 CASE = Case(num_action_tokens=2)

@@ -281,7 +281,7 @@ def test_a_prompt_shorter_than_its_context_frames_is_an_error():
 
 def test_a_schedule_for_other_frames_is_an_error():
     engine = open_stream(Case())
-    with pytest.raises(ValueError, match=r"3x5, got 5x3$"):
+    with pytest.raises(ValueError, match=r"height=3, width=5\), got .*height=5, width=3\)$"):
         engine.decode(diagd.DiagonalSchedule(diagd.TokenGrid(1, 5, 3), 1))
 
 

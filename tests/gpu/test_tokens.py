@@ -14,7 +14,7 @@ import torch
 import diagd
 from diagd.backends.prepare import prepare
 from diagd.backends.replay import Captured
-from diagd.decoding.strategies.strategy import Conditions
+from diagd.decoding.strategies.table import Conditions
 from diagd.families.checkpoints import load_model
 from diagd.models.huggingface import HuggingFaceModel, llama_of
 from tests.decoding.cases import Case

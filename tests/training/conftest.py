@@ -6,7 +6,7 @@ from accelerate.state import AcceleratorState
 
 from diagd.families.presets import PRESETS
 from diagd.training import loop
-from diagd.training.pretraining import TrainOptions
+from diagd.training.train import TrainOptions
 from tests.training.runs import options_maker
 from tests.worlds import model_config
 

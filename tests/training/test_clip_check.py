@@ -6,8 +6,7 @@ import torch
 
 from diagd.commands.check import WRONG_ROWS, check_clips
 from diagd.data.actions import ActionVocabulary, read_actions, write_actions
-from diagd.data.recorders.gym import open_gym
-from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
+from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video, write_video
 
 CLIPS, FRAMES = 8, 40
@@ -19,7 +18,7 @@ def recording(tmp_path_factory):
     """Record clips of a game, a random player in it."""
     folder = tmp_path_factory.mktemp("recording")
     options = RecordOptions(folder, GAME, clips=CLIPS, frames=FRAMES, repeat=1, size="32x64")
-    record_clips(options, open_gym)
+    record(options)
     return folder
 
 

@@ -6,8 +6,8 @@ import torch
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video, write_video
 from diagd.tokenizers.shards import find_clips, read_shards
-from diagd.tokenizers.training import load_frames
 from diagd.training.corpus import TokenizeOptions, piece_length, split_clips, tokenize
+from diagd.training.tokenizer import load_frames
 from tests.tokenizers.rectangles import rectangles, write_clips
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from diagd.families.checkpoints import load_model
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import Corruption, MixtureLoss, ViewLoss
-from diagd.training.pretraining import pretrain
+from diagd.training.train import pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed
 from tests.worlds import SHARD_CODES, clips_of, write_shard_model
 

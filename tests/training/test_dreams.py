@@ -1,8 +1,8 @@
 import torch
 
 from diagd.tokenizers.shards import TokenClips
-from diagd.training import pretraining
-from diagd.training.pretraining import DreamStrip
+from diagd.training import train
+from diagd.training.train import DreamStrip
 from tests.worlds import HEIGHT, NAMES, NUM_CODES, WIDTH, model_config, random_model, tokenizer
 
 
@@ -28,7 +28,7 @@ def test_a_strip_is_the_given_frames_and_what_the_model_writes_after_them(tmp_pa
 
 def test_strips_of_stages_that_a_killed_run_will_repeat_are_not_shown(tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(pretraining, "plot_dreams", lambda path, rows, given: shown.append([*rows]))
+    monkeypatch.setattr(train, "plot_dreams", lambda path, rows, given: shown.append([*rows]))
     strip, model = strip_in(tmp_path), random_model(model_config())
     for step in (10, 20, 15):
         strip.add(model, step)

@@ -16,9 +16,9 @@ from diagd.families.checkpoints import load_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.tokenizers.shards import TokenClips, codebook_fingerprint, read_shards
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.training.finetuning import FinetuneOptions, finetune
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import Mixture, draw_strategy
+from diagd.training.train import FinetuneOptions, finetune
 from tests.decoding.cases import Resampled
 from tests.training.runs import assert_same_run, log_of, options_maker, run_killed
 from tests.worlds import (

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch.nn.functional import cross_entropy
 import diagd
 from diagd.data.actions import ActionVocabulary
 from diagd.tokenizers.shards import read_shards
-from diagd.training import loop, pretraining
+from diagd.training import loop, train
 from diagd.training.loop import draw_batch, plot_loss
-from diagd.training.pretraining import pretrain
 from diagd.training.setup import fit_config
+from diagd.training.train import pretrain
 from tests.training.runs import assert_same_run, log_of, run_killed, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import SHARD_NAMES as NAMES
@@ -131,14 +132,46 @@ def test_lines_logged_after_the_last_checkpoint_are_not_doubled(saved_at, option
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_killed_between_two_renames_goes_on(options):
-    whole, killed = options("whole"), options("killed", save_minutes=0.0)
+@pytest.mark.parametrize("point", ["in save_state", "before run.json", "before the old one goes"])
+def test_a_run_killed_while_it_saves_goes_on(point, options, monkeypatch):
+    whole, killed = options("whole"), options("killed", save_minutes=0.0, log_every=2)
     pretrain(whole)
-    run_killed(pretrain, killed, 6)
-    (killed.out / "training").rename(killed.out / "training.previous")
-    (killed.out / "training.partial").mkdir()
+    where, name = {
+        "in save_state": (loop.Accelerator, "save_state"),
+        "before run.json": (loop, "write_json"),
+        "before the old one goes": (loop.shutil, "rmtree"),
+    }[point]
+    original = getattr(where, name)
+
+    def die(*given, **named):
+        if (killed.out / "training" / "step_4").is_dir():
+            raise KeyboardInterrupt
+        return original(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, die)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(killed)
     pretrain(killed)
-    assert_same_run(killed.out, whole.out)
+    ours, theirs = weights_of(killed.out), weights_of(whole.out)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    names = [path.name for path in (killed.out / "training").iterdir()]
+    assert sorted(names) == ["run.json", f"step_{log_of(killed.out)[-1]['step']}"]
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_old_one(options, monkeypatch):
+    run = options(save_minutes=0.0)
+    run_killed(pretrain, run, 6)
+    before = sorted((run.out / "training").rglob("*"))
+
+    def fill(self, folder):
+        (Path(folder) / "model.safetensors").write_bytes(bytes(9))
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(loop.Accelerator, "save_state", fill)
+    with pytest.raises(OSError, match="training cannot be written: no room"):
+        pretrain(run)
+    assert sorted((run.out / "training").rglob("*")) == before
 
 
 def test_a_log_whose_last_line_was_cut_short_does_not_stop_a_run(options):
@@ -255,7 +288,7 @@ def test_a_step_that_spoils_the_weights_is_never_saved(options):
 @pytest.fixture
 def second_a_step(monkeypatch):
     """Fake a clock by which a step takes one second, and what comes before it no time."""
-    monkeypatch.setattr(pretraining, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(train, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingRun, "_clock", lambda self, seconds: float(self.step))
 
 

@@ -6,7 +6,7 @@ import torch
 
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.training.mixture import Mixture, draw_strategy
-from diagd.training.pretraining import pretrain
+from diagd.training.train import pretrain
 from tests.training.runs import assert_same_run, run_killed
 from tests.worlds import clips_of, write_shard
 

@@ -5,8 +5,8 @@ import diagd
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import MixtureLoss
-from diagd.training.pretraining import pretrain
 from diagd.training.setup import fit_config, start_model
+from diagd.training.train import pretrain
 from tests.training.runs import log_of, weights_of
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, tokenizer

@@ -6,9 +6,9 @@ import torch
 
 from diagd.families.presets import WORLD_SIZES
 from diagd.models.transformer import Transformer, num_parameters
-from diagd.training import pretraining
-from diagd.training.pretraining import RunPlan, plan_run
+from diagd.training import train
 from diagd.training.setup import fit_config
+from diagd.training.train import RunPlan, plan_run
 from tests.worlds import clips_of
 
 CLIPS = clips_of(num_clips=50, num_frames=40)  # 14,000 tokens
@@ -25,7 +25,7 @@ def speed(monkeypatch):
 
     def set_speed(tokens_per_second):
         monkeypatch.setattr(
-            pretraining,
+            train,
             "_probe",
             lambda options, clips, name, limit: (weights_of(name, options), 1 / tokens_per_second),
         )
@@ -42,8 +42,8 @@ def timed(options):
 
 
 def test_the_model_is_the_largest_that_sees_three_tokens_a_weight(timed, speed, monkeypatch):
-    monkeypatch.setattr(pretraining, "MAX_PASSES", 10**9)
-    monkeypatch.setattr(pretraining, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
+    monkeypatch.setattr(train, "MAX_PASSES", 10**9)
+    monkeypatch.setattr(train, "WORTH_OF_PASSES", 1e9)  # passes are as good as new data
     for number, name in enumerate(WORLD_SIZES):
         run = timed(out=str(number))
         speed(3.01 * weights_of(name, run) / SECONDS)
@@ -85,7 +85,7 @@ def test_a_model_that_is_named_is_kept_and_so_is_the_plan_of_a_killed_run(
     plan = plan_run(run, CLIPS)
     assert plan.model == "mc-ar-192x4"
     assert "as large as" not in plan.describe(SECONDS)
-    monkeypatch.delattr(pretraining, "_probe")
+    monkeypatch.delattr(train, "_probe")
     assert plan_run(timed(), CLIPS) == plan
     assert json.loads((run.out / "plan.json").read_text())["model"] == "mc-ar-192x4"
 
@@ -107,7 +107,7 @@ def test_several_processes_read_more_and_end_after_as_many_passes(timed, speed, 
 
 
 def test_the_probe_measures_real_steps(timed):
-    weights, seconds = pretraining._probe(timed(), CLIPS, "mc-ar-128x3", 60.0)
+    weights, seconds = train._probe(timed(), CLIPS, "mc-ar-128x3", 60.0)
     config = fit_config("mc-ar-128x3", CLIPS, 3)
     assert weights == num_parameters(config)
     assert weights == sum(weight.numel() for weight in Transformer.random(config, 0).parameters())
@@ -117,11 +117,9 @@ def test_the_probe_measures_real_steps(timed):
 
 def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
     """On a machine whose every step takes longer than measuring may: one step of one model."""
-    steps, probe = [], pretraining.draw_batch
-    monkeypatch.setattr(
-        pretraining, "draw_batch", lambda *given: steps.append(given) or probe(*given)
-    )
-    monkeypatch.setattr(pretraining, "PROBE_SHARE", 1e-9)
+    steps, probe = [], train.draw_batch
+    monkeypatch.setattr(train, "draw_batch", lambda *given: steps.append(given) or probe(*given))
+    monkeypatch.setattr(train, "PROBE_SHARE", 1e-9)
     plan = plan_run(timed(), CLIPS)
     assert len(steps) == 1
     assert plan.tokens <= 40.1 * plan.data_tokens
@@ -130,7 +128,7 @@ def test_measuring_is_a_part_of_the_time_and_ends_with_it(timed, monkeypatch):
 def test_speeds_lie_on_a_line_through_what_was_measured():
     costs = [(100, 1.0), (300, 2.0)]
     for weights, seconds in ((100, 1.0), (200, 1.5), (300, 2.0), (500, 3.0)):
-        assert pretraining._seconds_per_token(costs, weights) == pytest.approx(seconds)
+        assert train._seconds_per_token(costs, weights) == pytest.approx(seconds)
     noise = [(100, 1.0), (300, 0.9)]  # no speed-up
-    assert pretraining._seconds_per_token(noise, 500) == 1.0
-    assert pretraining._seconds_per_token([(100, 1.0)], 100) == 1.0
+    assert train._seconds_per_token(noise, 500) == 1.0
+    assert train._seconds_per_token([(100, 1.0)], 100) == 1.0

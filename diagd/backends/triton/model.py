@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from diagd.backends.check_draws import check_draws
+from diagd.decoding.model import ModelWrapper
 from diagd.decoding.sampling import Draw
 from diagd.decoding.visibility import NEVER, visible_slots
-from diagd.decoding.wrapper import ModelWrapper
 from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from diagd.data.actions import ActionVocabulary
-from diagd.data.recorders.recording import RecordOptions
+from diagd.data.recorders.options import RecordOptions
 from diagd.extras import require
 
 NEAR_DEPTH = 9  # of 255: about one stride from a wall

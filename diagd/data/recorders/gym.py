@@ -6,10 +6,6 @@ begins; it returns a function from an observation to the name of an action:
     class Player:
         def __init__(self, env, rng): ...
         def __call__(self, observation) -> str: ...
-
-diagd record --out gameplay --clips 400 --first-seed 0      # ViZDoom
-diagd record --gym MiniGrid-FourRooms-v0 --out clips
-diagd record --gym CarRacing-v3 --policy racing:Driver --out clips
 """
 
 import contextlib
@@ -26,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from diagd.data.actions import ActionVocabulary
-from diagd.data.recorders.doom import open_doom
-from diagd.data.recorders.recording import RecordOptions, record_clips
+from diagd.data.recorders.options import RecordOptions
 from diagd.extras import require
 
 IDLE = "none"
@@ -155,11 +150,6 @@ def check_actions(env: Any, name: str, values: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"{name} does not take {value!r} for {action!r}, expected one of {env.action_space}"
             )
-
-
-def record(options: RecordOptions) -> dict[str, int]:
-    """Record the clips that are not there yet, of a Gymnasium game or, without one, of ViZDoom."""
-    return record_clips(options, open_gym if options.gym else open_doom)
 
 
 def suitable_size(height_px: int, width_px: int) -> tuple[int, int]:

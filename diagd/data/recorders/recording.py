@@ -2,9 +2,12 @@
 
 Every clip is an episode of its own seed, with a new player and nothing shared, so recording can be
 killed and resumed at any clip, and two machines record the same clips.
+
+diagd record --out gameplay --clips 400 --first-seed 0      # ViZDoom
+diagd record --gym MiniGrid-FourRooms-v0 --out clips
+diagd record --gym CarRacing-v3 --policy racing:Driver --out clips
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +19,8 @@ from torch import Tensor
 
 from diagd.console import track
 from diagd.data.actions import ActionVocabulary, write_actions
+from diagd.data.recorders.doom import open_doom
+from diagd.data.recorders.gym import open_gym
 from diagd.data.recorders.options import RecordOptions
 from diagd.data.video import resize, write_video
 
@@ -46,11 +51,10 @@ class Game(Protocol):
         ...
 
 
-def record_clips(
-    options: RecordOptions, open_game: Callable[[RecordOptions], AbstractContextManager[Game]]
-) -> dict[str, int]:
+def record(options: RecordOptions) -> dict[str, int]:
     """Record the clips that are not there yet, and count them and all `episodes` played."""
-    with open_game(options) as game:
+    opened: AbstractContextManager[Game] = open_gym(options) if options.gym else open_doom(options)
+    with opened as game:
         repeat = options.repeat or max(round(game.steps_per_second / FRAMES_PER_SECOND), 1)
         size_px = options.size_px or game.size_px
         vocabulary = options.out / ACTIONS_FILE

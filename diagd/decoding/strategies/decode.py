@@ -13,12 +13,12 @@ from diagd.decoding.strategies.exact import (
     step_costs,
     verify_frames,
 )
-from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import (
     AdaptiveZipAR,
     Exact,
     Jacobi,
     SpeculativeJacobi,
+    Strategy,
     Tolerant,
 )
 from diagd.decoding.strategies.zipar import AdaptiveFrame

@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 
 from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
-from diagd.decoding.sampling import (
-    Draw,
-    gumbel_noise,
-    if_any_best,
-    lowest_id_of,
-    truncated_logits,
-)
+from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
@@ -178,9 +172,7 @@ class Drafts:
                     self.stale.add(near)
 
     def _first_of(self, row: int) -> int:
-        frame, i = divmod(row, self.height)
-        before = frame * self.layout.slots_per_frame + self.layout.num_action_tokens
-        return before + i * self.layout.grid.width
+        return self.layout.slot_of(*divmod(row, self.height), 0)
 
     def _place(self, lane: int) -> tuple[int, int, int]:
         frame, within = divmod(lane, self.layout.slots_per_frame)
@@ -245,11 +237,7 @@ def _draft_next(stream: Stream, layout: SequenceLayout, drafts: Drafts, frame: i
 
 @torch.inference_mode()
 def _feed(
-    stream: Stream,
-    table: Tensor,
-    chosen: list[int],
-    verified: list[int],
-    rule: DrawRule | None,
+    stream: Stream, table: Tensor, chosen: list[int], verified: list[int], rule: DrawRule | None
 ) -> list[list[bool]]:
     """Feed lanes, replace drafts by draws, and return (B, L) where they differ."""
     count, indices = len(chosen), torch.tensor(chosen)

@@ -13,13 +13,112 @@ it. A new strategy is a class here and a line in `STRATEGIES`; one without a sch
 it decodes (`decode.py`). Nothing here knows PyTorch, so commands refuse mistakes at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+import re
+from abc import ABC
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 from diagd.checks import check_at_least
 from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
-from diagd.decoding.strategies.strategy import Conditions, Promise, Scheduled, Spelled, Strategy
+
+# What is written is raster's tokens, or others of raster's distribution, or neither.
+Promise = Literal["tokens", "distribution", "no"]
+_NUMBERS: dict[Any, tuple[str, type]] = {
+    int: (r"\d+", int),
+    int | None: (r"\d+", int),
+    float: (r"\d+(?:\.\d+)?", float),
+}
+
+
+class Conditions(NamedTuple):
+    """Where a strategy is to decode."""
+
+    temperature: float  # 0 is greedy
+    grid: TokenGrid | None = None  # of the frames; None where it is not known yet
+    batch_size: int = 1
+    replays: bool = False  # steps are compiled or captured
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A choice of lanes, step by step, and of what becomes final.
+
+    It is a frozen dataclass, and its fields make its name: each is annotated with what precedes
+    its value there, and left out with it where it has its default.
+    """
+
+    word: ClassVar[str]  # that its name begins with
+    examples: ClassVar[tuple[str, ...]] = ()  # names, for help and errors
+    has_schedule: ClassVar[bool] = False  # all lanes are known before the first step
+    # draws depend on what earlier steps left outside of the stream, which no compiled step sees
+    remembers: ClassVar[bool] = False
+    promise: ClassVar[Promise] = "no"  # compared with raster order under the same seed
+
+    @property
+    def name(self) -> str:
+        """The one spelling; `parse_strategy` reads it back."""
+        text = self.word
+        for one, prefix, _ in _spelled(type(self)):
+            value = getattr(self, one.name)
+            if value != one.default:
+                if isinstance(value, float):
+                    value = f"{Decimal(repr(value)):f}".removesuffix(".0")
+                text += f"{prefix}{value}"
+        return text
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def read(cls, text: str) -> "Strategy | None":
+        """Return the strategy of a name, or None where the name is none of its names."""
+        pattern, kinds = re.escape(cls.word), dict[str, type]()
+        for one, prefix, kind in _spelled(cls):
+            value, kinds[one.name] = _NUMBERS.get(kind, (r"\w*", str))
+            optional = "" if one.default is MISSING else "?"
+            pattern += f"({prefix}(?P<{one.name}>{value})){optional}"
+        match = re.fullmatch(pattern, text, flags=re.ASCII)
+        if match is None:
+            return None
+        given = {name: value for name, value in match.groupdict().items() if value is not None}
+        return cls(**{name: kinds[name](value) for name, value in given.items()})
+
+    def schedule(self, grid: TokenGrid) -> Any:
+        """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`.
+
+        Raises:
+            ValueError: lags that do not fit the grid, or a strategy without a schedule.
+        """
+        raise ValueError(f"{self} chooses its lanes on the way: it has no schedule")
+
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError where it cannot decode so."""
+        if conditions.replays and self.remembers:
+            raise ValueError(
+                f"{self} needs backend eager or native: its steps go by what earlier ones drew from"
+            )
+
+
+def _spelled(kind: type[Strategy]) -> Iterator[tuple[Field[Any], str, Any]]:
+    """Yield the fields that make a name, what precedes each there, and its type."""
+    for one in fields(kind):
+        for prefix in getattr(one.type, "__metadata__", ()):
+            yield one, prefix, get_args(one.type)[0]
+
+
+class Scheduled(Strategy):
+    """A strategy that follows a schedule; `lags` are its fields that are lags."""
+
+    has_schedule = True
+    lags: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, conditions: Conditions) -> None:
+        """Raise ValueError for lags that do not fit the grid, or fit none where it is unknown."""
+        if conditions.grid is not None:
+            self.schedule(conditions.grid)
+        check_at_least(self, **dict.fromkeys(self.lags, 1))
 
 
 @dataclass(frozen=True)
@@ -37,9 +136,9 @@ class Diagonal(Scheduled):
 
     word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
     lags = ("row_lag", "frame_lag")
-    row_lag: Annotated[int, Spelled("=")]
-    frame_lag: Annotated[int | None, Spelled(",d=")] = None
-    row_start: Annotated[RowStart, Spelled("/")] = "temporal"
+    row_lag: Annotated[int, "="]
+    frame_lag: Annotated[int | None, ",d="] = None
+    row_start: Annotated[RowStart, "/"] = "temporal"
 
     def __post_init__(self) -> None:
         check_row_start(self.row_start)
@@ -65,7 +164,7 @@ class ZipAR(Scheduled):
 
     word, examples = "zipar", ("zipar=4",)
     lags = ("window",)
-    window: Annotated[int, Spelled("=")]
+    window: Annotated[int, "="]
 
     def schedule(self, grid: TokenGrid) -> DiagonalSchedule:
         return DiagonalSchedule(grid, self.window, row_start="spatial")
@@ -91,9 +190,9 @@ class Exact(Strategy):
 
     word, examples = "exact", ("exact", "exact,lanes=32")
     promise = "tokens"
-    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
-    draft_lag: Annotated[int | None, Spelled(",draft-lag=")] = None
-    draft_width: Annotated[int, Spelled(",draft-width=")] = 3
+    num_lanes: Annotated[int | None, ",lanes="] = None
+    draft_lag: Annotated[int | None, ",draft-lag="] = None
+    draft_width: Annotated[int, ",draft-width="] = 3
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1, draft_lag=0, draft_width=1)
@@ -105,7 +204,7 @@ class Jacobi(Strategy):
 
     word, examples = "jacobi", ("jacobi",)
     promise = "tokens"
-    num_lanes: Annotated[int | None, Spelled(",lanes=")] = None
+    num_lanes: Annotated[int | None, ",lanes="] = None
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1)
@@ -119,8 +218,8 @@ class Tolerant(Strategy):
     """
 
     word, examples = "tolerance", ("tolerance=1.5",)
-    tolerance: Annotated[float, Spelled("=")]
-    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+    tolerance: Annotated[float, "="]
+    num_lanes: Annotated[int, ",lanes="] = LANES
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1)
@@ -140,7 +239,7 @@ class SpeculativeJacobi(Strategy):
     promise = "distribution"
     remembers = True  # what drafts were drawn from is remembered
     afresh: ClassVar[bool] = True
-    num_lanes: Annotated[int, Spelled(",lanes=")] = LANES
+    num_lanes: Annotated[int, ",lanes="] = LANES
 
     def __post_init__(self) -> None:
         check_at_least(self, num_lanes=1)
@@ -165,7 +264,7 @@ class AdaptiveZipAR(Strategy):
 
     word, examples = "zipar-adaptive", ("zipar-adaptive=4",)
     remembers = True  # what waits is drawn again from the newest probabilities
-    window: Annotated[int, Spelled("=")]  # tokens of the row above, before a row's first is drawn
+    window: Annotated[int, "="]  # tokens of the row above, before a row's first is drawn
 
     def check(self, conditions: Conditions) -> None:
         if conditions.grid is not None:

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, parse_strategy
+from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
 from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
 from diagd.web.play.session import MAX_SEED
 

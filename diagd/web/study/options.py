@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diagd.checks import check_at_least
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategy
 from diagd.flags import OutputFile
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

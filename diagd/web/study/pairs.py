@@ -23,7 +23,7 @@ from diagd.console import track
 from diagd.data.actions import split_actions, write_actions
 from diagd.data.video import read_video, write_video
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions, Strategy
+from diagd.decoding.strategies.table import Conditions, Strategy
 from diagd.families.checkpoints import find_model, model_path
 from diagd.families.clip_files import ClipFile, find_clips
 from diagd.files import require_folder, write_json

@@ -7,16 +7,16 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.recorders.doom import ACTIONS, BUTTONS, SCENARIOS, WALKING, open_doom, view_of
-from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
+from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video
 
 FRAMES, HEIGHT_PX, WIDTH_PX = 6, 32, 48
 
 
-def record(folder, **changes):
+def record_clips(folder, **changes):
     given = {"out": folder, "clips": 2, "frames": FRAMES, "first_seed": 70}
     given["size"] = f"{HEIGHT_PX}x{WIDTH_PX}"
-    return record_clips(RecordOptions(**{**given, **changes}), open_doom)
+    return record(RecordOptions(**{**given, **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def recording(vizdoom, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gameplay")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("elsewhere"))
-        assert record(folder) == {"recorded": 2, "clips": 2, "episodes": 2}
+        assert record_clips(folder) == {"recorded": 2, "clips": 2, "episodes": 2}
     return folder
 
 
@@ -67,11 +67,11 @@ def test_the_same_seed_records_the_same_clip_and_what_is_there_is_kept(
     clip_paths(folder, 71)[1].write_text("half")
     for path in clip_paths(folder, 72):
         path.write_text("kept")
-    assert record(folder, first_seed=71) == {"recorded": 1, "clips": 2, "episodes": 1}
+    assert record_clips(folder, first_seed=71) == {"recorded": 1, "clips": 2, "episodes": 1}
     for ours, theirs in zip(clip_paths(folder, 71), clip_paths(recording, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert [path.read_text() for path in clip_paths(folder, 72)] == ["kept", "kept"]
-    assert record(folder, first_seed=71) == {"recorded": 0, "clips": 2, "episodes": 0}
+    assert record_clips(folder, first_seed=71) == {"recorded": 0, "clips": 2, "episodes": 0}
 
 
 def test_action_names_press_their_buttons(tmp_path, vizdoom):
@@ -93,8 +93,8 @@ def test_every_scenario_of_ours_but_the_old_maze_has_the_same_actions():
 @pytest.mark.parametrize("scenario", ["maze", "defend_the_line", "deathmatch"])
 def test_an_armed_clip_is_the_same_whatever_was_recorded_before_it(tmp_path, scenario, vizdoom):
     after, alone = tmp_path / "after", tmp_path / "alone"
-    record(after, scenario=scenario, frames=24)
-    record(alone, scenario=scenario, frames=24, first_seed=71, clips=1)
+    record_clips(after, scenario=scenario, frames=24)
+    record_clips(alone, scenario=scenario, frames=24, first_seed=71, clips=1)
     for ours, theirs in zip(clip_paths(after, 71), clip_paths(alone, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert ActionVocabulary.load(after / "actions.json") == ACTIONS
@@ -103,16 +103,16 @@ def test_an_armed_clip_is_the_same_whatever_was_recorded_before_it(tmp_path, sce
 def test_scenarios_with_the_same_actions_share_a_folder_and_the_old_maze_does_not(
     tmp_path, vizdoom
 ):
-    record(tmp_path, scenario="maze", clips=1)
-    record(tmp_path, scenario="defend_the_line", clips=1, first_seed=100)
+    record_clips(tmp_path, scenario="maze", clips=1)
+    record_clips(tmp_path, scenario="defend_the_line", clips=1, first_seed=100)
     assert len(list(tmp_path.glob("*.mp4"))) == 2
     with pytest.raises(ValueError, match="holds clips with other actions"):
-        record(tmp_path, scenario="my_way_home", clips=1, first_seed=200)
+        record_clips(tmp_path, scenario="my_way_home", clips=1, first_seed=200)
 
 
 def test_an_episode_that_ends_early_gives_way_to_another_and_is_told(tmp_path, capsys, vizdoom):
     """In the corridor at its own skill one dies soon."""
-    told = record(tmp_path, scenario="deadly_corridor", clips=3, frames=24)
+    told = record_clips(tmp_path, scenario="deadly_corridor", clips=3, frames=24)
     early = told["episodes"] - 3
     assert early > 0
     assert f"{early} of {told['episodes']} episodes ended early" in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_the_deathmatch_begins_armed_with_monsters_about(tmp_path, vizdoom):
 
 def test_recording_leaves_nothing_where_it_was_started(tmp_path, monkeypatch, vizdoom):
     monkeypatch.chdir(tmp_path)
-    record(tmp_path / "gameplay", clips=1, frames=2)
+    record_clips(tmp_path / "gameplay", clips=1, frames=2)
     assert [path.name for path in tmp_path.iterdir()] == ["gameplay"]
 
 
@@ -167,5 +167,5 @@ def test_the_command_says_what_it_recorded(recording, command):
 def test_without_vizdoom_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vizdoom", None)
     with pytest.raises(ValueError, match=r"needs vizdoom: pip install -e '\.\[doom\]'"):
-        record(tmp_path / "out")
+        record_clips(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.recorders.gym import RandomPlayer, named, open_gym, suitable_size
-from diagd.data.recorders.recording import RecordOptions, clip_paths, record_clips
+from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video
 from tests.data.recorders import scroller
 
@@ -21,15 +21,15 @@ def options_for(folder, game="Scroller", **changes):
     return RecordOptions(**{**given, "first_seed": 70, "size": "32x64", **changes})
 
 
-def record(folder, game="Scroller", **changes):
-    return record_clips(options_for(folder, game, **changes), open_gym)
+def record_clips(folder, game="Scroller", **changes):
+    return record(options_for(folder, game, **changes))
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     """Record three short clips of a game that names its own actions."""
     folder = tmp_path_factory.mktemp("clips")
-    assert record(folder) == {"recorded": 3, "clips": 3, "episodes": 3}
+    assert record_clips(folder) == {"recorded": 3, "clips": 3, "episodes": 3}
     return folder
 
 
@@ -74,7 +74,11 @@ def test_the_same_seed_records_the_same_clip_in_any_order_and_what_is_there_is_k
     clip_paths(tmp_path, 71)[1].write_text("half")
     for path in clip_paths(tmp_path, 72):
         path.write_text("kept")
-    assert record(tmp_path, first_seed=71, clips=2) == {"recorded": 1, "clips": 2, "episodes": 1}
+    assert record_clips(tmp_path, first_seed=71, clips=2) == {
+        "recorded": 1,
+        "clips": 2,
+        "episodes": 1,
+    }
     for ours, theirs in zip(clip_paths(tmp_path, 71), clip_paths(recording, 71), strict=True):
         assert ours.read_bytes() == theirs.read_bytes()
     assert [path.read_text() for path in clip_paths(tmp_path, 72)] == ["kept", "kept"]
@@ -83,7 +87,7 @@ def test_the_same_seed_records_the_same_clip_in_any_order_and_what_is_there_is_k
 
 
 def test_where_the_game_has_no_action_for_doing_nothing_it_waits(tmp_path):
-    record(tmp_path, "Turner", clips=1, frames=40, repeat=1)
+    record_clips(tmp_path, "Turner", clips=1, frames=40, repeat=1)
     assert ActionVocabulary.load(tmp_path / "actions.json").names == ("none", "left", "right")
     with open_gym(options_for(tmp_path, "Turner")) as game:
         game.start(0, skip=5)
@@ -94,7 +98,7 @@ def test_where_the_game_has_no_action_for_doing_nothing_it_waits(tmp_path):
 def test_an_own_player_and_own_actions(tmp_path):
     """The player sees observations: 4 skipped steps, then 3 steps for each frame."""
     player = {"policy": f"{HERE}:Pilot", "actions": f"{HERE}:ACTIONS", "skip": 4}
-    record(tmp_path, "Silent", clips=1, frames=5, **player)
+    record_clips(tmp_path, "Silent", clips=1, frames=5, **player)
     vocabulary = ActionVocabulary.load(tmp_path / "actions.json")
     assert vocabulary.names == ("none", "left", "right", "up")
     taken = read_actions(clip_paths(tmp_path, 70)[1], vocabulary, 5)
@@ -115,9 +119,9 @@ def test_modules_of_the_working_folder_are_found(tmp_path, monkeypatch, command)
 
 def test_another_start_is_tried_where_an_episode_ends_too_early(tmp_path):
     """A mayfly lives for 11 steps: three frames of three steps after the first."""
-    record(tmp_path, "Mayfly", clips=1, frames=4)
+    record_clips(tmp_path, "Mayfly", clips=1, frames=4)
     with pytest.raises(ValueError, match=r"Mayfly-v0 ended before 5 frames 20 times in a row: ask"):
-        record(tmp_path, "Mayfly", clips=1, frames=5, first_seed=0)
+        record_clips(tmp_path, "Mayfly", clips=1, frames=5, first_seed=0)
 
 
 def test_the_random_player_holds_what_it_does_and_does_everything():
@@ -161,13 +165,13 @@ def test_the_size_keeps_the_shape_of_the_picture(picture, size):
 )
 def test_what_cannot_be_recorded_is_refused(game, changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        record(tmp_path / "out", game, **changes)
+        record_clips(tmp_path / "out", game, **changes)
     assert not list(tmp_path.rglob("clip_*"))
 
 
 def test_a_folder_with_other_actions_is_refused(recording):
     with pytest.raises(ValueError, match="holds clips with other actions: use another folder"):
-        record(recording, actions=f"{HERE}:ACTIONS", clips=4)
+        record_clips(recording, actions=f"{HERE}:ACTIONS", clips=4)
     assert json.loads((recording / "actions.json").read_text())["names"][-1] == "look_up"
 
 
@@ -181,5 +185,5 @@ def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
 def test_without_gymnasium_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ValueError, match=r"needs gymnasium: pip install -e '\.\[gym\]'"):
-        record(tmp_path / "out")
+        record_clips(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -13,8 +13,7 @@ import diagd
 from diagd.decoding.engine import Stream
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.decode import decode as strategy_decode
-from diagd.decoding.strategies.strategy import Conditions, Strategy
-from diagd.decoding.strategies.table import STRATEGIES
+from diagd.decoding.strategies.table import STRATEGIES, Conditions, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 
 GREEDY = diagd.SamplingOptions()

@@ -4,10 +4,10 @@ import pytest
 
 import diagd
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.strategy import Conditions
 from diagd.decoding.strategies.table import (
     STRATEGIES,
     AdaptiveZipAR,
+    Conditions,
     CoupledJacobi,
     Diagonal,
     Exact,

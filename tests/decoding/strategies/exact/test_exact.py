@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diagd
-from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Exact, Jacobi, Tolerant
+from diagd.decoding.strategies.table import Exact, Jacobi, Strategy, Tolerant
 from tests.decoding.cases import NUM_VISUAL, Case, cases, model_of
 
 SAMPLINGS = (

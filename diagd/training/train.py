@@ -1,12 +1,20 @@
-"""`diagd train`: size a model to the time there is, train it, and show how its dreams get better.
+"""`diagd train` and `diagd finetune`: train a world, or a model for the schedules it decodes by.
 
-The size: the largest model that sees at least 3 tokens for each of its weights, as fast as this
-machine is measured to train. Tokens that are read again teach less: n passes over the same data are
-worth 1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and after 40 passes
-a run ends even if there is time left.
+`diagd train` sizes a model to the time there is, and shows how its dreams get better. The size: the
+largest model that sees at least 3 tokens for each of its weights, as fast as this machine is
+measured to train. Tokens that are read again teach less: n passes over the same data are worth
+1 + 15 * (1 - exp(-(n - 1) / 15)) passes over new data (arXiv:2305.16264), and after 40 passes a run
+ends even if there is time left.
+
+`diagd finetune` teaches a model what it sees while it decodes along diagonals. One trained in
+raster order has never predicted a token whose left neighbours of the row above are there and the
+right ones are not, nor one at a row's start behind a stand-in. A short training under exactly that
+visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`) closes much of the gap.
 
 diagd train --tokens tokens --out world --minutes 20
 diagd train --tokens tokens/train --validation tokens/heldout --out world
+diagd finetune --init doom --tokens tokens/train --out doom-any
+diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
 import json
@@ -31,7 +39,7 @@ from diagd.console import make_console, waiting
 from diagd.data.video import contact_sheet, write_image
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.schedule import TokenGrid
-from diagd.families.checkpoints import TOKENIZER_FOLDER
+from diagd.families.checkpoints import TOKENIZER_FOLDER, load_model, model_path
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.presets import WORLD_SIZES
 from diagd.files import read_json_lines, save_figure, write_json
@@ -39,10 +47,12 @@ from diagd.models.transformer import Transformer, num_parameters
 from diagd.pipeline.prompts import prompt_tokens
 from diagd.tokenizers.shards import TokenClips
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
+from diagd.training.corpus import copy_parts
 from diagd.training.loop import Look, TrainingRun, draw_batch, read_clips, windows
-from diagd.training.mixture import MixtureLoss, begin_run, next_steps
-from diagd.training.options import RunOptions, TrainOptions
+from diagd.training.mixture import MixtureLoss
+from diagd.training.options import FinetuneOptions, RunOptions, TrainOptions
 from diagd.training.setup import (
+    check_fit,
     check_tokenizer,
     choose_precision,
     fit_config,
@@ -65,7 +75,7 @@ STRATEGY = "k=1"  # of dreams, as the page decodes
 
 
 def pretrain(options: TrainOptions) -> dict[str, Any]:
-    """Train to the end, from the newest checkpoint if there is one; report the losses."""
+    """Train a world to the end, from the newest checkpoint if there is one; report the losses."""
     clips, held_out = read_clips(options)
     plan, started = None, monotonic()
     if options.seconds is not None:
@@ -77,23 +87,85 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     model = start_model(config, options.seed, options.init)
     if options.init is not None:
         check_tokenizer(options.init, clips)
-    run, loss = begin_run("train", options, clips, model, options.tokens)
-    console = make_console(run.accelerator.is_main_process)
+    run, loss, console = _begin("train", options, clips, model, options.tokens)
     if run.step:
         console.print(f"going on after step {run.step}")
     elif plan is not None and options.seconds is not None:
         console.print(plan.describe(options.seconds))
-    if held_out is None:
-        run.train(loss)
-        report = {}
-    else:
+    look = None
+    if held_out is not None:
         console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
-        run.train(loss, _look(run, held_out, loss))
-        report = loss.validate(run, held_out)
-        if run.accelerator.is_main_process:
-            _warn(run.log_file, console)
-    console.print(next_steps(options.out, options.tokens))
-    return {"steps": run.step, **report}
+        look = _look(run, held_out, loss)
+    return _train(run, loss, held_out, console, look)
+
+
+def finetune(options: FinetuneOptions) -> dict[str, Any]:
+    """Finetune to the last step, from the newest checkpoint if there is one; report the losses."""
+    clips, held_out = read_clips(options)
+    model = load_model(options.init)
+    check_fit(options.init, model.config, clips)
+    max_frames = model.config.frames_held
+    if options.window is None and options.frames > max_frames:
+        raise ValueError(
+            f"frames must be at most {max_frames}, which the model holds, got {options.frames}; "
+            f"with --window {max_frames} there may be more"
+        )
+    if options.window is not None and not model.relative_positions:
+        raise ValueError(
+            f"window: {options.init} knows absolute positions, so nothing may outgrow its "
+            f"context of {max_frames} frames: leave it out"
+        )
+    if options.window not in (None, max_frames):
+        raise ValueError(
+            f"window must be {max_frames}, the frames that {options.init} holds and its "
+            f"streams see, got {options.window}"
+        )
+    run, loss, console = _begin("finetune", options, clips, model, model_path(options.init))
+    return _train(run, loss, held_out, console)
+
+
+def _begin(
+    command: str, options: RunOptions, clips: TokenClips, model: Transformer, parts: Path
+) -> tuple[TrainingRun, MixtureLoss, Console]:
+    """Begin a run, or resume the one in the folder, and make a world and a record of the folder.
+
+    The record is COMMAND.json; `parts` is a folder with the parts of the world beside its model.
+    """
+    purpose = options.purpose()
+    run = TrainingRun(options, clips, model, {command: purpose})
+    device, is_main = run.accelerator.device, run.accelerator.is_main_process
+    loss = MixtureLoss(options, model.config, device, run.accelerator.process_index)
+    run.resume()  # it makes files, so not before the lags are known to fit
+    if is_main:
+        copy_parts(parts, options.out)
+        write_json(options.out / f"{command}.json", {**purpose, "options": asdict(options)})
+    return run, loss, make_console(is_main)
+
+
+def _train(
+    run: TrainingRun,
+    loss: MixtureLoss,
+    held_out: TokenClips | None,
+    console: Console,
+    look: Look | None = None,
+) -> dict[str, Any]:
+    """Train to the end; report the losses, and name the commands for the model."""
+    folder, tokens = run.options.out, run.options.tokens
+    run.train(loss, look)
+    report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
+    if run.accelerator.is_main_process:
+        _warn(run.log_file, console)
+    if (folder / TOKENIZER_FOLDER).is_dir():
+        console.print(
+            f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
+            f"diagd tune --model {folder} --tokens {tokens} finds its fastest strategy"
+        )
+    else:
+        console.print(
+            f"{folder} has no tokenizer, since {tokens} has none: "
+            "the folder that diagd tokenize writes has one"
+        )
+    return report
 
 
 def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
@@ -207,7 +279,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = make_optimizers(probe, options)
-    rounds = choose_precision(options) == "bf16"
+    rounds = choose_precision(options.precision) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()

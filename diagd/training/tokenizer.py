@@ -11,24 +11,25 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.backends.devices import device_of
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
-from diagd.files import append_line, rewind_log, write_bytes
+from diagd.files import append_line, rewind_log
+from diagd.metrics.quality import psnr
+from diagd.system import refuse_other_run
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
-from diagd.tokenizers.options import TokenizerOptions
 from diagd.tokenizers.vq import VQTokenizer, normalise
-from diagd.weight_files import tensors_under
+from diagd.training.options import TokenizeOptions
+from diagd.weight_files import UNPICKLING_ERRORS, write_torch_file
 
 LOG_NAME = "log.jsonl"
-STATE_NAME = "training/state.safetensors"
+STATE_NAME = "training/state.pt"
 OF_TRAINING = (LOG_NAME, Path(STATE_NAME).parts[0])  # what those who use a tokenizer do not need
 LOG_EVERY = 50
 COMMITMENT = 0.25  # weight of the encoder's distance to its codes
@@ -40,7 +41,7 @@ WARM_UP = 0.05  # share of training in which the learning rate rises
 WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
 
-def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
+def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
     """Read every n-th frame of clips of one size: (F, H_px, W_px, 3) uint8."""
     stride = options.frame_stride
 
@@ -53,16 +54,16 @@ def load_frames(paths: list[Path], options: TokenizerOptions) -> Tensor:
     return torch.cat(chunks)
 
 
-def finished_tokenizer(options: TokenizerOptions, folder: Path) -> VQTokenizer | None:
+def finished_tokenizer(options: TokenizeOptions, folder: Path) -> VQTokenizer | None:
     """Load the tokenizer of a run in a folder that has reached its end, if there is one."""
     state = folder / STATE_NAME
-    if not state.is_file() or options.share_done(*progress_of(state, options)) < 1:
+    if not state.is_file() or options.share_done(*read_state(state, options)["progress"]) < 1:
         return None
     return VQTokenizer.from_pretrained(folder)
 
 
 def train_tokenizer(
-    options: TokenizerOptions, frames: Tensor, folder: Path, width: int = 128
+    options: TokenizeOptions, frames: Tensor, folder: Path, width: int = 128
 ) -> VQTokenizer:
     """Train on (F, H_px, W_px, 3) uint8, or go on where a killed run of the same options ended."""
     if options.init is not None:
@@ -113,9 +114,9 @@ class TokenizerTrainer:
     The batch of a step follows from (seed, step) alone; each worker trains on its share of it.
     """
 
-    def __init__(self, options: TokenizerOptions, tokenizer: VQTokenizer) -> None:
-        self.options = options
-        self.tokenizer = tokenizer.to(options.device)
+    def __init__(self, options: TokenizeOptions, tokenizer: VQTokenizer) -> None:
+        self.options, self.device = options, device_of(options.device)
+        self.tokenizer = tokenizer.to(self.device)
         model = tokenizer.model.to(memory_format=torch.channels_last)
         tokenizer.codebook.requires_grad_(False)
         if options.decoder_only:
@@ -125,7 +126,7 @@ class TokenizerTrainer:
         self.optimizer = torch.optim.AdamW(
             self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
         )
-        self.counts = torch.ones(tokenizer.codebook_size, device=options.device)
+        self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
         self.sums = tokenizer.codebook.detach().clone()
         self.step, self.seconds = 0, 0.0
 
@@ -138,7 +139,7 @@ class TokenizerTrainer:
         options, started = self.options, time.monotonic()
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
-        batch = frames[rows].to(options.device)
+        batch = frames[rows].to(self.device)
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
         for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
@@ -163,11 +164,11 @@ class TokenizerTrainer:
         }
 
     def _gradients(self, frames: Tensor) -> Share:
-        with torch.autocast(self.options.device, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
         codes = self.tokenizer.codebook[ids].movedim(-1, 1)
-        with torch.autocast(self.options.device, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
         target = normalise(frames)
         loss = _reconstruction_loss(values, target)
@@ -197,49 +198,39 @@ class TokenizerTrainer:
         return len(dead) - int(dead.sum()), torch.special.entr(share).sum().exp().item()
 
     def save(self, path: Path) -> None:
-        model = self.tokenizer.model.state_dict()
-        tensors = {f"model.{name}": value for name, value in model.items()}
-        for index, weight in enumerate(self.weights):
-            for name, value in self.optimizer.state[weight].items():
-                tensors[f"optimizer.{index}.{name}"] = value
-        tensors |= {"counts": self.counts, "sums": self.sums}
-        tensors = {name: value.contiguous() for name, value in tensors.items()}
-        metadata = {"step": str(self.step), "seconds": str(self.seconds)}
-        metadata["options"] = _fingerprint(self.options)
-        write_bytes(path, save(tensors, metadata))
+        state = {
+            "model": self.tokenizer.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counts": self.counts,
+            "sums": self.sums,
+            "progress": (self.step, self.seconds),
+            "options": _settings(self.options),
+        }
+        write_torch_file(path, state)
 
     def load(self, path: Path) -> None:
-        self.step, self.seconds = progress_of(path, self.options)
-        tensors = load_file(path, device=self.options.device)
-        self.tokenizer.model.load_state_dict(tensors_under("model.", tensors))
-        for index, weight in enumerate(self.weights):
-            self.optimizer.state[weight] = {  # moments in the memory layout of their weight
-                name: torch.empty_like(weight).copy_(value) if value.dim() else value
-                for name, value in tensors_under(f"optimizer.{index}.", tensors).items()
-            }
-        self.counts, self.sums = tensors["counts"], tensors["sums"]
+        state = read_state(path, self.options)
+        self.tokenizer.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
+        self.step, self.seconds = state["progress"]
 
 
-def progress_of(state: Path, options: TokenizerOptions) -> tuple[int, float]:
-    """Return the steps and seconds of a state, or raise ValueError if it is of other options."""
+def read_state(path: Path, options: TokenizeOptions) -> dict[str, Any]:
+    """Read what a run has saved, or raise ValueError if it is of other options."""
     try:
-        with safe_open(state, "pt") as file:
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{state} is corrupt, delete it to start again: {error}") from None
-    if metadata.get("options") != _fingerprint(options):
-        raise ValueError(
-            f"{state} is of a run with other options, use another folder: expected "
-            f"{_fingerprint(options)}, got {metadata.get('options')}"
-        )
-    return int(metadata["step"]), float(metadata["seconds"])
+        state = torch.load(path, "cpu", weights_only=True)
+    except UNPICKLING_ERRORS:
+        raise ValueError(f"{path} is corrupt, delete it to start again") from None
+    refuse_other_run(f"{path} is of a run with", state["options"], _settings(options))
+    return state
 
 
-def _fingerprint(options: TokenizerOptions) -> str:
+def _settings(options: TokenizeOptions) -> dict[str, str]:
     """Spell the options on which the result depends; files by their whole path."""
     fields = {n: value for n, value in asdict(options).items() if n not in WITHOUT_EFFECT}
     paths = {n: value.resolve() for n, value in fields.items() if isinstance(value, Path)}
-    return json.dumps({name: str(value) for name, value in (fields | paths).items()})
+    return {name: str(value) for name, value in (fields | paths).items()}
 
 
 def _reconstruction_loss(values: Tensor, target: Tensor) -> Tensor:
@@ -263,7 +254,7 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
     """Reconstruct (F, H_px, W_px, 3) uint8 frames; measure quality, use of codes, time a frame."""
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)
-    errors: list[Tensor] = []
+    qualities: list[Tensor] = []
     for original in frames.split(64):
         times = [time.monotonic()]
         tokens = tokenizer.encode(original)
@@ -272,11 +263,11 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
         times.append(time.monotonic())
         seconds += torch.tensor(times).diff()
         used += torch.bincount(tokens.flatten(), minlength=len(used))
-        errors.append((painted.float() - original.float()).square().mean(dim=(1, 2, 3)))
-    psnr = 10 * torch.log10(255**2 / torch.cat(errors).clamp(min=1e-4))
+        qualities.append(psnr(painted, original))
+    quality = torch.cat(qualities)
     return {
-        "psnr": round(psnr.mean().item(), 3),
-        "psnr_min": round(psnr.min().item(), 3),
+        "psnr": round(quality.mean().item(), 3),
+        "psnr_min": round(quality.min().item(), 3),
         "codes_used": int((used > 0).sum()),
         "perplexity": round(torch.special.entr(used / used.sum()).sum().exp().item(), 1),
         "encode_ms": round(1000 * seconds[0].item() / len(frames), 2),
