@@ -104,7 +104,9 @@ class Judge(nn.Module):
         layers: list[nn.Module] = []
         for before, after in ((3, 16), (16, 32), (32, 64), (64, 64)):
             layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 1))
+        self.layers = nn.Sequential(
+            *layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 1)
+        )
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return logits (N,) of pictures (N, H_px, W_px, 3) uint8."""
@@ -137,7 +139,9 @@ def train(pictures: Tensor, aimed: Tensor, options: Options) -> Judge:
         rows = torch.randint(len(pictures), (64,))
         batch = pictures[rows]
         batch = batch.flip(2) if torch.rand(()) < 0.5 else batch
-        loss = F.binary_cross_entropy_with_logits(judge(batch), aimed[rows].float(), pos_weight=weight)
+        loss = F.binary_cross_entropy_with_logits(
+            judge(batch), aimed[rows].float(), pos_weight=weight
+        )
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -166,7 +170,14 @@ def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
             return
 
 
-def measure(world: VideoGenerator, scenario: str, options: Options) -> tuple[dict[str, Any], Tensor]:
+def aimed_in(played: list[Played]) -> Tensor:
+    """Return (frames of all,) bool."""
+    return torch.tensor(list(itertools.chain.from_iterable(one.aimed for one in played)))
+
+
+def measure(
+    world: VideoGenerator, scenario: str, options: Options
+) -> tuple[dict[str, Any], Tensor]:
     """Return the share of moments with a monster in the sights, by frame, and frames to show."""
     with open_doom(RecordOptions(out=Path(), scenario=scenario)) as game:
         counts = {"training": options.training, "checking": options.training // 4}
@@ -176,9 +187,9 @@ def measure(world: VideoGenerator, scenario: str, options: Options) -> tuple[dic
         )
         moments = list(moments_of(game, options))
     pictures = painted(world, torch.cat([one.pictures for one in learnt]))
-    judge = train(pictures, torch.tensor(sum((one.aimed for one in learnt), [])), options)
+    judge = train(pictures, aimed_in(learnt), options)
     said = judge.sees(painted(world, torch.cat([one.pictures for one in held])))
-    aimed = torch.tensor(sum((one.aimed for one in held), []))
+    aimed = aimed_in(held)
     row: dict[str, Any] = {
         "scenario": scenario,
         "judge": {"hits": said[aimed].float().mean().item(),
@@ -215,16 +226,25 @@ def main(options: Options) -> None:
         rows.append(row)
         pictures.append(shown)
     write_image(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), AHEAD))
-    write_json(options.out, {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))}, indent=1)
+    write_json(
+        options.out,
+        {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))},
+        indent=1,
+    )
     columns = {"scenario": "{scenario}", "judge right": "{right:.0%}"}
     flat = []
     for row in rows:
-        one = {"scenario": row["scenario"], "right": (row["judge"]["hits"] + 1 - row["judge"]["misses"]) / 2}
+        one = {
+            "scenario": row["scenario"],
+            "right": (row["judge"]["hits"] + 1 - row["judge"]["misses"]) / 2,
+        }
         for name in BRANCHES:
             for who, share in row[name].items():
                 one[f"{name}_{who}"] = np.mean(share[-3:])
         flat.append(one)
-    columns |= {f"{n} {w}": f"{{{n}_{w}:.0%}}" for n in BRANCHES for w in ("labels", "game", "dream")}
+    columns |= {
+        f"{n} {w}": f"{{{n}_{w}:.0%}}" for n in BRANCHES for w in ("labels", "game", "dream")
+    }
     print_records(make_console(), "a monster in the sights, 6 to 8 frames later", columns, flat)
 
 

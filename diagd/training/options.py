@@ -41,6 +41,8 @@ class TokenizeOptions:
     batch: int = 8  # frames a step
     learning_rate: float = 1e-3  # peak; linear warm-up, then a cosine to zero
     decoder_only: bool = False  # leave encoder and codebook alone: tokens stay the same
+    # weight of a discriminator: 0.05 brings back textures that squared errors blur, for 0.5 dB
+    sharpen: float = 0.0
     seed: int = 0  # of the weights and of the order of frames
     threads: int = 2  # workers, each with its share of the batch
     device: Device = "cpu"  # cpu or cuda
@@ -64,6 +66,7 @@ class TokenizeOptions:
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
             ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
             ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("sharpen", self.sharpen >= 0, "0 or more"),
             ("seed", self.seed >= 0, "0 or more"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )

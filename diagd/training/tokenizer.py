@@ -3,6 +3,9 @@
 The codebook is not trained by gradients: it follows a moving average of the encoder outputs it
 stands for (van den Oord et al., arXiv:1711.00937, appendix A.1), and codes that fall out of use
 start again at an encoder output. The encoder is held to the codes by their commitment term.
+
+Squared errors alone paint the mean of all that a code may stand for, which is blurred. A
+discriminator (`sharpen`) asks for pictures that look true (Esser et al., arXiv:2012.09841).
 """
 
 import json
@@ -10,14 +13,16 @@ import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
 
-from diagd.backends.devices import device_of
+from diagd.backends.devices import device_of, multiplies_bfloat16
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import append_line, rewind_log
@@ -37,6 +42,8 @@ DECAY = 0.98  # of the codebook's moving average
 DEAD_SHARE = 0.1  # a code used less than this share of the mean is dead
 RESEED_EVERY = 10  # steps between looks for dead codes, up to four fifths of training
 WARM_UP = 0.05  # share of training in which the learning rate rises
+HEARD = 0.2  # share of training in which the weight of the discriminator rises
+ALIKE = 2.0  # weight of what a discriminator sees in a picture, beside whether it is true
 # options on which the tokenizer does not depend, so that a run may go on under others
 WITHOUT_EFFECT = ("threads", "device", "out", "tokenizer", "actions", "checkpoint_s")
 
@@ -108,6 +115,40 @@ class Share(NamedTuple):
     ids: Tensor  # (b, h, w)
 
 
+class Discriminator(nn.Module):
+    """Tell painted pictures from true ones, patch by patch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = (3, 32, 4, 2), (32, 64, 4, 2), (64, 128, 3, 1), (128, 1, 3, 1)
+        self.layers = nn.ModuleList(
+            spectral_norm(nn.Conv2d(before, after, size, stride, padding=1))
+            for before, after, size, stride in shapes
+        )
+
+    def forward(self, pictures: Tensor) -> list[Tensor]:
+        """Return what each layer sees in pictures (B, 3, H_px, W_px) in [-1, 1].
+
+        The last is (B, 1, H_px / 4, W_px / 4), above 0 where they look true.
+        """
+        seen = [self.layers[0](pictures)]
+        for layer in self.layers[1:]:
+            seen.append(layer(functional.leaky_relu(seen[-1], 0.2)))
+        return seen
+
+    def losses(self, painted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of who painted, and this network's own (hinge)."""
+        *ours, fake = self(painted)
+        *theirs, real = self(true)
+        alike = [
+            functional.l1_loss(one, two.detach()) for one, two in zip(ours, theirs, strict=True)
+        ]
+        caught = functional.relu(1 + self(painted.detach())[-1]).mean()
+        return ALIKE * torch.stack(alike).sum() - fake.mean(), functional.relu(
+            1 - real
+        ).mean() + caught
+
+
 class TokenizerTrainer:
     """Model, optimizer and codebook statistics: everything a checkpoint holds.
 
@@ -116,15 +157,26 @@ class TokenizerTrainer:
 
     def __init__(self, options: TokenizeOptions, tokenizer: VQTokenizer) -> None:
         self.options, self.device = options, device_of(options.device)
+        self.rounds = multiplies_bfloat16(self.device)  # elsewhere it is several times slower
         self.tokenizer = tokenizer.to(self.device)
         model = tokenizer.model.to(memory_format=torch.channels_last)
         tokenizer.codebook.requires_grad_(False)
         if options.decoder_only:
             model.encoder.requires_grad_(False)
             model.quant_conv.requires_grad_(False)
-        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            critic = Discriminator().to(self.device).eval()
+        self.critic = critic if options.sharpen else None
+        networks: list[nn.Module] = [model] if self.critic is None else [model, self.critic]
+        self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
+        betas = (0.9, 0.95) if self.critic is None else (0.5, 0.9)  # the critic's aim moves
         self.optimizer = torch.optim.AdamW(
-            self.weights, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=1e-4, fused=True
+            [{"params": weights} for weights in self.weights],
+            lr=options.learning_rate,
+            betas=betas,
+            weight_decay=1e-4,
+            fused=True,
         )
         self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
         self.sums = tokenizer.codebook.detach().clone()
@@ -140,11 +192,16 @@ class TokenizerTrainer:
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
         batch = frames[rows].to(self.device)
+        if self.critic is not None:  # follow the largest singular values here, once for all workers
+            self.critic.train()(normalise(batch[:1]))
+            self.critic.eval()
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
-        for weight, *parts in zip(self.weights, *(s.gradients for s in shares), strict=True):
+        weights = chain.from_iterable(self.weights)
+        for weight, *parts in zip(weights, *(s.gradients for s in shares), strict=True):
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
             weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
-        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        for each in self.weights:
+            torch.nn.utils.clip_grad_norm_(each, 1.0)
         rate = options.learning_rate * _warm_cosine(self.share_done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -164,17 +221,22 @@ class TokenizerTrainer:
         }
 
     def _gradients(self, frames: Tensor) -> Share:
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.rounds):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
         codes = self.tokenizer.codebook[ids].movedim(-1, 1)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.rounds):
             values = self.tokenizer.pixels(latents + (codes - latents).detach()).float()
         target = normalise(frames)
         loss = _reconstruction_loss(values, target)
         loss = loss + COMMITMENT * functional.mse_loss(latents, codes)
         error = functional.mse_loss(values.detach().clamp(-1, 1), target)
-        gradients = torch.autograd.grad(loss, self.weights)
+        own: tuple[Tensor, ...] = ()
+        if self.critic is not None:
+            doubt, mistakes = self.critic.losses(values, target)
+            loss = loss + self.options.sharpen * min(1, self.share_done / HEARD) * doubt
+            own = torch.autograd.grad(mistakes, self.weights[1])
+        gradients = torch.autograd.grad(loss, self.weights[0]) + own
         return Share(gradients, loss.detach(), error, latents.detach(), ids)
 
     def _follow_latents(self, shares: list[Share], generator: torch.Generator) -> tuple[int, float]:
@@ -200,6 +262,7 @@ class TokenizerTrainer:
     def save(self, path: Path) -> None:
         state = {
             "model": self.tokenizer.model.state_dict(),
+            "critic": None if self.critic is None else self.critic.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "counts": self.counts,
             "sums": self.sums,
@@ -211,6 +274,8 @@ class TokenizerTrainer:
     def load(self, path: Path) -> None:
         state = read_state(path, self.options)
         self.tokenizer.model.load_state_dict(state["model"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
         self.step, self.seconds = state["progress"]

@@ -49,7 +49,9 @@ def test_training_paints_frames_better(options):
     assert rows(options)[-1]["learning_rate"] < 1e-3 * rows(options)[0]["learning_rate"]
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(options, tmp_path, monkeypatch):
+@pytest.mark.parametrize("sharpen", [0.0, 0.05])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(sharpen, options, tmp_path, monkeypatch):
+    options = dataclasses.replace(options, sharpen=sharpen)
     whole = train(options)
     killed = dataclasses.replace(options, out=tmp_path / "killed", checkpoint_s=0.0)
     advance = TokenizerTrainer.advance
@@ -99,6 +101,21 @@ def test_decoder_only_training_keeps_the_tokens(options, tmp_path):
     second = train(dataclasses.replace(options, **again))
     assert second.encode(FRAMES).equal(first.encode(FRAMES))
     assert not second.decode(second.encode(FRAMES)).equal(first.decode(first.encode(FRAMES)))
+
+
+def test_a_discriminator_brings_textures_back(options, tmp_path):
+    """Noise cannot be coded, and squared errors paint its mean."""
+    small = torch.rand(24, 24, 32, 1, generator=torch.Generator().manual_seed(0))
+    noise = (255 * small.repeat_interleave(2, 1).repeat_interleave(2, 2)).byte().repeat(1, 1, 1, 3)
+    given = dataclasses.replace(options, steps=60, learning_rate=2e-3)
+
+    def edges(sharpen: float) -> float:
+        out = tmp_path / str(sharpen)
+        run = dataclasses.replace(given, sharpen=sharpen, out=out)
+        tokenizer = train_tokenizer(run, noise, out, width=16)
+        return tokenizer.decode(tokenizer.encode(noise)).float().diff(dim=2).abs().mean().item()
+
+    assert edges(1.0) > 1.5 * edges(0.0)
 
 
 def test_codes_out_of_use_start_again(options):
