@@ -26,6 +26,18 @@ train --init "$work/stage3" --out "$work/stage4" --frames 8 --batch-size 4 --ste
   --learning-rate 1.5e-3 --strategy raster k=1:2 k=2 --corrupt 0.5 --corrupt-with samples
 train --init "$work/stage4" --out "$work/world" --frames 8 --batch-size 4 --steps 1150 \
   --learning-rate 1.2e-3 --strategy raster k=1:2 k=2 --corrupt 0.2 --corrupt-with samples
+# Textures that squared errors blur: a discriminator for the decoder, so tokens stay as they are.
+first=6000000
+for scenario in maze defend_the_line health_gathering_supreme deathmatch; do
+  diagd record --scenario "$scenario" --out "$work/textures" --clips 40 --frames 48 \
+    --first-seed "$first"
+  first=$((first + 100000))
+done
+diagd tokenize --clips "$work/textures" --heldout "$work/heldout" --init "$work/world/tokenizer" \
+  --out "$work/sharp" --decoder-only --sharpen 0.05 --steps 1200 --batch 4 --learning-rate 2e-4
+python -m runs.sharpness --data "$work" --out docs/results/world/sharpness.json \
+  --tokenizers before="$work/world/tokenizer" after="$work/sharp/tokenizer"
+cp "$work/sharp/tokenizer/"* "$work/world/tokenizer/"
 python runs/bundle.py --world "$work/world" --clips "$work/heldout" --out diagd/assets/doom \
   --prompt clip_1300004:20 --scenes soldier=clip_1300001:40 guards=clip_1300000:8 \
   worms=clip_1100007:12 medicine=clip_1200000:42 computers=clip_1000000:20 lamps=clip_1000003:54 \

@@ -26,7 +26,7 @@ from diagd.backends.devices import device_of, multiplies_bfloat16
 from diagd.console import progress, track
 from diagd.data.video import one_thread_workers, read_video
 from diagd.files import append_line, rewind_log
-from diagd.metrics.quality import psnr
+from diagd.metrics.quality import psnr, sharpness
 from diagd.system import refuse_other_run
 from diagd.tokenizers.linear_init import choose_patch, linear_tokenizer_model
 from diagd.tokenizers.vq import VQTokenizer, normalise
@@ -320,6 +320,7 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
     used = torch.zeros(tokenizer.codebook_size)
     seconds = torch.zeros(2)
     qualities: list[Tensor] = []
+    sharp: list[Tensor] = []
     for original in frames.split(64):
         times = [time.monotonic()]
         tokens = tokenizer.encode(original)
@@ -329,10 +330,12 @@ def measure_tokenizer(tokenizer: VQTokenizer, frames: Tensor) -> dict[str, float
         seconds += torch.tensor(times).diff()
         used += torch.bincount(tokens.flatten(), minlength=len(used))
         qualities.append(psnr(painted, original))
+        sharp.append(sharpness(painted) / sharpness(original).clamp(min=1e-3))
     quality = torch.cat(qualities)
     return {
         "psnr": round(quality.mean().item(), 3),
         "psnr_min": round(quality.min().item(), 3),
+        "sharpness": round(torch.cat(sharp).median().item(), 3),  # share of the true one
         "codes_used": int((used > 0).sum()),
         "perplexity": round(torch.special.entr(used / used.sum()).sum().exp().item(), 1),
         "encode_ms": round(1000 * seconds[0].item() / len(frames), 2),
