@@ -115,6 +115,7 @@ COMMANDS = {
     "study": Command(
         "ask people which of two videos is better, blind",
         "web.study.options",
+        "web.study.server:main",
         needs=("fastapi", "uvicorn"),
     ),
     "doctor": Command(
