@@ -52,6 +52,7 @@ COMMANDS = {
     "play": Command(
         "walk through a generated world in the browser",
         "web.play.options",
+        "web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets", "PIL"),
     ),
     "export-web": Command(
@@ -65,8 +66,8 @@ COMMANDS = {
     "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
     "attention": Command(
         "where the model looks when it writes",
-        "attention.options",
-        "attention.report:report_attention",
+        "evaluation.options",
+        "evaluation.attention:report_attention",
         needs=("matplotlib",),
     ),
     "evaluate": Command(

@@ -17,19 +17,16 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from diagd.data.video import resize
-from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.prompts import likeness_notes
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
-from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4
+from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import SessionLog, SessionStart, load, save
-from diagd.web.play.welcome import describe, offered
 
 STATIC = Path(__file__).with_name("static")
 DECODER = Path(__file__).with_name("upload_decoder.py")
 MAX_SESSION_BYTES = 4 * 2**20
-MAX_UPLOAD_BYTES = 16 * 2**20
 MAX_UPLOAD_FRAMES = 900
 MAX_UPLOAD_PIXELS = 3840 * 2160
 MAX_SECONDS_OF_UPLOAD = 60.0
@@ -144,7 +141,7 @@ def create_app(
         try:
             async with asyncio.TaskGroup() as tasks:
                 receiving = tasks.create_task(_receive(socket, player, scheduler))
-                await _send(socket, player, scheduler)
+                await _send(socket, player)
                 receiving.cancel()
         except* WebSocketDisconnect:
             pass  # the page is gone
@@ -154,7 +151,7 @@ def create_app(
     return Guard(app, hosts)
 
 
-async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
+async def _send(socket: WebSocket, player: Player) -> None:
     """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
         item = await player.outbox.get()
@@ -162,8 +159,6 @@ async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None
         if isinstance(item, Frame):
             await socket.send_bytes(pack(item.header, item.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
-        elif isinstance(item, Welcome):
-            await socket.send_json(_welcome(scheduler, player))
         else:
             await socket.send_json(item.document)
             if item.code is not None:
@@ -192,20 +187,6 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
             return
-
-
-def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
-    """Describe to a page what can be played, before the first frame."""
-    world = scheduler.world
-    raster, *diagonals = offered(world)
-    strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
-    return {
-        **describe(world, scheduler.scenes, strategies, player.settings, player.fps),
-        "session": player.id,
-        "computed": [world.dtype, world.backend],
-        "max_recorded": MAX_RECORDED_FRAMES,
-        "max_upload_bytes": MAX_UPLOAD_BYTES,
-    }
 
 
 def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:

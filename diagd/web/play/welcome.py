@@ -4,14 +4,37 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.strategy import Strategy
-from diagd.decoding.strategies.table import Diagonal, Raster
+from diagd.decoding.strategies.table import Diagonal, Raster, parse_strategy
+from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
-from diagd.web.play.session import MAX_SEED
+from diagd.web.play.options import WorldFlags
+from diagd.web.play.session import MAX_SEED, Controls
+
+
+class Opening(NamedTuple):
+    """The state in which a world is played at first."""
+
+    controls: Controls
+    context_frames: int  # that a dream starts from
+    scenes: list[StartScene]
+
+
+def opening(world: VideoGenerator, flags: WorldFlags) -> Opening:
+    """Load the scenes of a world, and resolve what flags leave to its defaults."""
+    defaults = world.defaults
+    named = parse_strategy(flags.strategy) if flags.strategy else None
+    strategy = named or defaults.strategy(world.height)
+    controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
+    controls.check(world)
+    max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
+    context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
+    scenes = start_scenes(model_path(flags.model), flags.scenes, world, context_frames)
+    return Opening(controls, context_frames, scenes)
 
 
 def describe(

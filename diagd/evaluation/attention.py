@@ -19,14 +19,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from diagd.attention.options import AttentionOptions
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
 from diagd.files import save_figure, write_json
 from diagd.models.attention import Attention, split_heads
-from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator, read_scene
@@ -37,7 +36,7 @@ Sink = Callable[[int, int, Tensor], None]
 
 # What a token is to the one that is written: the first of these that holds
 KINDS = (
-    "conditioning",  # a prefix or action token
+    "conditioning",  # an action token
     "previous_in_row",  # (t, i, j - 1)
     "row_above",  # (t, i - 1, j)
     "two_rows_above",  # (t, i - 2, j)
@@ -53,13 +52,13 @@ _LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 
 @torch.no_grad()
 def capture_attention(
-    model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
+    model: Transformer, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
     """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
     A fused attention never holds its probabilities: hooks on the attention modules compute those of
     a chunk, one layer after the other, in the memory of one layer and one chunk. The sink is called
-    for each. A model of transformers must run eager attention.
+    for each.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -67,8 +66,6 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    modules = _attention_modules(model)
-    probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
     cache: Any = model.make_cache(len(tokens), length + 1)
 
     def feed(start: int, end: int) -> None:
@@ -76,48 +73,23 @@ def capture_attention(
         visible = torch.arange(end, device=tokens.device) <= slots[:, None]
         model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
 
-    def hook(layer: int, start: int, *call: Any) -> None:
-        sink(layer, start, probabilities(*call))
+    def hook(start: int, module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        assert isinstance(module, Attention)
+        sink(module.layer, start, _probabilities(module, *inputs))
 
     for start in range(0, first, chunk):
         feed(start, min(start + chunk, first))
     for start in range(first, length, chunk):
         with ExitStack() as hooks:
-            for layer, module in enumerate(modules):
-                hooks.enter_context(module.register_forward_hook(partial(hook, layer, start)))
+            for block in model.model.blocks:
+                hooks.enter_context(block.self_attn.register_forward_hook(partial(hook, start)))
             feed(start, min(start + chunk, length))
 
 
-def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
-    if isinstance(model, Transformer):
-        return [block.self_attn for block in model.model.blocks]
-    name, config = type(model.model).__name__, model.config
-    if config._attn_implementation != "eager":
-        raise ValueError(
-            f"{name} must run eager attention, which holds its probabilities: load it with "
-            f"attn_implementation='eager', got {config._attn_implementation!r}"
-        )
-    found: dict[int, nn.Module] = {}
-    for module in model.model.modules():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and type(module).__name__.endswith("Attention"):
-            found[layer] = module
-    if sorted(found) != list(range(config.num_hidden_layers)):
-        raise ValueError(
-            f"{name} has {config.num_hidden_layers} layers, "
-            f"found attention modules of layers {sorted(found)}"
-        )
-    return [found[layer] for layer in sorted(found)]
-
-
-def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor:
-    return output[1].float()
-
-
-def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
+def _probabilities(
+    module: Attention, x: Tensor, rotary: Any, _slots: Tensor, visible: Tensor, cache: Any
+) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
-    assert isinstance(module, Attention)
-    x, rotary, _, visible, cache = inputs
     queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)
@@ -191,14 +163,13 @@ def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
 
 
 def measure_attention(
-    model: Transformer | HuggingFaceModel,
+    model: Transformer,
     tokens: Tensor,
     height: int,
     width: int,
     frame: int = 1,
     *,
     num_action_tokens: int = 0,
-    prefix_length: int = 0,
     layer: int | None = None,
     head: int | None = None,
     chunk: int = 64,
@@ -206,26 +177,23 @@ def measure_attention(
     """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
 
     Args:
-        tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
-            the first frame; tokens after `frame` are ignored.
+        tokens: (B, N) int64: frame, actions, frame ... in raster order, no actions before the first
+            frame; tokens after `frame` are ignored.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
     """
     size = height * width
-    start = prefix_length + frame * (size + num_action_tokens)
+    start = frame * (size + num_action_tokens)
     if tokens.ndim != 2 or start < 1 or tokens.shape[1] < start + size:
         raise ValueError(
             f"frame {frame} of {height}x{width} takes tokens [{start}, {start + size}) and one "
             f"before, got tokens of shape {tuple(tokens.shape)}"
         )
-    if isinstance(model, Transformer):
-        layers, heads = model.config.num_layers, model.config.num_heads
-    else:
-        layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    layers, heads = model.config.num_layers, model.config.num_heads
     for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
         if chosen is not None and not 0 <= chosen < count:
             raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
-    kinds = _kinds(height, width, frame, num_action_tokens, prefix_length)
+    kinds = _kinds(height, width, frame, num_action_tokens)
     classes = torch.cat([kinds, _unwritten(height, width, start)])  # (kinds + row lags, Q, N) bool
     mean_map = torch.zeros(size, start + size)
     masses = torch.zeros(layers, heads, len(classes))
@@ -255,7 +223,7 @@ def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
     return cells // width, cells % width
 
 
-def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -> Tensor:
+def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
     """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
     rows, columns = _places(height, width)
     slots_per_frame = height * width + num_actions
@@ -277,8 +245,7 @@ def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -
             torch.ones_like(is_same_place),
         ]
     )
-    first = F.pad(holds.int().argmax(0), (prefix, 0))  # 0: the prefix is conditioning, too
-    return first == torch.arange(len(KINDS)).view(-1, 1, 1)
+    return holds.int().argmax(0) == torch.arange(len(KINDS)).view(-1, 1, 1)
 
 
 def _unwritten(height: int, width: int, start: int) -> Tensor:
