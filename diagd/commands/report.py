@@ -6,7 +6,6 @@ Needs no model. Everything on the page is computed from results.jsonl, whose run
     diagd report --results work/study --out docs/results/study
 """
 
-import html
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import Environment
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
@@ -40,6 +40,8 @@ from diagd.files import save_figure, write_text
 
 Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
 
+_PAGE_FILE = Path(__file__).with_name("report.html")
+PAGE = Environment(autoescape=True).from_string(_PAGE_FILE.read_text(encoding="utf-8"))
 STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
@@ -217,29 +219,6 @@ def _axis_label(column: Column) -> str:
     return f"{column.heading} ({column.better} is better)" if column.better else column.heading
 
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
-  --page: #ffffff; --tint: #f3f4f6; --accent: #0b6e4f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e7e9; --soft: #9aa1ab; --line: #3a3f47;
-  --page: #16181b; --tint: #22262b; --accent: #5fd3a5; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  max-width: 76rem; margin: 2rem auto 4rem; padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; margin-bottom: .25rem; } h2 { margin-top: 2.5rem; font-size: 1.2rem; }
-p.lead, figcaption, .note { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-thead th { border-bottom: 2px solid var(--ink); } tr.first td { border-top: 1px solid var(--line); }
-td { vertical-align: top; } small { color: var(--soft); font-weight: 400; }
-td.best { font-weight: 700; color: var(--accent); }
-figure { margin: 1rem 0 2rem; } img, video { max-width: 100%; border-radius: 4px; }
-img { background: #fff; }
-pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem 0; }
-"""
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
@@ -265,33 +244,6 @@ def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
         if section.code:
             parts.append(f"```json\n{section.code}\n```")
     return "\n\n".join(parts) + "\n"
-
-
-def as_page(title: str, lead: str, sections: list[Section]) -> str:
-    """Write the report as one HTML page; pictures and videos are named by relative paths."""
-    parts = [f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>"]
-    for section in sections:
-        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p class=note>{html.escape(paragraph)}</p>" for paragraph in section.text]
-        if section.table:
-            parts.append(f"<div class=scroll>{section.table.html()}</div>")
-        for path, caption in {**section.figures, **section.videos}.items():
-            source, words = html.escape(path, quote=True), html.escape(caption)
-            content = f'<img src="{source}" alt="{words}" loading=lazy>'
-            if path in section.videos:
-                flags = "controls loop muted playsinline preload=metadata"
-                content = f'<video src="{source}" {flags}></video>'
-            parts.append(f"<figure>{content}<figcaption>{words}</figcaption></figure>")
-        if section.code:
-            code = html.escape(section.code)
-            parts.append(f"<details><summary>JSON</summary><pre>{code}</pre></details>")
-        parts.append("</section>")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
 
 
 HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
@@ -342,12 +294,12 @@ def main(options: ReportOptions) -> dict[str, Any]:
     notes, table = comparison.notes, comparison.table()
     if settings["drift"]:
         plot_drift(table, figures / "drift.png")
-        caption = "Means over clips, by eights of frames after the given ones."
-        measured = [Section("Drift", notes, table, {"figures/drift.png": caption})]
+        plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
+        measured = [Section("Drift", notes, table, plots)]
     elif settings["revisit"]:
         plot_horizons(groups, figures / "revisit.png")
-        caption = "Likeness to the last given frame, mean over clips."
-        measured = [Section("Away and back", notes, table, {"figures/revisit.png": caption})]
+        plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
+        measured = [Section("Away and back", notes, table, plots)]
     else:
         measured = _quality_sections(comparison, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
@@ -361,7 +313,7 @@ def main(options: ReportOptions) -> dict[str, Any]:
         ),
     ]
     page, markdown, lead = out / "report.html", out / "report.md", _lead(results)
-    write_text(page, as_page(options.title, lead, sections))
+    write_text(page, PAGE.render(title=options.title, lead=lead, sections=sections))
     write_text(markdown, as_markdown(options.title, lead, sections))
     make_console().print(f"wrote {page} and {markdown}")
     return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
