@@ -222,18 +222,16 @@ def _quality(
         return None
     means = dict(zip(clips, values.mean(axis=1), strict=True))
     both = {clip: record for clip, record in raster.items() if clip in means}
-    summary = {
-        "mean": float(values.mean()),
-        "interval": bootstrap_interval(values.mean(axis=1)),
-        "difference": None,
-        "difference_interval": None,
-    }
     reference = per_horizon(both, metric)
+    pairs = np.empty(0)
     if reference is not None:
         pairs = np.array([means[clip] for clip in both]) - reference.mean(axis=1)
-        summary["difference"] = float(pairs.mean())
-        summary["difference_interval"] = bootstrap_interval(pairs)
-    return summary
+    return {
+        "mean": float(values.mean()),
+        "interval": bootstrap_interval(values.mean(axis=1)),
+        "difference": float(pairs.mean()) if len(pairs) else None,
+        "difference_interval": bootstrap_interval(pairs),
+    }
 
 
 def _distance(
