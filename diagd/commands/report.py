@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jinja2 import Environment
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
@@ -40,8 +40,11 @@ from diagd.files import save_figure, write_text
 
 Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
 
-_PAGE_FILE = Path(__file__).with_name("report.html")
-PAGE = Environment(autoescape=True).from_string(_PAGE_FILE.read_text(encoding="utf-8"))
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=select_autoescape(["html"]),
+    keep_trailing_newline=True,
+)
 STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
@@ -231,21 +234,6 @@ class Section:
     code: str = ""
 
 
-def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
-    parts = [f"# {title}", lead]
-    for section in sections:
-        parts += [f"## {section.title}", *section.text]
-        if section.table:
-            parts.append(section.table.markdown())
-        parts += [f"![{caption}]({path})" for path, caption in section.figures.items()]
-        if section.videos:
-            links = [f"- [{caption}]({path})" for path, caption in section.videos.items()]
-            parts.append("\n".join(links))
-        if section.code:
-            parts.append(f"```json\n{section.code}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
 HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
 
 
@@ -312,9 +300,10 @@ def main(options: ReportOptions) -> dict[str, Any]:
             code="\n".join(json.dumps(run, indent=1) for run in runs),
         ),
     ]
-    page, markdown, lead = out / "report.html", out / "report.md", _lead(results)
-    write_text(page, PAGE.render(title=options.title, lead=lead, sections=sections))
-    write_text(markdown, as_markdown(options.title, lead, sections))
+    parts = {"title": options.title, "lead": _lead(results), "sections": sections}
+    page, markdown = out / "report.html", out / "report.md"
+    for path in (page, markdown):
+        write_text(path, TEMPLATES.get_template(path.name).render(parts))
     make_console().print(f"wrote {page} and {markdown}")
     return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
 

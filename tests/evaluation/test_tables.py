@@ -90,7 +90,8 @@ def test_a_table_is_written_as_markdown_and_on_the_page():
         "| strategy | n↑ |\n| --- | ---: |\n| x\\|<z> | **1.0 [0.5, 2.0]** |\n| k=1 | 0.5 |"
     )
     cells = "<td>x|&lt;z&gt;</td><td class=best>1.0<br><small>[0.5, 2.0]</small></td>"
-    page = report.PAGE.render(title="t", lead="l", sections=[report.Section("s", table=table)])
+    template = report.TEMPLATES.get_template("report.html")
+    page = template.render(title="t", lead="l", sections=[report.Section("s", table=table)])
     assert f"<tr class=first>{cells}</tr>\n<tr><td>k=1</td>" in page
 
 
