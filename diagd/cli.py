@@ -233,7 +233,6 @@ def _limit_threads(count: int) -> None:
 
 
 def _print_completion(shell: str = "") -> None:
-    """Print the script that completes commands, flags and their choices in a shell."""
     parsing = importlib.import_module("diagd.flags")
     parsing.print_completion({name: options_of(name) for name in COMMANDS}, shell)
 

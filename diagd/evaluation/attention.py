@@ -4,7 +4,7 @@ diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -34,18 +34,18 @@ from diagd.pipeline.world_folder import load_parts
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
 
-# What a token is to the one that is written: the first of these that holds
-KINDS = (
-    "conditioning",  # an action token
-    "previous_in_row",  # (t, i, j - 1)
-    "row_above",  # (t, i - 1, j)
-    "two_rows_above",  # (t, i - 2, j)
-    "further_up",  # same column, three rows above or more
-    "previous_frame",  # (t - 1, i, j)
-    "older_frames",  # the same place, two frames before or more
-    "neighbours",  # at most a row and a column away, in this frame or the one before
-    "elsewhere",
-)
+# What a token is to the one that is written, by the first of these that holds: label and colour
+KINDS = {
+    "previous_in_row": ("previous token in the row", "#4c72b0"),  # (t, i, j - 1)
+    "row_above": ("row above, same column", "#c44e52"),  # (t, i - 1, j)
+    "two_rows_above": ("two rows above, same column", "#e08a8c"),  # (t, i - 2, j)
+    "further_up": ("further up, same column", "#f2c6c6"),  # three rows above or more
+    "previous_frame": ("frame before, same place", "#55a868"),  # (t - 1, i, j)
+    "older_frames": ("older frames, same place", "#a3d3ae"),  # two frames before or more
+    "conditioning": ("action", "#8172b2"),
+    "neighbours": ("around these (1 row, 1 column)", "#ccb974"),  # in this frame or the one before
+    "elsewhere": ("everything else", "#d0d0d0"),
+}
 ROW_LAGS = (1, 2, 4)
 _LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 
@@ -158,7 +158,7 @@ class FrameAttention:
         return (total / offsets.bincount(minlength=size * size)).view(size, size)
 
 
-def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
+def _named(names: Iterable[str], masses: Tensor) -> dict[str, float]:
     return {name: round(mass, 5) for name, mass in zip(names, masses.tolist(), strict=True)}
 
 
@@ -234,13 +234,13 @@ def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
     is_above = (frames_back == 0) & (left == 0)
     holds = torch.stack(
         [
-            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
             (frames_back == 0) & (up == 0) & (left == 1),
             is_above & (up == 1),
             is_above & (up == 2),
             is_above & (up > 2),
             (frames_back == 1) & is_same_place,
             (frames_back > 1) & is_same_place,
+            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
             (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
             torch.ones_like(is_same_place),
         ]
@@ -261,18 +261,6 @@ def _unwritten(height: int, width: int, start: int) -> Tensor:
 
 
 REACH = 6  # rows and columns around a place that the figure shows
-
-_STYLES = {  # label and colour of each kind of token, in the order of the bars
-    "previous_in_row": ("previous token in the row", "#4c72b0"),
-    "row_above": ("row above, same column", "#c44e52"),
-    "two_rows_above": ("two rows above, same column", "#e08a8c"),
-    "further_up": ("further up, same column", "#f2c6c6"),
-    "previous_frame": ("frame before, same place", "#55a868"),
-    "older_frames": ("older frames, same place", "#a3d3ae"),
-    "neighbours": ("around these (1 row, 1 column)", "#ccb974"),
-    "conditioning": ("action or prefix", "#8172b2"),
-    "elsewhere": ("everything else", "#d0d0d0"),
-}
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
@@ -380,7 +368,7 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
         ("two_rows_above", slots_per_frame - 2 * width, 0.8, (0.4, 0.1)),
     ):
         place = row * count + offset, row * count
-        axis.annotate(_STYLES[kind][0], xy=place, xytext=label_at, **look)
+        axis.annotate(KINDS[kind][0], xy=place, xytext=label_at, **look)
     axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
     axis.set_ylabel("token written, in raster order")
 
@@ -399,7 +387,7 @@ def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
     rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
     rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
     left = [0.0] * len(rows)
-    for kind, (label, color) in _STYLES.items():
+    for kind, (label, color) in KINDS.items():
         shares = [row[kind] for row in rows.values()]
         if any(shares):
             axis.barh(list(rows), shares, left=left, color=color, label=label)

@@ -26,17 +26,14 @@ EIGHT = 8  # frames that a row of the table speaks of
 FRAMES = Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True)
 SAMPLES = Column("samples", "samples", is_label=True)
 DRIFT_COLUMNS = (
-    (
-        Column("tfd", "TFD", "{:.3f}", better="lower"),
-        Column("psnr", "PSNR", "{:.2f}", better="higher"),
-        Column("ssim", "SSIM", "{:.3f}", better="higher"),
-        Column("lpips", "LPIPS", "{:.3f}", better="lower"),
-    ),
-    (
-        Column("sharpness", "sharpness", "{:.2f}"),
-        Column("repeated", "repeated", "{:.3f}"),
-        Column("distinct", "distinct", "{:.3f}"),
-    ),
+    *(STRATEGY, FRAMES, SAMPLES),
+    Column("tfd", "TFD", "{:.3f}", better="lower"),
+    Column("psnr", "PSNR", "{:.2f}", better="higher"),
+    Column("ssim", "SSIM", "{:.3f}", better="higher"),
+    Column("lpips", "LPIPS", "{:.3f}", better="lower"),
+    Column("sharpness", "sharpness", "{:.2f}"),
+    Column("repeated", "repeated", "{:.3f}"),
+    Column("distinct", "distinct", "{:.3f}"),
 )
 
 
@@ -122,9 +119,10 @@ def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:
 
 
 REVISIT_COLUMNS = (
-    _revisit_columns("psnr", 2),
-    _revisit_columns("ssim", 3),
-    _revisit_columns("lpips", 3),
+    *(STRATEGY, CLIPS),
+    *_revisit_columns("psnr", 2),
+    *_revisit_columns("ssim", 3),
+    *_revisit_columns("lpips", 3),
 )
 
 
@@ -216,23 +214,21 @@ DIFFERENCES = (
 
 
 class Comparison(NamedTuple):
-    """Rows as in the JSON; columns in groups, each of which fits a terminal of 80 columns."""
+    """Rows as in the JSON, how to show them, and how to read them."""
 
     rows: list[Row]
-    labels: tuple[Column, ...]
-    groups: tuple[tuple[Column, ...], ...]
+    columns: tuple[Column, ...]
     notes: list[str]
 
     def print(self, console: Console) -> None:
-        """Print a table for each group of columns, and the notes."""
-        for group in self.groups:
-            Table((*self.labels, *group), self.rows).print(console)
+        """Print a table for each model, and the notes."""
+        Table(self.columns, self.rows).print(console)
         for note in self.notes:
             console.print(note)
 
     def table(self) -> Table:
-        """Return all columns side by side."""
-        return Table((MODEL, *self.labels, *(c for group in self.groups for c in group)), self.rows)
+        """Return one table of all models."""
+        return Table((MODEL, *self.columns), self.rows)
 
 
 def compare(results: Results) -> Comparison:
@@ -240,14 +236,11 @@ def compare(results: Results) -> Comparison:
     settings = results.runs[-1]["settings"]
     if settings["drift"]:
         rows = summarize_drift(results)
-        labels = STRATEGY, FRAMES, SAMPLES
-        return Comparison(rows, labels, DRIFT_COLUMNS, drift_notes(results, rows))
+        return Comparison(rows, DRIFT_COLUMNS, drift_notes(results, rows))
     if settings["revisit"]:
-        rows = summarize_revisit(results)
-        notes = revisit_notes(settings)
-        return Comparison(rows, (STRATEGY, CLIPS), REVISIT_COLUMNS, notes)
+        return Comparison(summarize_revisit(results), REVISIT_COLUMNS, revisit_notes(settings))
     rows = summarize(results)
-    return Comparison(rows, (STRATEGY, CLIPS), (METRICS, SPEED), _notes(results, rows))
+    return Comparison(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:

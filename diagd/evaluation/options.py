@@ -16,7 +16,7 @@ from diagd.evaluation.results import BASELINES, RASTER
 from diagd.families.defaults import GenerationDefaults
 from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
-from diagd.pipeline.options import MachineFlags, PoolFlags
+from diagd.pipeline.options import MachineFlags, PoolFlags, SamplingFlags
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(MachineFlags, PoolFlags):
+class EvaluateOptions(SamplingFlags, MachineFlags, PoolFlags):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
 
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
-    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32.
+    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32. Tokens are drawn at
+    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise.
     """
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
@@ -59,9 +60,6 @@ class EvaluateOptions(MachineFlags, PoolFlags):
     context_frames: int | None = None  # given frames
     fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
-    temperature: float = GenerationDefaults.temperature  # 0 is greedy
-    top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     dtype: DTypeChoice = "float32"  # of the weights
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
@@ -97,7 +95,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         for strategy in self.strategies():
             if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(Conditions(self.sampling().temperature))
+            strategy.check(Conditions(self.drawing.temperature))
         self.labelled_models()
         self.pool()
 
@@ -130,6 +128,11 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         strategies = [strategy.name for strategy in self.strategies()]
         return strategies if self.teacher_forced else [*baselines, *strategies]
 
+    @property
+    def drawing(self) -> SamplingOptions:
+        """How tokens are drawn, by every model alike."""
+        return self.sampling(GenerationDefaults())
+
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
         pairs = [model.rpartition("=")[::2] for model in self.models]
@@ -137,11 +140,6 @@ class EvaluateOptions(MachineFlags, PoolFlags):
         if not labels or len(labels) < len(pairs):
             raise ValueError(f"models must be distinct and at least one, got {self.models}")
         return labels
-
-    def sampling(self) -> SamplingOptions:
-        """Return how tokens are drawn; greedy decoding truncates nothing."""
-        truncation = (self.top_k, self.top_p) if self.temperature else (None, None)
-        return SamplingOptions(self.temperature, *truncation)
 
     def settings(self, dtype: DTypeName) -> dict[str, Any]:
         """Return what numbers depend on beside the contents of files, in JSON types."""
@@ -152,7 +150,7 @@ class EvaluateOptions(MachineFlags, PoolFlags):
             "context_frames": self.lengths.context_frames,
             "num_frames": self.lengths.frames,
             "fps": self.lengths.fps,
-            "sampling": asdict(self.sampling()),
+            "sampling": asdict(self.drawing),
             "dtype": dtype,
         }
 

@@ -24,7 +24,6 @@ class Column:
     is_label: bool = False  # it names the row
 
     def value(self, row: Row) -> Any:
-        """Return the value of a row, or None."""
         return _look_up(row, self.key)
 
     def cell(self, row: Row, brackets: bool) -> str:

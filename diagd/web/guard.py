@@ -26,23 +26,18 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        (family, *_, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
+        )
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=both)
+    except socket.gaierror as error:
+        raise ValueError(f"cannot listen on {host!r}: {error.strerror}") from None
     except OSError as error:
-        raise ValueError(f"cannot listen on {host!r}: {error.strerror or error}") from None
-    if os.name == "posix":  # elsewhere it lets two servers share a port
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen()
-    except OSError as error:
-        listening.close()
+        why = os.strerror(error.errno) if error.errno else str(error)
         raise ValueError(
-            f"cannot listen on {host}:{port}: {error.strerror} (another --port may be free)"
+            f"cannot listen on {host}:{port}: {why} (another --port may be free)"
         ) from None
-    return listening
 
 
 def url_of(host: str, port: int) -> str:

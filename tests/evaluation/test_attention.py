@@ -62,7 +62,7 @@ def counted(attention, frame, num_actions):
                     kind = "previous_frame" if t == frame - 1 else "older_frames"
                 elif t >= frame - 1 and abs(row - i) <= 1 and abs(column - j) <= 1:
                     kind = "neighbours"
-            shares[:, :, KINDS.index(kind)] += mass / SIZE
+            shares[:, :, list(KINDS).index(kind)] += mass / SIZE
     return shares, hidden
 
 
@@ -128,7 +128,7 @@ def test_around_a_token_is_the_mean_by_offset(frames_back):
 def test_the_report_names_all_numbers():
     report = measure(tiny_model(), sequence(1, 2), 1, num_action_tokens=2).report()
     assert (report["frame"], report["grid"], len(report["layers"])) == (1, "3x5", LAYERS)
-    assert tuple(report["shares"]) == KINDS == tuple(report["layers"][1]["heads"][3])
+    assert [*report["shares"]] == [*KINDS] == [*report["layers"][1]["heads"][3]]
     assert sum(report["shares"].values()) == pytest.approx(1, abs=1e-4)
     lags = report["not_written_yet"]
     assert lags["row_lag_1"] > lags["row_lag_2"] > lags["row_lag_4"] > 0

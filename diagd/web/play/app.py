@@ -47,8 +47,9 @@ def create_app(
     Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
     `pack` returns the files by which a browser plays the world itself (see `export`).
     """
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
-    pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
+    files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
+    for number, scene in enumerate(scheduler.scenes):
+        files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
     decoders = asyncio.Semaphore(2)
     packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
 
@@ -64,31 +65,6 @@ def create_app(
             await asyncio.wait([turns])
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.get("/")
-    @app.get("/static/{name}")
-    async def static(name: str = "index.html") -> Response:
-        if name not in files:
-            raise HTTPException(404, "there is no such file")
-        return Response(files[name], media_type=mimetypes.guess_type(name)[0])
-
-    @app.get("/scenes/{number}.jpg")
-    async def scene(number: int) -> Response:
-        if not 0 <= number < len(pictures):
-            raise HTTPException(404, "there is no such scene")
-        return Response(pictures[number], media_type="image/jpeg")
-
-    @app.get("/world/{name}")
-    async def world_file(name: str) -> Response:
-        if not packing:
-            packing.append(asyncio.create_task(asyncio.to_thread(pack)))
-        try:
-            packed = await asyncio.shield(packing[0])  # others may wait for it, too
-        except ValueError as error:
-            raise HTTPException(409, str(error)) from None
-        if f"world/{name}" not in packed:
-            raise HTTPException(404, "there is no such file")
-        return Response(packed[f"world/{name}"], media_type=mimetypes.guess_type(name)[0])
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
@@ -128,6 +104,20 @@ def create_app(
         async with decoders:
             data = await asyncio.to_thread(to_mp4, recorded, player.fps)
         return _download(data, "video/mp4", "dream.mp4")
+
+    @app.get("/{path:path}")  # of all that no route above answers
+    async def file(path: str) -> Response:
+        found, name = files, path or "static/index.html"
+        if path.startswith("world/"):
+            if not packing:
+                packing.append(asyncio.create_task(asyncio.to_thread(pack)))
+            try:
+                found = await asyncio.shield(packing[0])  # others may wait for it, too
+            except ValueError as error:
+                raise HTTPException(409, str(error)) from None
+        if name not in found:
+            raise HTTPException(404, "there is no such file")
+        return Response(found[name], media_type=mimetypes.guess_type(name)[0])
 
     @app.websocket("/play")
     async def play(socket: WebSocket) -> None:

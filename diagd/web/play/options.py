@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from diagd.checks import check_at_least
+from diagd.checks import check_at_least, check_values
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.files import require_folder
 from diagd.pipeline.options import MachineFlags, OutputFolder
@@ -46,14 +46,9 @@ class PlayOptions(WorldFlags, MachineFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, remember=1, max_sessions=1)
-        if self.remember is not None and self.remember <= (self.context_frames or 1):
-            raise ValueError(
-                f"remember must be above context_frames={self.context_frames or 1}, "
-                f"got {self.remember}"
-            )
-        if not 0 < self.idle_seconds < float("inf"):
-            raise ValueError(f"idle_seconds must be above 0, got {self.idle_seconds}")
+        # the frame to come is remembered beside those that are given
+        check_at_least(self, max_sessions=1, remember=(self.context_frames or 1) + 1)
+        check_values(self, ("idle_seconds", 0 < self.idle_seconds < float("inf"), "above 0"))
         require_folder(self.recordings, "folder for recordings")
 
 

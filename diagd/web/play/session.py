@@ -71,9 +71,8 @@ class Controls:
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return the sampling of visual ids, greedy at temperature 0."""
-        greedy = self.temperature == 0
-        drawn = SamplingOptions() if greedy else SamplingOptions(self.temperature, top_p=self.top_p)
-        return world.sampling(drawn)
+        top_p = self.top_p if self.temperature else None
+        return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
@@ -16,16 +16,8 @@ from diagd.web.play.options import WorldFlags
 from diagd.web.play.session import MAX_SEED, Controls
 
 
-class Opening(NamedTuple):
-    """The state in which a world is played at first."""
-
-    controls: Controls
-    context_frames: int  # that a dream starts from
-    scenes: list[StartScene]
-
-
-def opening(world: VideoGenerator, flags: WorldFlags) -> Opening:
-    """Load the scenes of a world, and resolve what flags leave to its defaults."""
+def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
+    """Return the controls, the frames of context and the scenes with which a world begins."""
     defaults = world.defaults
     named = parse_strategy(flags.strategy) if flags.strategy else None
     strategy = named or defaults.strategy(world.height)
@@ -34,7 +26,7 @@ def opening(world: VideoGenerator, flags: WorldFlags) -> Opening:
     max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
     context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
     scenes = start_scenes(model_path(flags.model), flags.scenes, world, context_frames)
-    return Opening(controls, context_frames, scenes)
+    return controls, context_frames, scenes
 
 
 def describe(

@@ -122,11 +122,8 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _records(question: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a question's table."""
-    everybody = {"all raters": question["overall"], "by clip": question["by_clip"]}
-    return [{"name": name} | counted for name, counted in everybody.items()] + [
-        {"name": name} | counted for name, counted in question["raters"].items()
-    ]
+    together = [("all raters", question["overall"]), ("by clip", question["by_clip"])]
+    return [{"name": name, **own} for name, own in (*together, *question["raters"].items())]
 
 
 def print_results(results: dict[str, Any], console: Console) -> None:
