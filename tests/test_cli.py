@@ -179,7 +179,7 @@ def test_zsh_has_a_script_and_other_shells_are_refused(command):
     "flags",
     [
         ("plan", "--grid", "3x" * 30_000),
-        ("plan", "--grid", "3x4x5", "-k", "x" * 60_000),
+        ("plan", "--grid", "3x4x5", "--strategy", "x" * 60_000),
         ("plan", "--" + "grid" * 20_000),
         ("generate", "--dtype", "float" * 20_000),
         ("evaluate", "--clips", "x", "--out", "x", "--strategy", "k=1," * 20_000),
