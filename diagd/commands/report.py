@@ -17,10 +17,10 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-from numpy.typing import NDArray
+from torch import Tensor
 
 from diagd.console import make_console
-from diagd.data.video import read_video, write_video
+from diagd.data.video import contact_sheet, read_video, write_video
 from diagd.evaluation.comparison import DIFFERENCES, METRICS, Comparison, compare
 from diagd.evaluation.options import ReportOptions
 from diagd.evaluation.results import (
@@ -38,8 +38,6 @@ from diagd.evaluation.results import (
 from diagd.evaluation.tables import MODEL, STRATEGY, Column, Row, Table
 from diagd.files import save_figure, write_text
 
-Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
-
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
     autoescape=select_autoescape(["html"]),
@@ -48,11 +46,13 @@ TEMPLATES = Environment(
 STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
-GAP_PX = 4
 
 
-def write_strip(path: Path, rows: dict[str, Frames]) -> None:
-    """Draw a few frames of each video in a row of its own, labelled, all at the same times."""
+def write_strip(path: Path, rows: dict[str, Tensor]) -> None:
+    """Draw a few frames of each video, (T, H_px, W_px, 3) uint8, in a row of its own, labelled.
+
+    All rows are at the same times.
+    """
     length = min(len(frames) for frames in rows.values())
     times = np.unique(np.linspace(0, length - 1, min(length, STRIP_COLUMNS)).round().astype(int))
     height_px, width_px = next(iter(rows.values())).shape[1:3]
@@ -62,7 +62,7 @@ def write_strip(path: Path, rows: dict[str, Frames]) -> None:
     axes = figure.subplots(len(rows), len(times), squeeze=False)
     for line, (label, frames) in zip(axes, rows.items(), strict=True):
         for axis, time in zip(line, times, strict=True):
-            axis.imshow(frames[time])
+            axis.imshow(frames[time].numpy())
             axis.set(xticks=[], yticks=[])
         line[0].set_ylabel(label, fontsize=13)
     for axis, time in zip(axes[0], times, strict=True):
@@ -70,36 +70,28 @@ def write_strip(path: Path, rows: dict[str, Frames]) -> None:
     save_figure(figure, path, dpi=80)
 
 
-def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None:
+def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None:
     """Write one mp4 of all videos in a grid, a label above each."""
     height_px, width_px = next(iter(cells.values())).shape[1:3]
     factor = max(1, round(CELL_HEIGHT_PX / height_px))
-    columns = min(len(cells), 3)
-    length = min(len(frames) for frames in cells.values())
     blocks = []
     for label, frames in cells.items():
-        large = frames[:length].repeat(factor, axis=1).repeat(factor, axis=2)
-        head = _label(label, width_px * factor)[None].repeat(length, axis=0)
-        block = np.concatenate([head, large], axis=1)
-        gaps = (0, 0), (0, GAP_PX), (0, GAP_PX), (0, 0)
-        blocks.append(np.pad(block, gaps, constant_values=255))
-    blocks += [np.full_like(blocks[0], 255)] * (-len(blocks) % columns)
-    lines = [
-        np.concatenate(blocks[start : start + columns], axis=2)
-        for start in range(0, len(blocks), columns)
-    ]
-    whole = np.concatenate(lines, axis=1)
-    even_height, even_width = (size // 2 * 2 for size in whole.shape[1:3])
-    write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
+        large = frames.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
+        head = _label(label, width_px * factor).expand(len(large), -1, -1, -1)
+        blocks.append(torch.cat([head, large], dim=1))
+    moments = zip(*blocks, strict=False)  # as long as the shortest
+    sheets = [contact_sheet(torch.stack(one), columns=min(len(cells), 3)) for one in moments]
+    even_height, even_width = (size // 2 * 2 for size in sheets[0].shape[:2])
+    write_video(path, torch.stack(sheets)[:, :even_height, :even_width], fps, crf=20)
 
 
-def _label(text: str, width_px: int) -> Frames:
-    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3)."""
+def _label(text: str, width_px: int) -> Tensor:
+    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3) uint8."""
     figure = Figure(figsize=(width_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
     canvas = FigureCanvasAgg(figure)
     figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=9)
     canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3]
+    return torch.tensor(np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3])
 
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
@@ -256,7 +248,7 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
         own = [record for record in records if record["model"] == model]
         cells = {}
         for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
-            frames = read_video(folder / record["video"]).frames.numpy()
+            frames = read_video(folder / record["video"]).frames
             cells[record["strategy"]] = frames
             several = len(models) > 1 and record["strategy"] != "truth"
             strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames

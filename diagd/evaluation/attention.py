@@ -24,6 +24,7 @@ from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
 from diagd.models.attention import Attention, split_heads
 from diagd.models.rotary import rotate
@@ -299,10 +300,7 @@ def _clips(options: AttentionOptions) -> list[Path]:
     path = options.clips or model_path(options.model) / "prompt.mp4"
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob("*.mp4"))[: options.num_clips]
-    if not found:
-        raise FileNotFoundError(f"no .mp4 in {path}")
-    return found
+    return [clip.path for clip in find_clips(path).values()][: options.num_clips]
 
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
