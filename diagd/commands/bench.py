@@ -147,9 +147,7 @@ def hugging_face_rows(
 def _run_engine(
     engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
 ) -> Run:
-    stopwatch.skips = stopwatch.sample_size is not None
     engine.prefill(given.prompt, given.context_frames)
-    stopwatch.skips = False
     if strategy.has_schedule:
         stopwatch.begin(strategy.schedule(grid).num_steps)
     started = synchronized_time(given.prompt.device)
