@@ -130,7 +130,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, PoolFlags):
 
     @property
     def drawing(self) -> SamplingOptions:
-        """How tokens are drawn, by every model alike."""
+        """Options of sampling, the same for every model."""
         return self.sampling(GenerationDefaults())
 
     def labelled_models(self) -> dict[str, str]:
