@@ -52,6 +52,7 @@ COMMANDS = {
     "play": Command(
         "walk through a generated world in the browser",
         "web.play.options",
+        "web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets", "PIL"),
     ),
     "export-web": Command(
@@ -65,8 +66,8 @@ COMMANDS = {
     "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
     "attention": Command(
         "where the model looks when it writes",
-        "attention.options",
-        "attention.report:report_attention",
+        "evaluation.options",
+        "evaluation.attention:report_attention",
         needs=("matplotlib",),
     ),
     "evaluate": Command(
@@ -115,6 +116,7 @@ COMMANDS = {
     "study": Command(
         "ask people which of two videos is better, blind",
         "web.study.options",
+        "web.study.server:main",
         needs=("fastapi", "uvicorn"),
     ),
     "doctor": Command(
@@ -231,7 +233,6 @@ def _limit_threads(count: int) -> None:
 
 
 def _print_completion(shell: str = "") -> None:
-    """Print the script that completes commands, flags and their choices in a shell."""
     parsing = importlib.import_module("diagd.flags")
     parsing.print_completion({name: options_of(name) for name in COMMANDS}, shell)
 

@@ -168,11 +168,13 @@ def progress(what: str, total: float, done: float = 0, shown: bool = True) -> It
         print(f"{job.what}: {job.pace}", flush=True)
 
 
-def track(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """Yield items and show progress; `total` counts items that have no length."""
+def track(
+    items: Iterable[Item], what: str, total: int | None = None, done: int = 0
+) -> Iterator[Item]:
+    """Yield items and show progress; `total` counts items that have no length, and those `done`."""
     count = len(items) if isinstance(items, Sequence) else total
     assert count is not None
-    with progress(what, count) as job:
+    with progress(what, count, done) as job:
         for item in items:
             yield item
             job.advance()

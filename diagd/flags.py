@@ -11,13 +11,12 @@ import io
 import re
 import tempfile
 import textwrap
-import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from tyro.constructors import PrimitiveConstructorSpec
 
 RowLag = Annotated[int | None, tyro.conf.arg(aliases=["-k"])]
 RowLags = Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-k"])]
@@ -83,8 +82,7 @@ Device = Annotated[str, _one_word("STR", _device, str)]
 
 Options = TypeVar("Options")
 SHELLS = ("bash", "zsh")
-_NUMBERS = {int: "a whole number", float: "a number"}
-_REGISTRY = ConstructorRegistry()
+_CONFIG = (tyro.conf.DisallowNone,)  # None stands for a flag that was not given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +129,7 @@ def parse(
                 prog=f"diagd {name}",
                 description=_description(options, examples),
                 args=flags,
-                registry=_REGISTRY,
+                config=_CONFIG,
             )
     except SystemExit as stop:
         if not stop.code:
@@ -151,7 +149,7 @@ def print_completion(commands: Mapping[str, type], shell: str) -> None:
     anyone: Any = Union[tuple(records)]  # noqa: UP007
     asked = ["--tyro-print-completion", shell]
     with contextlib.suppress(SystemExit):  # with which tyro ends
-        tyro.cli(anyone, prog="diagd", args=asked, registry=_REGISTRY)
+        tyro.cli(anyone, prog="diagd", args=asked, config=_CONFIG)
 
 
 def _description(options: type, examples: Sequence[str]) -> str:
@@ -201,7 +199,9 @@ def _with_shared(options: type) -> type:
     fields = _fields(Shared) | _fields(options)  # a command's own flag replaces a shared one
     hints = get_type_hints(Shared, include_extras=True)
     hints |= get_type_hints(options, include_extras=True)
-    shown = tyro.conf.arg(help_behavior_hint=lambda label: f"(default: {label})" if label else "")
+    shown = tyro.conf.arg(
+        help_behavior_hint=lambda label: "" if label == "None" else f"(default: {label})"
+    )
     record = dataclasses.make_dataclass(
         options.__name__,
         [(name, Annotated[hints[name], shown], copy.copy(fields[name])) for name in fields],
@@ -219,40 +219,20 @@ def _with_shared(options: type) -> type:
     return record
 
 
-@_REGISTRY.primitive_rule
-def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read a number; refuse anything else in words of ours."""
-    kind = info.type
-    if kind not in _NUMBERS:
-        return None
-
-    def read(word: str) -> Any:
-        try:
-            return kind(word)
-        except ValueError:
-            raise ValueError(f"expected {_NUMBERS[kind]}, got {word!r}") from None
-
-    return _one_word(kind.__name__.upper(), read, int, kind)
-
-
-@_REGISTRY.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Read `X | None` as X: None stands for a flag that was not given."""
-    kinds = get_args(info.type)
-    if get_origin(info.type) not in (Union, types.UnionType) or type(None) not in kinds:
-        return None
-    (kind,) = (kind for kind in kinds if kind is not type(None))
-    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
-    assert isinstance(spec, PrimitiveConstructorSpec)
-    return dataclasses.replace(
-        spec,
-        is_instance=lambda value: value is None or spec.is_instance(value),
-        str_from_instance=lambda value: [] if value is None else spec.str_from_instance(value),
-    )
+_REPHRASED = {  # pattern of tyro's words -> ours
+    r"^Error parsing ": "",
+    r"(?<=^Missing) from [^:]*": "",
+    r"no type matching .* Got errors: - .*?: ": "",  # of the X of `X | None`
+    r"invalid literal for int\(\) with base 10:": "expected a whole number, got",
+    r"Exceeds the limit \((\d+) digits\).*": r"expected a whole number of at most \1 digits",
+    r"could not convert string to float:": "expected a number, got",
+}
 
 
 def _plain(complaint: str) -> str:
     """Strip tyro's box, its title and all behind the first rule from a complaint."""
     lines = [line.strip("│ ") for line in complaint.splitlines() if not line.startswith(("╭", "╰"))]
     text = " ".join(lines).partition("───")[0]
-    return re.sub(r"^Error parsing |(?<=^Missing) from [^:]*", "", text)
+    for pattern, words in _REPHRASED.items():
+        text = re.sub(pattern, words, text)
+    return text

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from diagd.attention.report import measure_attention
+from diagd.evaluation.attention import measure_attention
 from diagd.families.checkpoints import load_model
 from diagd.files import write_json
 from diagd.models.transformer import Transformer

@@ -68,7 +68,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 def hosted(model: str) -> Iterator[str]:
     """Export a world and host it; yield its address."""
     with tempfile.TemporaryDirectory() as folder:
-        export(ExportWebOptions(Path(folder), model))
+        export(ExportWebOptions(Path(folder), model=model))
         handler = functools.partial(Quiet, directory=folder)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()

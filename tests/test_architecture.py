@@ -25,7 +25,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("web", "gym", "training", "attention", "benchmark"),
+    ("web", "gym", "training", "benchmark"),
     ("evaluation",),
     ("pipeline",),
     ("families", "backends", "workers"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from diagd.backends.names import Backend, DTypeChoice
-from diagd.checks import check_at_least
+from diagd.checks import check_at_least, check_values
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Conditions, Diagonal, Raster, Strategy, parse_strategies
@@ -49,14 +49,12 @@ class BenchOptions:
     submit: OutputFile | None = None  # JSON file of the measurement for LEADERBOARD.md's machines
 
     def __post_init__(self) -> None:
-        check_at_least(self, repeats=1, steps=1)
+        check_at_least(self, repeats=1, steps=1, context_frames=1)
         if self.submit and not self.is_comparable():
             raise ValueError(
                 "submit needs the same measurement from all machines, that of doom with raster and "
                 "k=1: leave out --model, --grid, --steps, --quick and the like"
             )
-        if min(self.context_frames, default=1) < 1:
-            raise ValueError(f"context_frames must be at least 1, got {self.context_frames}")
         if self.quick:
             self.shortened()  # is checked like any other
             return
@@ -113,5 +111,4 @@ class DoctorOptions:
     seconds: float = 5.0  # of the speed probe; 0 leaves it out
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seconds < float("inf"):
-            raise ValueError(f"seconds must be 0 or more, got {self.seconds}")
+        check_values(self, ("seconds", 0 <= self.seconds < float("inf"), "0 or more"))

@@ -101,7 +101,6 @@ class Stopwatch(ModelWrapper[CausalModel]):
         self._moments: list[tuple[Any, Any]] = []  # at which each step began and ended
         self._stride, self._num_seen = 1, 0
         self._in_step = False
-        self.skips = False  # while a prompt is read and steps are a sample
         self._counters: Tensor | None = None  # NativeModel.seconds, ever growing
         if parts and isinstance(model, NativeModel):
             if model.seconds is None:  # one for all that time the model
@@ -109,7 +108,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
             self._counters = model.seconds
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.skips:
+        if self.sample_size and not self._in_step:  # a prompt is read
             return torch.empty(0)
         return self._timed("forward", super().forward, args, kwargs)
 

@@ -82,8 +82,15 @@ class Row:
     context_frames: int
     run: Callable[[], Run]
     weight_bytes: int = 0  # of each weight, as the backend keeps it
-    first: Run | None = None  # to warm up
-    timed: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)  # the first one warms up
+
+    @property
+    def timed(self) -> list[Run]:
+        return self.runs[1:]
+
+    @property
+    def times(self) -> list[StepTimes]:
+        return [run.times for run in self.timed if run.times]
 
     @property
     def seconds(self) -> float:
@@ -140,9 +147,7 @@ def hugging_face_rows(
 def _run_engine(
     engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
 ) -> Run:
-    stopwatch.skips = stopwatch.sample_size is not None
     engine.prefill(given.prompt, given.context_frames)
-    stopwatch.skips = False
     if strategy.has_schedule:
         stopwatch.begin(strategy.schedule(grid).num_steps)
     started = synchronized_time(given.prompt.device)
@@ -193,10 +198,8 @@ def time_rows(rows: list[Row], repeats: int) -> None:
                 name = " ".join(filter(None, (row.dtype, row.backend, row.strategy)))
                 job.describe(f"{'timing' if turn else 'warming up'} {name}")
                 run = row.run()
-                if turn:
-                    row.timed.append(run)
-                else:
-                    row.first = run
+                row.runs.append(run)
+                if not turn:
                     pace = f"{run.tokens.shape[1] / run.seconds:.3g} frames/s"
                     console.print(f"{name} after {row.context_frames}: {pace} in its first run")
                 job.advance()
@@ -218,9 +221,7 @@ def report_rows(
         raster = min(rasters, key=lambda other: other.seconds)
         baselines = {one.dtype: one.seconds for one in beside if one.strategy == HUGGING_FACE}
         baseline = baselines.get(row.dtype, baselines.get("float32"))  # it has no int8
-        run, reference, seconds = row.first, raster.first, row.seconds
-        assert run is not None
-        assert reference is not None
+        run, seconds = row.runs[0], row.seconds
         speedup, step_ratio = raster.seconds / seconds, grid.num_tokens / run.num_steps
         line: dict[str, Any] = {
             "dtype": row.dtype,
@@ -241,7 +242,7 @@ def report_rows(
             "efficiency": speedup / step_ratio,
             "warm_up_seconds": run.seconds,
             "capture_seconds": run.capture_seconds,
-            "tokens_equal_to_raster": (run.tokens == reference.tokens).float().mean().item(),
+            "tokens_equal_to_raster": (run.tokens == raster.runs[0].tokens).float().mean().item(),
         }
         if run.times:
             line |= _limits(row, config, ceilings[row.dtype])
@@ -252,10 +253,9 @@ def report_rows(
 
 def _limits(row: Row, config: ModelConfig, ceilings: Ceilings) -> dict[str, Any]:
     """Compare the steps with the machine's ceilings, and split their time into parts."""
-    times = [run.times for run in row.timed if run.times]
+    times, cache_bytes = row.times, CACHE_BYTES[row.dtype]
     seconds = sorted(second for one in times for second in one.seconds)
     count, total = len(seconds), sum(seconds)
-    cache_bytes = CACHE_BYTES[row.dtype]
     read = sum(bytes_read(config, one, row.weight_bytes, cache_bytes) for one in times)
     done = sum(flops(config, one) for one in times)
     return {
@@ -281,8 +281,7 @@ def _attention(row: Row, config: ModelConfig, device: torch.device) -> str:
         return "native"
     if row.backend in ("triton", "compiled-graph"):
         return "triton"
-    times = [run.times for run in row.timed if run.times]
-    lanes, slots = max(pair for one in times for pair in zip(one.lanes, one.slots, strict=True))
+    lanes, slots = max(pair for one in row.times for pair in zip(one.lanes, one.slots, strict=True))
     lanes *= config.num_heads // config.num_kv_heads  # as `diagd.models.attention.attend` folds
     dtype = int8_companion(device) if row.dtype == "int8" else getattr(torch, row.dtype)
     make: dict[str, Any] = {"dtype": dtype, "device": device}

@@ -20,6 +20,7 @@ from torch.nn import functional
 from diagd.console import make_console, print_table, track
 from diagd.data.actions import ActionVocabulary, read_actions
 from diagd.data.video import read_video
+from diagd.files import require_folder
 from diagd.tokenizers.shards import STILL, actions_of, find_clips
 from diagd.training.options import CheckOptions
 
@@ -115,9 +116,7 @@ def check_clips(folder: Path) -> ClipsReport:
         FileNotFoundError: no folder, or no videos in it.
         ValueError: `actions.json` is no vocabulary.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"folder of clips not found: {folder}")
-    paths = find_clips(folder)
+    paths = find_clips(require_folder(folder, "folder of clips"))
     acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
     vocabulary = actions_of(acted) if acted else STILL
     clips: list[CheckedClip] = []
@@ -206,7 +205,7 @@ def movement_between(frames: Tensor) -> Tensor:
 
 
 def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
-    return functional.adaptive_avg_pool2d(values[:, None], blocks).flatten(1)
+    return functional.adaptive_avg_pool2d(values, blocks).flatten(1)
 
 
 def _shift_errors(pictures: Tensor) -> Tensor:
@@ -256,8 +255,11 @@ def row_timing(movements: Sequence[Tensor], actions: Sequence[Tensor]) -> RowTim
         _, chunks = torch.cat(numbers).unique(return_inverse=True)
         if len(chunks.unique()) < MIN_CHUNKS:
             return nothing
-        without = _sums(_errors(given, wanted, chunks), chunks)
-        saved = without - _sums(_errors(torch.cat([given, seen], dim=1), wanted, chunks), chunks)
+        both = torch.cat([given, seen], dim=1)
+        without, beside = (
+            torch.bincount(chunks, _errors(inputs, wanted, chunks)) for inputs in (given, both)
+        )
+        saved = without - beside
         gains[shift] = (saved.sum() / without.sum().clamp(min=1e-9)).item()
         spread = saved.std().item() / math.sqrt(len(saved))
         scores[shift] = saved.mean().item() / max(spread, 1e-9)
@@ -302,10 +304,6 @@ def _errors(inputs: Tensor, wanted: Tensor, chunks: Tensor) -> Tensor:
         weights = torch.linalg.solve(known.T @ known + ridge, known.T @ target[learn])
         errors[test] = (target[test] - scaled[test] @ weights).square().sum(dim=1)
     return errors
-
-
-def _sums(values: Tensor, chunks: Tensor) -> Tensor:
-    return torch.zeros(int(chunks.max()) + 1).index_add_(0, chunks, values)
 
 
 SHOWN_FRAMES = 6

@@ -68,7 +68,6 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _instructions() -> list[str]:
-    """List the vector and matrix instructions of the processor."""
     features = cpu_features()
     names = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
     level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more

@@ -26,7 +26,7 @@ from diagd.backends.devices import device_of, dtype_of
 from diagd.backends.names import DTypeName
 from diagd.backends.prepare import choose_dtype
 from diagd.checks import shorten
-from diagd.console import make_console, progress
+from diagd.console import make_console, track
 from diagd.data.actions import idle_action, split_actions
 from diagd.data.video import write_video
 from diagd.decoding.strategies.table import Strategy, parse_strategy
@@ -63,9 +63,9 @@ def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
     names = list(find_clips(folder))
     if not 1 <= num_clips <= len(names):
         raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
-    places = list(range(len(names)))
-    random.Random(seed).shuffle(places)
-    return [names[place] for place in sorted(places[:num_clips])]
+    drawn = list(names)
+    random.Random(seed).shuffle(drawn)
+    return sorted(drawn[:num_clips], key=names.index)
 
 
 def clip_after(folder: Path, name: str) -> str:
@@ -132,7 +132,7 @@ class ClipMeter:
         """Check heads and action files of clips; return the error of each that cannot be read."""
         world, options = self.world(model), self.options
         for strategy in options.strategies():
-            world.check(strategy, options.sampling())
+            world.check(strategy, options.drawing)
         files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
         for name in names:
             try:
@@ -143,7 +143,6 @@ class ClipMeter:
         return bad
 
     def _read(self, model: str, name: str) -> Clip:
-        """Read a clip at the size of the model's frames."""
         world, options = self.world(model), self.options
         file = find_clips(options.clips, world.vocabulary)[name]
         part = options.start, options.lengths.fps
@@ -224,12 +223,11 @@ class ClipMeter:
             num_frames,
             strategy=strategy,
             context_actions=between,
-            sampling=options.sampling(),
+            sampling=options.drawing,
             seed=seed,
         )
 
     def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
-        """Return each metric, frame by frame."""
         metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
         return {name: one(frames, truth).tolist() for name, one in metrics.items() if one}
 
@@ -292,6 +290,7 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
 
 
 LIKELIHOOD = (
+    *(STRATEGY, CLIPS),
     Column("nll", "nats a token", "{:.4f}"),
     Column("gap", "gap to raster", "{:+.4f}"),
     Column("gap_error", "± error", "{:.4f}"),
@@ -309,7 +308,7 @@ def compare_likelihood(results: Results) -> Comparison:
         pairs = [(nll, raster[clip]) for clip, nll in clips.items() if clip in raster]
         gap = gap_to_raster(*torch.tensor(pairs, dtype=torch.float64).T)
         rows.append({"model": model, "strategy": strategy, "clips": len(pairs), **gap})
-    return Comparison(rows, (STRATEGY, CLIPS), (LIKELIHOOD,), [])
+    return Comparison(rows, LIKELIHOOD, [])
 
 
 def main(options: EvaluateOptions) -> dict[str, Any]:
@@ -360,15 +359,13 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             run["run"] = len(before.runs)
             append(run)
             make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
-            outcomes = do_tasks(missing, make, options)
-            with progress("clips x strategies", len(tasks), len(tasks) - len(missing)) as job:
-                for task, outcome in outcomes:
-                    if isinstance(outcome, ValueError):
-                        failed.setdefault(task.clip, str(outcome))
-                    else:
-                        append({**_keep_frames(options, outcome), "run": run["run"]})
-                        num_measured += 1
-                    job.advance()
+            outcomes, num_done = do_tasks(missing, make, options), len(tasks) - len(missing)
+            for task, outcome in track(outcomes, "clips x strategies", len(tasks), num_done):
+                if isinstance(outcome, ValueError):
+                    failed.setdefault(task.clip, str(outcome))
+                else:
+                    append({**_keep_frames(options, outcome), "run": run["run"]})
+                    num_measured += 1
     results = read_results(path)
     if not results.clips:
         raise ValueError(next(iter(failed.values())))

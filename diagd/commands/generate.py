@@ -14,7 +14,7 @@ import json
 import time
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from rich.console import Console
 from torch import Tensor
 
 from diagd.backends.devices import device_of
-from diagd.console import duration, make_console, print_records, progress, waiting
+from diagd.console import duration, make_console, print_records, track, waiting
 from diagd.data.actions import parse_actions, read_actions
 from diagd.data.video import IMAGE_SUFFIXES, contact_sheet, save_frames, write_image
 from diagd.decoding.strategies.table import Raster, Strategy
@@ -70,6 +70,7 @@ class PromptWorker:
         self.num_frames = options.frames or world.defaults.num_frames
         world.check(self.strategy, self.sampling)  # before anything ran in vain
         world.num_grids(self.num_frames)
+        self._provenance = provenance(self.device)
         self._notes: list[str] = []
         self._actions = self._read_actions(options.actions)
         self._text = self._read_text()
@@ -96,7 +97,7 @@ class PromptWorker:
         return options.text
 
     def _read_actions(self, asked: str | None) -> list[str]:
-        """Read one action for each frame from a jsonl file, or from text whose last one goes on."""
+        """Read actions from a jsonl file, or from text whose last one goes on to the end."""
         codec = self.world.vocabulary
         if asked is None:
             return []
@@ -104,13 +105,12 @@ class PromptWorker:
             raise ValueError("this model takes no actions")
         if asked.endswith(".jsonl"):
             return self._one_a_frame(read_actions(asked, codec))
-        actions = parse_actions(asked, codec)
-        num_asked, last = len(actions), actions[-1]
-        if 1 < num_asked < self.num_frames:
+        actions, wanted = parse_actions(asked, codec), self.num_frames
+        if 1 < len(actions) < wanted:
             self._notes.append(
-                f"{num_asked} actions for {self.num_frames} frames: {last!r} goes on to the end"
+                f"{len(actions)} actions for {wanted} frames: {actions[-1]!r} goes on to the end"
             )
-        return self._one_a_frame(actions + [last] * (self.num_frames - num_asked))
+        return self._one_a_frame(actions + actions[-1:] * (wanted - len(actions)))
 
     def _one_a_frame(self, actions: list[str]) -> list[str]:
         wanted, given = self.num_frames, len(actions)
@@ -124,14 +124,11 @@ class PromptWorker:
         is_own = path is None
         if path is None and self.world.defaults.context_frames:
             path = folder / "prompt.mp4"
-        prompt = self.world.read_prompt(
-            path,
-            context_frames=self.options.context_frames,
-            num_frames=self.num_frames,
-        )
-        likeness = list[str]()
+        given = self.options.context_frames
+        prompt = self.world.read_prompt(path, context_frames=given, num_frames=self.num_frames)
+        notes = [*prompt.notes]
         if not is_own:
-            likeness = likeness_notes(self.world.tokenizer, folder, prompt.frames[-1])
+            notes += likeness_notes(self.world.tokenizer, folder, prompt.frames[-1])
         actions = self._actions or prompt.coming_actions
         if codec is not None and not actions:
             walk, hint = folder / "walk.jsonl", f"{codec.names[-1]}*{self.num_frames}"
@@ -140,8 +137,7 @@ class PromptWorker:
             actions = list(islice(cycle(read_actions(walk, codec)), self.num_frames))
         if codec is not None:
             self._one_a_frame(actions)
-        notes = [*prompt.notes, *likeness, *self._notes]
-        return replace(prompt, coming_actions=actions, notes=notes)
+        return replace(prompt, coming_actions=actions, notes=[*notes, *self._notes])
 
     def generate(
         self, prompt: Prompt, num_frames: int, strategy: Strategy, seed: int
@@ -163,10 +159,6 @@ class PromptWorker:
             torch.cat([getattr(one, n) for one in made]) for n in ("frames", "tokens")
         )
         return replace(made[0], frames=frames, tokens=tokens)
-
-    @cached_property
-    def _provenance(self) -> dict[str, Any]:
-        return provenance(self.device)
 
     def __call__(self, path: Path) -> Continued:
         """Read a prompt and generate its video."""
@@ -204,15 +196,14 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
     with only_writer(out):
         missing = [path for path in paths if not _is_done(path.stem, out, settings)]
         num_done = len(paths) - len(missing)
-        with progress("prompts", len(paths), num_done) as job:
-            for path, made in do_tasks(missing, partial(PromptWorker, options), options):
-                if isinstance(made, ValueError):
-                    failed[path.name] = str(made)
-                else:  # the video, then the file that says it is there
-                    save_frames(out / f"{path.stem}.mp4", made.frames, made.fps)
-                    record = {**made.record, "settings": settings}
-                    write_json(out / f"{path.stem}.json", record, indent=1)
-                job.advance()
+        results = do_tasks(missing, partial(PromptWorker, options), options)
+        for path, made in track(results, "prompts", len(paths), num_done):
+            if isinstance(made, ValueError):
+                failed[path.name] = str(made)
+            else:  # the video, then the file that says it is there
+                save_frames(out / f"{path.stem}.mp4", made.frames, made.fps)
+                record = {**made.record, "settings": settings}
+                write_json(out / f"{path.stem}.json", record, indent=1)
     return {
         "out": str(out),
         "generated": len(missing) - len(failed),

@@ -6,7 +6,6 @@ Needs no model. Everything on the page is computed from results.jsonl, whose run
     diagd report --results work/study --out docs/results/study
 """
 
-import html
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-from numpy.typing import NDArray
+from torch import Tensor
 
 from diagd.console import make_console
-from diagd.data.video import read_video, write_video
+from diagd.data.video import contact_sheet, read_video, write_video
 from diagd.evaluation.comparison import DIFFERENCES, METRICS, Comparison, compare
 from diagd.evaluation.options import ReportOptions
 from diagd.evaluation.results import (
@@ -38,16 +38,21 @@ from diagd.evaluation.results import (
 from diagd.evaluation.tables import MODEL, STRATEGY, Column, Row, Table
 from diagd.files import save_figure, write_text
 
-Frames = NDArray[np.uint8]  # (T, H_px, W_px, 3)
-
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=select_autoescape(["html"]),
+    keep_trailing_newline=True,
+)
 STRIP_COLUMNS = 8
 CELL_HEIGHT_PX = 200  # small frames are enlarged by whole factors up to about this
 LABEL_HEIGHT_PX = 24
-GAP_PX = 4
 
 
-def write_strip(path: Path, rows: dict[str, Frames]) -> None:
-    """Draw a few frames of each video in a row of its own, labelled, all at the same times."""
+def write_strip(path: Path, rows: dict[str, Tensor]) -> None:
+    """Draw a few frames of each video, (T, H_px, W_px, 3) uint8, in a row of its own, labelled.
+
+    All rows are at the same times.
+    """
     length = min(len(frames) for frames in rows.values())
     times = np.unique(np.linspace(0, length - 1, min(length, STRIP_COLUMNS)).round().astype(int))
     height_px, width_px = next(iter(rows.values())).shape[1:3]
@@ -57,7 +62,7 @@ def write_strip(path: Path, rows: dict[str, Frames]) -> None:
     axes = figure.subplots(len(rows), len(times), squeeze=False)
     for line, (label, frames) in zip(axes, rows.items(), strict=True):
         for axis, time in zip(line, times, strict=True):
-            axis.imshow(frames[time])
+            axis.imshow(frames[time].numpy())
             axis.set(xticks=[], yticks=[])
         line[0].set_ylabel(label, fontsize=13)
     for axis, time in zip(axes[0], times, strict=True):
@@ -65,36 +70,28 @@ def write_strip(path: Path, rows: dict[str, Frames]) -> None:
     save_figure(figure, path, dpi=80)
 
 
-def write_side_by_side(path: Path, cells: dict[str, Frames], fps: float) -> None:
+def write_side_by_side(path: Path, cells: dict[str, Tensor], fps: float) -> None:
     """Write one mp4 of all videos in a grid, a label above each."""
     height_px, width_px = next(iter(cells.values())).shape[1:3]
     factor = max(1, round(CELL_HEIGHT_PX / height_px))
-    columns = min(len(cells), 3)
-    length = min(len(frames) for frames in cells.values())
     blocks = []
     for label, frames in cells.items():
-        large = frames[:length].repeat(factor, axis=1).repeat(factor, axis=2)
-        head = _label(label, width_px * factor)[None].repeat(length, axis=0)
-        block = np.concatenate([head, large], axis=1)
-        gaps = (0, 0), (0, GAP_PX), (0, GAP_PX), (0, 0)
-        blocks.append(np.pad(block, gaps, constant_values=255))
-    blocks += [np.full_like(blocks[0], 255)] * (-len(blocks) % columns)
-    lines = [
-        np.concatenate(blocks[start : start + columns], axis=2)
-        for start in range(0, len(blocks), columns)
-    ]
-    whole = np.concatenate(lines, axis=1)
-    even_height, even_width = (size // 2 * 2 for size in whole.shape[1:3])
-    write_video(path, torch.from_numpy(whole[:, :even_height, :even_width]), fps, crf=20)
+        large = frames.repeat_interleave(factor, dim=1).repeat_interleave(factor, dim=2)
+        head = _label(label, width_px * factor).expand(len(large), -1, -1, -1)
+        blocks.append(torch.cat([head, large], dim=1))
+    moments = zip(*blocks, strict=False)  # as long as the shortest
+    sheets = [contact_sheet(torch.stack(one), columns=min(len(cells), 3)) for one in moments]
+    even_height, even_width = (size // 2 * 2 for size in sheets[0].shape[:2])
+    write_video(path, torch.stack(sheets)[:, :even_height, :even_width], fps, crf=20)
 
 
-def _label(text: str, width_px: int) -> Frames:
-    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3)."""
+def _label(text: str, width_px: int) -> Tensor:
+    """Draw a line of text: (LABEL_HEIGHT_PX, width_px, 3) uint8."""
     figure = Figure(figsize=(width_px / 100, LABEL_HEIGHT_PX / 100), dpi=100)
     canvas = FigureCanvasAgg(figure)
     figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=9)
     canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3]
+    return torch.tensor(np.asarray(canvas.buffer_rgba())[:LABEL_HEIGHT_PX, :width_px, :3])
 
 
 MARKERS = {  # of a strategy that is lossless so: marker, label
@@ -217,29 +214,6 @@ def _axis_label(column: Column) -> str:
     return f"{column.heading} ({column.better} is better)" if column.better else column.heading
 
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #6b7280; --line: #d8dbe0;
-  --page: #ffffff; --tint: #f3f4f6; --accent: #0b6e4f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e7e9; --soft: #9aa1ab; --line: #3a3f47;
-  --page: #16181b; --tint: #22262b; --accent: #5fd3a5; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  max-width: 76rem; margin: 2rem auto 4rem; padding: 0 1.25rem; }
-h1 { font-size: 1.6rem; margin-bottom: .25rem; } h2 { margin-top: 2.5rem; font-size: 1.2rem; }
-p.lead, figcaption, .note { color: var(--soft); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .35rem .7rem; text-align: right; white-space: nowrap; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-thead th { border-bottom: 2px solid var(--ink); } tr.first td { border-top: 1px solid var(--line); }
-td { vertical-align: top; } small { color: var(--soft); font-weight: 400; }
-td.best { font-weight: 700; color: var(--accent); }
-figure { margin: 1rem 0 2rem; } img, video { max-width: 100%; border-radius: 4px; }
-img { background: #fff; }
-pre { background: var(--tint); padding: .8rem 1rem; overflow-x: auto; font-size: .8rem; }
-dt { font-weight: 600; } dd { margin: 0 0 .5rem 0; }
-"""
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading with paragraphs, a table, pictures and videos (path -> caption), and JSON."""
@@ -250,48 +224,6 @@ class Section:
     figures: dict[str, str] = field(default_factory=dict)
     videos: dict[str, str] = field(default_factory=dict)
     code: str = ""
-
-
-def as_markdown(title: str, lead: str, sections: list[Section]) -> str:
-    parts = [f"# {title}", lead]
-    for section in sections:
-        parts += [f"## {section.title}", *section.text]
-        if section.table:
-            parts.append(section.table.markdown())
-        parts += [f"![{caption}]({path})" for path, caption in section.figures.items()]
-        if section.videos:
-            links = [f"- [{caption}]({path})" for path, caption in section.videos.items()]
-            parts.append("\n".join(links))
-        if section.code:
-            parts.append(f"```json\n{section.code}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
-def as_page(title: str, lead: str, sections: list[Section]) -> str:
-    """Write the report as one HTML page; pictures and videos are named by relative paths."""
-    parts = [f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>"]
-    for section in sections:
-        parts.append(f"<section><h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p class=note>{html.escape(paragraph)}</p>" for paragraph in section.text]
-        if section.table:
-            parts.append(f"<div class=scroll>{section.table.html()}</div>")
-        for path, caption in {**section.figures, **section.videos}.items():
-            source, words = html.escape(path, quote=True), html.escape(caption)
-            content = f'<img src="{source}" alt="{words}" loading=lazy>'
-            if path in section.videos:
-                flags = "controls loop muted playsinline preload=metadata"
-                content = f'<video src="{source}" {flags}></video>'
-            parts.append(f"<figure>{content}<figcaption>{words}</figcaption></figure>")
-        if section.code:
-            code = html.escape(section.code)
-            parts.append(f"<details><summary>JSON</summary><pre>{code}</pre></details>")
-        parts.append("</section>")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
 
 
 HIDDEN = ("copy", "reconstruction", "chance")  # in numbers only
@@ -316,7 +248,7 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
         own = [record for record in records if record["model"] == model]
         cells = {}
         for record in sorted(own, key=lambda record: record["strategy"] != "truth"):
-            frames = read_video(folder / record["video"]).frames.numpy()
+            frames = read_video(folder / record["video"]).frames
             cells[record["strategy"]] = frames
             several = len(models) > 1 and record["strategy"] != "truth"
             strip[f"{model}\n{record['strategy']}" if several else record["strategy"]] = frames
@@ -342,12 +274,12 @@ def main(options: ReportOptions) -> dict[str, Any]:
     notes, table = comparison.notes, comparison.table()
     if settings["drift"]:
         plot_drift(table, figures / "drift.png")
-        caption = "Means over clips, by eights of frames after the given ones."
-        measured = [Section("Drift", notes, table, {"figures/drift.png": caption})]
+        plots = {"figures/drift.png": "Means over clips, by eights of frames after the given ones."}
+        measured = [Section("Drift", notes, table, plots)]
     elif settings["revisit"]:
         plot_horizons(groups, figures / "revisit.png")
-        caption = "Likeness to the last given frame, mean over clips."
-        measured = [Section("Away and back", notes, table, {"figures/revisit.png": caption})]
+        plots = {"figures/revisit.png": "Likeness to the last given frame, mean over clips."}
+        measured = [Section("Away and back", notes, table, plots)]
     else:
         measured = _quality_sections(comparison, groups, figures)
     runs = [{"run": run["run"], "options": run["options"]} for run in results.runs]
@@ -360,9 +292,10 @@ def main(options: ReportOptions) -> dict[str, Any]:
             code="\n".join(json.dumps(run, indent=1) for run in runs),
         ),
     ]
-    page, markdown, lead = out / "report.html", out / "report.md", _lead(results)
-    write_text(page, as_page(options.title, lead, sections))
-    write_text(markdown, as_markdown(options.title, lead, sections))
+    parts = {"title": options.title, "lead": _lead(results), "sections": sections}
+    page, markdown = out / "report.html", out / "report.md"
+    for path in (page, markdown):
+        write_text(path, TEMPLATES.get_template(path.name).render(parts))
     make_console().print(f"wrote {page} and {markdown}")
     return {"page": str(page), "markdown": str(markdown), "rows": comparison.rows}
 

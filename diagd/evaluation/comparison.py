@@ -1,6 +1,5 @@
 """Summary of an evaluation: rows, the columns that show them, and notes on how to read them."""
 
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,35 +26,28 @@ EIGHT = 8  # frames that a row of the table speaks of
 FRAMES = Column("frames", "frames", "{0[0]}-{0[1]}", is_label=True)
 SAMPLES = Column("samples", "samples", is_label=True)
 DRIFT_COLUMNS = (
-    (
-        Column("tfd", "TFD", "{:.3f}", better="lower"),
-        Column("psnr", "PSNR", "{:.2f}", better="higher"),
-        Column("ssim", "SSIM", "{:.3f}", better="higher"),
-        Column("lpips", "LPIPS", "{:.3f}", better="lower"),
-    ),
-    (
-        Column("sharpness", "sharpness", "{:.2f}"),
-        Column("repeated", "repeated", "{:.3f}"),
-        Column("distinct", "distinct", "{:.3f}"),
-    ),
+    *(STRATEGY, FRAMES, SAMPLES),
+    Column("tfd", "TFD", "{:.3f}", better="lower"),
+    Column("psnr", "PSNR", "{:.2f}", better="higher"),
+    Column("ssim", "SSIM", "{:.3f}", better="higher"),
+    Column("lpips", "LPIPS", "{:.3f}", better="lower"),
+    Column("sharpness", "sharpness", "{:.2f}"),
+    Column("repeated", "repeated", "{:.3f}"),
+    Column("distinct", "distinct", "{:.3f}"),
 )
 
 
 def summarize_drift(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model, strategy and eight of frames of a dream that goes on and on.
 
-    A clip ends after some tens of frames; then its actions begin again, and PSNR and SSIM, which
-    need the true frame of the same moment, end. All else is read against true frames of any moment:
-    what a walk looks like does not depend on how long it has lasted, so the distance (TFD) of
-    frames 249-256 to all true frames of all clips tells whether those still look like this world.
-    The reference is one for all eights, and each eight has equally many frames of every clip; so
-    neither makes TFD rise, drift does. The row of the truth shows what TFD is without any drift.
+    PSNR and SSIM, which need the true frame of the moment, end with the clip. TFD is read against
+    the true frames of all clips and moments: a walk looks the same however long it has lasted. That
+    reference is one for all eights, and each eight has equally many frames of every clip; so
+    neither makes TFD rise, drift does.
 
     A row holds `frames`, the first and the last (from 1, after the given ones), `samples`, how many
-    there are over all clips, and means over them, each None where it cannot be had: `tfd` against
-    all true frames, quality against the true frames of the same moment, `sharpness` as a multiple
-    of the true frames' mean, and the shares of `repeated` and `distinct` tokens (see
-    `diagd.metrics.quality`).
+    there are over all clips, and means over them, each None where it cannot be had; `sharpness` is
+    a multiple of the true frames' mean, `repeated` and `distinct` see `diagd.metrics.quality`.
     """
     groups = grouped(results)
     rows = []
@@ -70,21 +62,21 @@ def summarize_drift(results: Results) -> list[dict[str, Any]]:
 
 
 def _eight(clips: dict[str, Record], truth: dict[str, Record], frames: slice) -> dict[str, Any]:
-    def mean(records: dict[str, Record], part: str, name: str, frames: slice) -> float | None:
-        lists = (record[part].get(name, ())[frames] for record in records.values())
-        values = list(chain(*lists))
+    def mean(part: str, name: str, of: dict[str, Record], frames: slice) -> float | None:
+        values = [value for one in of.values() for value in one[part].get(name, ())[frames]]
         return float(np.mean(values)) if values else None
 
-    row: dict[str, Any] = {name: mean(clips, "quality", name, frames) for name in QUALITY}
-    row |= {name: mean(clips, "drift", name, frames) for name in ("repeated", "distinct")}
-    sharpness = mean(clips, "drift", "sharpness", frames)
-    usual = mean(truth, "drift", "sharpness", slice(None))
-    row["sharpness"] = sharpness / usual if sharpness is not None and usual else None
-    row["samples"] = sum(len(one["drift"]["sharpness"][frames]) for one in clips.values())
+    usual = mean("drift", "sharpness", truth, slice(None))
+    sharpness = mean("drift", "sharpness", clips, frames)
     features, reference = _features(clips, frames), _features(truth, slice(None))
     comparable = min(len(features), len(reference)) > 1
-    row["tfd"] = frechet_distance(features, reference) if comparable else None
-    return row
+    return {
+        **{name: mean("quality", name, clips, frames) for name in QUALITY},
+        **{name: mean("drift", name, clips, frames) for name in ("repeated", "distinct")},
+        "sharpness": sharpness / usual if sharpness is not None and usual else None,
+        "samples": sum(len(one["drift"]["sharpness"][frames]) for one in clips.values()),
+        "tfd": frechet_distance(features, reference) if comparable else None,
+    }
 
 
 def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
@@ -127,9 +119,10 @@ def _revisit_columns(name: str, digits: int) -> tuple[Column, ...]:
 
 
 REVISIT_COLUMNS = (
-    _revisit_columns("psnr", 2),
-    _revisit_columns("ssim", 3),
-    _revisit_columns("lpips", 3),
+    *(STRATEGY, CLIPS),
+    *_revisit_columns("psnr", 2),
+    *_revisit_columns("ssim", 3),
+    *_revisit_columns("lpips", 3),
 )
 
 
@@ -142,17 +135,14 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model and strategy: does a world remember where one turned away?
 
     A dream turns away from the last given picture, stands still for a frame, and turns back; then
-    it should show that picture again. Each frame is compared with it. Beside it stand the
-    tokenizer's reconstruction of the picture, which no dream can be better than, and chance: the
-    last given picture of another clip. ViZDoom's turns are slow in the first tics; with the frame
-    in between, both are, and the game itself comes back to the very pixel (measured), if the player
-    stands still to begin with.
+    it should show that picture again. No dream can be better than the tokenizer's reconstruction of
+    it; chance is the last given picture of another clip. ViZDoom's turns are slow in the first
+    tics; with the frame in between both are, and the game itself comes back to the very pixel
+    (measured), if the player stands still to begin with.
 
     A row holds `clips`, and for each metric None or means over clips: `back`, of the last frame,
-    and `turned`, of the frame at the turning point; how far `back` is above `turned`,
-    `above_turned`, and above chance on the same clips, `above_chance`; and 95% intervals of both,
-    `above_turned_interval` and `above_chance_interval`. Baselines do not turn, and chance is not
-    compared with itself.
+    and `turned`, of the frame at the turning point; how far `back` is above `turned`, and above
+    chance on the same clips, with 95% intervals. Baselines do not turn.
     """
     groups = grouped(results)
     num_frames = results.runs[-1]["settings"]["revisit"]
@@ -171,20 +161,20 @@ def _revisited(
     values = per_horizon(clips, name)
     if values is None:
         return None
-    back, last = values[:, -1], {clip: one["quality"][name][-1] for clip, one in chance.items()}
-    both = [(value, last[clip]) for clip, value in zip(clips, back, strict=True) if clip in last]
+    back = values[:, -1]
+    turned = values[:, turning] if turning is not None else None
+    both = [(value, clip) for value, clip in zip(back, clips, strict=True) if clip in chance]
     above = {
-        "turned": [] if turning is None else back - values[:, turning],
-        "chance": [value - other for value, other in both],
+        "turned": np.empty(0) if turned is None else back - turned,
+        "chance": np.array([value - chance[clip]["quality"][name][-1] for value, clip in both]),
     }
     summary: dict[str, Any] = {
         "back": float(back.mean()),
-        "turned": None if turning is None else float(values[:, turning].mean()),
+        "turned": None if turned is None else float(turned.mean()),
     }
     for other, differences in above.items():
-        found = np.array(differences, dtype=np.float64)
-        summary[f"above_{other}"] = float(found.mean()) if len(found) else None
-        summary[f"above_{other}_interval"] = bootstrap_interval(found)
+        summary[f"above_{other}"] = float(differences.mean()) if len(differences) else None
+        summary[f"above_{other}_interval"] = bootstrap_interval(differences)
     return summary
 
 
@@ -224,23 +214,21 @@ DIFFERENCES = (
 
 
 class Comparison(NamedTuple):
-    """Rows as in the JSON; columns in groups, each of which fits a terminal of 80 columns."""
+    """Rows as in the JSON, how to show them, and how to read them."""
 
     rows: list[Row]
-    labels: tuple[Column, ...]
-    groups: tuple[tuple[Column, ...], ...]
+    columns: tuple[Column, ...]
     notes: list[str]
 
     def print(self, console: Console) -> None:
-        """Print a table for each group of columns, and the notes."""
-        for group in self.groups:
-            Table((*self.labels, *group), self.rows).print(console)
+        """Print a table for each model, and the notes."""
+        Table(self.columns, self.rows).print(console)
         for note in self.notes:
             console.print(note)
 
     def table(self) -> Table:
-        """Return all columns side by side."""
-        return Table((MODEL, *self.labels, *(c for group in self.groups for c in group)), self.rows)
+        """Return one table of all models."""
+        return Table((MODEL, *self.columns), self.rows)
 
 
 def compare(results: Results) -> Comparison:
@@ -248,14 +236,11 @@ def compare(results: Results) -> Comparison:
     settings = results.runs[-1]["settings"]
     if settings["drift"]:
         rows = summarize_drift(results)
-        labels = STRATEGY, FRAMES, SAMPLES
-        return Comparison(rows, labels, DRIFT_COLUMNS, drift_notes(results, rows))
+        return Comparison(rows, DRIFT_COLUMNS, drift_notes(results, rows))
     if settings["revisit"]:
-        rows = summarize_revisit(results)
-        notes = revisit_notes(settings)
-        return Comparison(rows, (STRATEGY, CLIPS), REVISIT_COLUMNS, notes)
+        return Comparison(summarize_revisit(results), REVISIT_COLUMNS, revisit_notes(settings))
     rows = summarize(results)
-    return Comparison(rows, (STRATEGY, CLIPS), (METRICS, SPEED), _notes(results, rows))
+    return Comparison(rows, (STRATEGY, CLIPS, *METRICS, *SPEED), _notes(results, rows))
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:

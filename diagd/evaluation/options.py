@@ -1,4 +1,4 @@
-"""Options of `diagd evaluate` and `diagd report`, and the paper's protocols."""
+"""Options of `diagd evaluate`, `report` and `attention`, and the paper's protocols."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,9 +13,9 @@ from diagd.decoding.strategies.table import Conditions, Strategy, parse_strategi
 from diagd.evaluation.comparison import DRIFT_FRAMES, REVISIT_BASELINES
 from diagd.evaluation.results import BASELINES, RASTER
 from diagd.families.defaults import GenerationDefaults
-from diagd.flags import OutputFolder
+from diagd.flags import Device, OutputFile, OutputFolder, output_file
 from diagd.metrics.frechet import MIN_FRAMES, Preprocessing
-from diagd.pipeline.options import MachineFlags
+from diagd.pipeline.options import MachineFlags, SamplingFlags
 from diagd.workers import Pool
 
 
@@ -40,11 +40,12 @@ Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(MachineFlags, Pool):
+class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
 
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
-    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32.
+    sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32. Tokens are drawn at
+    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise.
     """
 
     clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
@@ -59,9 +60,6 @@ class EvaluateOptions(MachineFlags, Pool):
     context_frames: int | None = None  # given frames
     fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
-    temperature: float = GenerationDefaults.temperature  # 0 is greedy
-    top_k: int | None = None  # keep the k likeliest tokens
-    top_p: float | None = GenerationDefaults.top_p  # keep the likeliest tokens up to this mass
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     dtype: DTypeChoice = "float32"  # of the weights
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
@@ -97,7 +95,7 @@ class EvaluateOptions(MachineFlags, Pool):
         for strategy in self.strategies():
             if self.teacher_forced and not strategy.has_schedule:
                 raise ValueError(f"teacher_forced compares schedules: leave {strategy} out")
-            strategy.check(Conditions(self.sampling().temperature))
+            strategy.check(Conditions(self.drawing.temperature))
         self.labelled_models()
         super().__post_init__()
 
@@ -130,6 +128,11 @@ class EvaluateOptions(MachineFlags, Pool):
         strategies = [strategy.name for strategy in self.strategies()]
         return strategies if self.teacher_forced else [*baselines, *strategies]
 
+    @property
+    def drawing(self) -> SamplingOptions:
+        """Options of sampling, the same for every model."""
+        return self.sampling(GenerationDefaults())
+
     def labelled_models(self) -> dict[str, str]:
         """Return name or folder of each model by its label."""
         pairs = [model.rpartition("=")[::2] for model in self.models]
@@ -137,11 +140,6 @@ class EvaluateOptions(MachineFlags, Pool):
         if not labels or len(labels) < len(pairs):
             raise ValueError(f"models must be distinct and at least one, got {self.models}")
         return labels
-
-    def sampling(self) -> SamplingOptions:
-        """Return how tokens are drawn; greedy decoding truncates nothing."""
-        truncation = (self.top_k, self.top_p) if self.temperature else (None, None)
-        return SamplingOptions(self.temperature, *truncation)
 
     def settings(self, dtype: DTypeName) -> dict[str, Any]:
         """Return what numbers depend on beside the contents of files, in JSON types."""
@@ -152,7 +150,7 @@ class EvaluateOptions(MachineFlags, Pool):
             "context_frames": self.lengths.context_frames,
             "num_frames": self.lengths.frames,
             "fps": self.lengths.fps,
-            "sampling": asdict(self.sampling()),
+            "sampling": asdict(self.drawing),
             "dtype": dtype,
         }
 
@@ -168,3 +166,24 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, examples=0)
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Measure which tokens those of a frame attend to, and draw a figure."""
+
+    model: str = "doom"  # the bundled model, or a checkpoint folder
+    clips: Path | None = None  # video or folder of videos, .jsonl beside; default: the model's own
+    num_clips: int = 8  # of a folder, the first so many by name
+    frame: int = 1  # which frame, from 0; of a clip, the first FRAME + 1 are read
+    layer: int | None = None  # draw this layer's map; default: the mean of all
+    head: int | None = None  # draw this head's map; default: the mean of all
+    device: Device = "cpu"  # cpu, cuda, cuda:1
+    output: OutputFile = Path("attention.png")  # the numbers go beside it as .json
+
+    def __post_init__(self) -> None:
+        check_at_least(self, frame=1, num_clips=1)
+        if self.output.suffix != ".png":
+            raise ValueError(f"output must end in .png, got {self.output}")
+        for path in (self.output, self.output.with_suffix(".json")):
+            output_file(path)

@@ -45,7 +45,6 @@ class Results:
     clips: list[Record]
 
     def done(self) -> set[tuple[str, str, str]]:
-        """Return the key of every clip line."""
         return {key_of(record) for record in self.clips}
 
 
@@ -88,22 +87,16 @@ def check_same(path: Path, before: Results, run: Record) -> None:
     """Raise ValueError if earlier lines were measured otherwise than this run would measure."""
     measured = {record["clip"] for record in before.clips}
     for earlier in before.runs:
-        for label, sha256 in earlier["models"].items():
-            if run["models"].get(label, sha256) != sha256:
-                raise ValueError(
-                    f"{path}: model {label} has other weights now than when it was measured; "
-                    "give it another label or choose another --out"
-                )
-        for clip in measured & earlier["clips"].keys() & run["clips"].keys():
-            if run["clips"][clip] != earlier["clips"][clip]:
-                raise ValueError(
-                    f"{path}: {clip} is another clip now than when it was measured; "
-                    "choose another --out"
-                )
-        for key, what in (("tokenizer", "another tokenizer"), ("metrics", "other metric weights")):
-            if earlier[key] != run[key]:
-                raise ValueError(f"{path} was measured with {what}; choose another --out")
-        refuse_other_run(f"{path} was measured with", earlier["settings"], run["settings"])
+        models = earlier["models"].keys() & run["models"].keys()
+        clips = measured & earlier["clips"].keys() & run["clips"].keys()
+        then, now = (
+            {f"model {label}": one["models"][label] for label in sorted(models)}
+            | {f"clip {name}": one["clips"][name] for name in sorted(clips)}
+            | {key: one[key] for key in ("tokenizer", "metrics")}
+            | one["settings"]
+            for one in (earlier, run)
+        )
+        refuse_other_run(f"{path} was measured with", then, now)
 
 
 @contextmanager
@@ -131,7 +124,6 @@ def pack(values: NDArray[Any]) -> Record:
 
 
 def unpack(packed: Record) -> NDArray[Any]:
-    """Undo `pack`."""
     (kind,) = packed.keys() - {"shape"}
     data = np.frombuffer(base64.b64decode(packed[kind]), np.dtype(kind).newbyteorder("<"))
     return data.reshape(packed["shape"]).astype(kind)
@@ -161,11 +153,11 @@ def grouped(results: Results) -> Groups:
     return {key: groups[key] for key in sorted(groups, key=rank)}
 
 
-def bootstrap_interval(values: NDArray[np.float64], seed: int = 0) -> list[float] | None:
+def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
     """Return the 95% interval of the mean of (N,) values; None of fewer than two."""
     if len(values) < 2:
         return None
-    draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     edges = np.quantile(values[draws].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return edges.tolist()
 
@@ -222,18 +214,16 @@ def _quality(
         return None
     means = dict(zip(clips, values.mean(axis=1), strict=True))
     both = {clip: record for clip, record in raster.items() if clip in means}
-    summary = {
-        "mean": float(values.mean()),
-        "interval": bootstrap_interval(values.mean(axis=1)),
-        "difference": None,
-        "difference_interval": None,
-    }
     reference = per_horizon(both, metric)
+    pairs = np.empty(0)
     if reference is not None:
         pairs = np.array([means[clip] for clip in both]) - reference.mean(axis=1)
-        summary["difference"] = float(pairs.mean())
-        summary["difference_interval"] = bootstrap_interval(pairs)
-    return summary
+    return {
+        "mean": float(values.mean()),
+        "interval": bootstrap_interval(values.mean(axis=1)),
+        "difference": float(pairs.mean()) if len(pairs) else None,
+        "difference_interval": bootstrap_interval(pairs),
+    }
 
 
 def _distance(

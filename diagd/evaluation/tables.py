@@ -1,6 +1,5 @@
-"""Tables of results: columns are specified once; terminal, Markdown and HTML are made from them."""
+"""Tables of results: columns are specified once; terminal, Markdown and page are made from them."""
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +24,6 @@ class Column:
     is_label: bool = False  # it names the row
 
     def value(self, row: Row) -> Any:
-        """Return the value of a row, or None."""
         return _look_up(row, self.key)
 
     def cell(self, row: Row, brackets: bool) -> str:
@@ -110,20 +108,3 @@ class Table:
             lines.append([f"**{c}**" if (number, i) in best else c for i, c in enumerate(cells)])
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
-
-    def html(self) -> str:
-        """Write the table as HTML; the best values are marked, and intervals in small print."""
-        best = self.best()
-        head = "".join(f"<th>{html.escape(column.titled)}</th>" for column in self.columns)
-        body, before = [], None
-        for number, (row, cells) in enumerate(zip(self.rows, self.cells(True), strict=True)):
-            parts = []
-            for place, cell in enumerate(cells):
-                text, bracket, interval = html.escape(cell).partition(" [")
-                small = f"<br><small>[{interval}</small>" if bracket else ""
-                mark = " class=best" if (number, place) in best else ""
-                parts.append(f"<td{mark}>{text}{small}</td>")
-            first = " class=first" if row["model"] != before else ""
-            body.append(f"<tr{first}>{''.join(parts)}</tr>")
-            before = row["model"]
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

@@ -6,9 +6,10 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
@@ -25,23 +26,18 @@ def listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be in [0, {2**16}), got {port}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        (family, *_, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
+        )
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=both)
+    except socket.gaierror as error:
+        raise ValueError(f"cannot listen on {host!r}: {error.strerror}") from None
     except OSError as error:
-        raise ValueError(f"cannot listen on {host!r}: {error.strerror or error}") from None
-    if os.name == "posix":  # elsewhere it lets two servers share a port
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen()
-    except OSError as error:
-        listening.close()
+        why = os.strerror(error.errno) if error.errno else str(error)
         raise ValueError(
-            f"cannot listen on {host}:{port}: {error.strerror} (another --port may be free)"
+            f"cannot listen on {host}:{port}: {why} (another --port may be free)"
         ) from None
-    return listening
 
 
 def url_of(host: str, port: int) -> str:
@@ -116,25 +112,19 @@ def _host_of(connection: H11Protocol) -> str:
     return connection.client[0] if connection.client else ""
 
 
-def page_rules(images: str, media: str) -> dict[str, str]:
-    """Return headers that let a page load its own scripts and styles, and such images and media."""
-    return {
-        "content-security-policy": (
-            "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
-            "connect-src 'self'; "
-            f"img-src {images}; media-src {media}; base-uri 'none'; "
-            "form-action 'none'; frame-ancestors 'none'"
-        ),
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cross-origin-opener-policy": "same-origin",
-        "cross-origin-embedder-policy": "require-corp",
-        "cross-origin-resource-policy": "same-origin",
-        "cache-control": "no-store",
-    }
-
-
-_RULES = page_rules(images="'self' blob: data:", media="'self' blob:")
+_RULES = {  # a page loads its own scripts, styles, pictures and clips, and nothing from elsewhere
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+        "connect-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-embedder-policy": "require-corp",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
 
 
 class Guard:
@@ -147,18 +137,23 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value for name, value in headers if name == b"host"]
-        origins = [value for name, value in headers if name == b"origin"]
-        complaint = check_host(hosts, self.allowed_hosts) or check_origin(origins, hosts)
-        guarded = adding_headers(send, _RULES)
+
+        async def send_with_rules(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_RULES)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        complaint = check_host(hosts, self.allowed_hosts)
+        complaint = complaint or check_origin(headers.getlist("origin"), hosts)
         if complaint is None:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_with_rules)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": complaint})
         else:
-            await PlainTextResponse(complaint, 403)(scope, receive, guarded)
+            await PlainTextResponse(complaint, 403)(scope, receive, send_with_rules)
 
 
 def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
@@ -178,7 +173,7 @@ def check_host(hosts: list[str], allowed: Collection[str]) -> str | None:
             return None
         except ValueError:
             pass
-    return f"this server does not answer to the name {hosts[0][:80]!r} (see --allow-host)"
+    return f"this server does not answer to the name {hosts[0][:80]!r} (see --help)"
 
 
 def check_origin(origins: list[str], hosts: list[str]) -> str | None:
@@ -202,15 +197,3 @@ async def read_body(request: Request, max_bytes: int, max_seconds: float) -> byt
     except ClientDisconnect:
         raise HTTPException(400, "the request was broken off", close) from None
     return bytes(body)
-
-
-def adding_headers(send: Send, headers: Mapping[str, str]) -> Send:
-    """Wrap an ASGI app's `send` so that every HTTP response carries these headers, too."""
-    added = [(name.encode(), value.encode()) for name, value in headers.items()]
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *added]}
-        await send(message)
-
-    return sending

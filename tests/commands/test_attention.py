@@ -61,7 +61,7 @@ def test_clips_of_a_folder_are_averaged(attention, world, tmp_path):
         (("--output", "map.jpg"), "output must end in .png, got map.jpg"),
         (("--output", "none/map.png"), "output folder does not exist: none"),
         (("--clips", "none.mp4"), "none.mp4"),
-        (("--clips", "."), r"no .mp4 in \."),
+        (("--clips", "."), r"no clips .* in \."),
     ],
 )
 def test_mistakes_are_refused_and_write_nothing(flags, message, attention, tmp_path):

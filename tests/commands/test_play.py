@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
-from diagd.commands.play import PlayOptions, load
 from diagd.decoding.strategies.table import Diagonal
 from diagd.families.checkpoints import write_defaults
 from diagd.families.defaults import GenerationDefaults
 from diagd.web.guard import listen
+from diagd.web.play.server import PlayOptions, load
 from diagd.web.play.session import Controls
 from tests.processes import interrupt_a_server
 from tests.worlds import write_world

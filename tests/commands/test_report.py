@@ -114,13 +114,15 @@ def test_videos_stand_side_by_side_with_labels(report):
     video = read_video(report / "videos" / "a_tiny.mp4")
     factor = round(200 / HEIGHT_PX)
     height, width = (HEIGHT_PX * factor + 24 + 4), (WIDTH_PX * factor + 4)
-    assert video.frames.shape == (3, 2 * height, 3 * width, 3)  # truth, raster, k=2 over k=1
+    # truth, raster, k=2 over k=1
+    assert video.frames.shape == (3, 2 * height + 4, 3 * width + 4, 3)
     assert video.fps == 8
-    first = video.frames[0, 24 : 24 + HEIGHT_PX * factor, : WIDTH_PX * factor].float()
+    inside = video.frames[0, 4:, 4 : 4 + WIDTH_PX * factor].float()
+    first = inside[24 : 24 + HEIGHT_PX * factor]
     truth = smooth_frames(3, HEIGHT_PX, WIDTH_PX, 1)[0]
     enlarged = truth.repeat_interleave(factor, 0).repeat_interleave(factor, 1).float()
     assert (first - enlarged).abs().mean() < 10  # twice through H.264
-    labels = video.frames[0, :24, : WIDTH_PX * factor].float()
+    labels = inside[:24]
     assert labels.min() < 100 < 240 < labels.median()
     with av.open(str(report / "videos" / "a_tiny.mp4")) as container:
         assert container.streams.video[0].codec_context.pix_fmt == "yuv420p"  # what browsers play

@@ -6,11 +6,11 @@ import torch
 from accelerate.state import AcceleratorState
 
 import diagd
-from diagd.commands import play
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.presets import PRESETS
 from diagd.training import loop
+from diagd.web.play.server import PlayOptions, load
 from diagd.web.play.welcome import start_scenes
 from tests.worlds import clips_of, model_config, write_shard
 
@@ -118,6 +118,6 @@ def test_from_clips_of_a_game_to_a_world_to_play(command, tmp_path, monkeypatch)
     kept = command("tune", *flags, "--tolerance", 99, "--make-default")
     assert kept.code == 0, kept
     assert json.loads((out / "generation.json").read_text())["decoding"] == choice
-    scheduler, _ = play.load(play.PlayOptions(model=str(out)))
+    scheduler, _ = load(PlayOptions(model=str(out)))
     assert str(scheduler.controls and scheduler.controls.strategy) == choice
     assert choice in command("generate", "--model", out, "--output", tmp_path / "two.mp4").out

@@ -98,7 +98,7 @@ def test_a_body_that_never_ends_is_answered_in_words(address, lines, monkeypatch
     (line,) = lines(1, HALF_A_BODY % int(address.rpartition(":")[2]))
     head, _, body = line.recv(4096).partition(b"\r\n\r\n")
     assert b" 408 " in head.splitlines()[0]
-    assert json.loads(body or line.recv(4096)) == {"error": "the request took too long"}
+    assert json.loads(body or line.recv(4096)) == {"detail": "the request took too long"}
 
 
 def test_answers_that_nobody_reads_are_given_up(address, lines, monkeypatch):

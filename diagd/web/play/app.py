@@ -17,19 +17,16 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from diagd.data.video import resize
-from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.prompts import likeness_notes
 from diagd.web.guard import Guard, read_body
 from diagd.web.play.messages import pack, parse
-from diagd.web.play.player import MAX_RECORDED_FRAMES, Frame, Player, Welcome, to_jpeg, to_mp4
+from diagd.web.play.player import MAX_UPLOAD_BYTES, Frame, Player, to_jpeg, to_mp4
 from diagd.web.play.scheduler import TRY_LATER, WRONG, Scheduler
 from diagd.web.play.session import SessionLog, SessionStart, load, save
-from diagd.web.play.welcome import describe, offered
 
 STATIC = Path(__file__).with_name("static")
 DECODER = Path(__file__).with_name("upload_decoder.py")
 MAX_SESSION_BYTES = 4 * 2**20
-MAX_UPLOAD_BYTES = 16 * 2**20
 MAX_UPLOAD_FRAMES = 900
 MAX_UPLOAD_PIXELS = 3840 * 2160
 MAX_SECONDS_OF_UPLOAD = 60.0
@@ -50,8 +47,9 @@ def create_app(
     Saved sessions hold the name of the model; an uploaded clip is cut to its last `context_frames`.
     `pack` returns the files by which a browser plays the world itself (see `export`).
     """
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.is_file()}
-    pictures = [to_jpeg(scene.frames[-1]) for scene in scheduler.scenes]
+    files = {f"static/{path.name}": path.read_bytes() for path in STATIC.iterdir()}
+    for number, scene in enumerate(scheduler.scenes):
+        files[f"scenes/{number}.jpg"] = to_jpeg(scene.frames[-1])
     decoders = asyncio.Semaphore(2)
     packing: list[asyncio.Task[dict[str, bytes]]] = []  # once, when first asked for
 
@@ -67,31 +65,6 @@ def create_app(
             await asyncio.wait([turns])
 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.get("/")
-    @app.get("/static/{name}")
-    async def static(name: str = "index.html") -> Response:
-        if name not in files:
-            raise HTTPException(404, "there is no such file")
-        return Response(files[name], media_type=mimetypes.guess_type(name)[0])
-
-    @app.get("/scenes/{number}.jpg")
-    async def scene(number: int) -> Response:
-        if not 0 <= number < len(pictures):
-            raise HTTPException(404, "there is no such scene")
-        return Response(pictures[number], media_type="image/jpeg")
-
-    @app.get("/world/{name}")
-    async def world_file(name: str) -> Response:
-        if not packing:
-            packing.append(asyncio.create_task(asyncio.to_thread(pack)))
-        try:
-            packed = await asyncio.shield(packing[0])  # others may wait for it, too
-        except ValueError as error:
-            raise HTTPException(409, str(error)) from None
-        if f"world/{name}" not in packed:
-            raise HTTPException(404, "there is no such file")
-        return Response(packed[f"world/{name}"], media_type=mimetypes.guess_type(name)[0])
 
     @app.post("/sessions/{name}/start")
     async def start(name: str, request: Request, seed: int = 0) -> dict[str, Any]:
@@ -132,6 +105,20 @@ def create_app(
             data = await asyncio.to_thread(to_mp4, recorded, player.fps)
         return _download(data, "video/mp4", "dream.mp4")
 
+    @app.get("/{path:path}")  # of all that no route above answers
+    async def file(path: str) -> Response:
+        found, name = files, path or "static/index.html"
+        if path.startswith("world/"):
+            if not packing:
+                packing.append(asyncio.create_task(asyncio.to_thread(pack)))
+            try:
+                found = await asyncio.shield(packing[0])  # others may wait for it, too
+            except ValueError as error:
+                raise HTTPException(409, str(error)) from None
+        if name not in found:
+            raise HTTPException(404, "there is no such file")
+        return Response(found[name], media_type=mimetypes.guess_type(name)[0])
+
     @app.websocket("/play")
     async def play(socket: WebSocket) -> None:
         await socket.accept()
@@ -144,7 +131,7 @@ def create_app(
         try:
             async with asyncio.TaskGroup() as tasks:
                 receiving = tasks.create_task(_receive(socket, player, scheduler))
-                await _send(socket, player, scheduler)
+                await _send(socket, player)
                 receiving.cancel()
         except* WebSocketDisconnect:
             pass  # the page is gone
@@ -154,7 +141,7 @@ def create_app(
     return Guard(app, hosts)
 
 
-async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None:
+async def _send(socket: WebSocket, player: Player) -> None:
     """Send what is in the outbox, until a note closes the socket; nobody else writes to it."""
     while True:
         item = await player.outbox.get()
@@ -162,8 +149,6 @@ async def _send(socket: WebSocket, player: Player, scheduler: Scheduler) -> None
         if isinstance(item, Frame):
             await socket.send_bytes(pack(item.header, item.picture))
             player.send_ms = (time.perf_counter() - started) * 1e3
-        elif isinstance(item, Welcome):
-            await socket.send_json(_welcome(scheduler, player))
         else:
             await socket.send_json(item.document)
             if item.code is not None:
@@ -192,20 +177,6 @@ async def _receive(socket: WebSocket, player: Player, scheduler: Scheduler) -> N
         except ValueError as error:
             scheduler.end(player, f"The page said: {error}.", WRONG)
             return
-
-
-def _welcome(scheduler: Scheduler, player: Player) -> dict[str, Any]:
-    """Describe to a page what can be played, before the first frame."""
-    world = scheduler.world
-    raster, *diagonals = offered(world)
-    strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
-    return {
-        **describe(world, scheduler.scenes, strategies, player.settings, player.fps),
-        "session": player.id,
-        "computed": [world.dtype, world.backend],
-        "max_recorded": MAX_RECORDED_FRAMES,
-        "max_upload_bytes": MAX_UPLOAD_BYTES,
-    }
 
 
 def _player(scheduler: Scheduler, name: str, also_gone: bool = False) -> Player:

@@ -17,17 +17,15 @@ from diagd.backends.webgpu.page import describe_shaders
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import parse_strategy
-from diagd.families.checkpoints import model_path
 from diagd.files import write_bytes
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import CARD_FILE, WorldSource, load_parts
 from diagd.tokenizers.vq import VQTokenizer
-from diagd.web.play.options import ExportWebOptions
+from diagd.web.play.options import ExportWebOptions, WorldFlags
 from diagd.web.play.player import to_jpeg
-from diagd.web.play.session import Controls
-from diagd.web.play.welcome import describe, offered, start_scenes
+from diagd.web.play.session import steps_of_frame
+from diagd.web.play.welcome import describe, offered, opening
 
 STATIC, KERNELS = (Path(__file__).with_name(name) for name in ("static", "kernels"))
 WORLD_FILE, MANIFEST = "world.bin", "world.json"
@@ -58,7 +56,7 @@ def page_files() -> dict[str, bytes]:
     }
 
 
-def pack(options: ExportWebOptions) -> dict[str, bytes]:
+def pack(options: WorldFlags) -> dict[str, bytes]:
     """Return the files of a world and of the kernels that run it, by name.
 
     Raises:
@@ -75,17 +73,11 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
     world = VideoGenerator(
         parts.model, config, parts.tokenizer, codec, defaults, source, "int8", "this browser"
     )
-    strategy = parse_strategy(options.strategy) if options.strategy else None
-    strategy = strategy or defaults.strategy(world.height)
-    top_p = 1.0 if defaults.top_p is None else defaults.top_p
-    controls = Controls(strategy, defaults.temperature, top_p)
-    controls.check(world)
+    controls, context_frames, scenes = opening(world, options)
+    strategy = controls.strategy
     if not strategy.has_schedule:
         raise ValueError(f"strategy {strategy} has no schedule: a browser decodes by schedules")
     strategies = list(dict.fromkeys([*offered(world), strategy]))
-    context_frames = options.context_frames or defaults.context_frames
-    context_frames = max(1, min(context_frames, config.frames_held - 1))
-    scenes = start_scenes(model_path(options.model), options.scenes, world, context_frames)
     prompts = [world.prompt(scene.frames, scene.actions) for scene in scenes]
     actions = [world.action_ids([name], 1, "frame") for name in codec.names]
     sampling, grid = controls.sampling(world), TokenGrid(1, world.height, world.width)
@@ -101,18 +93,14 @@ def pack(options: ExportWebOptions) -> dict[str, bytes]:
     )
     packed = pack_world(parts.model, parts.tokenizer, play)
     gpu = shader_files(parts.model, packed)
-    settings = {**vars(controls), "strategy": strategy.name, "paced": False}
     manifest = {
-        **describe(world, scenes, strategies, settings, scenes[0].fps),
+        **describe(world, scenes, strategies, controls.settings(), scenes[0].fps),
         "bytes": len(packed),
         # by which a browser knows whether it has them
         "version": f"{zlib.crc32(b''.join([packed, *gpu.values()])):08x}",
         "gpu": bool(gpu),
         "actions": codec.names,
-        "written_at": [
-            [order.step_of(0, *divmod(place, grid.width)) for place in range(grid.num_tokens)]
-            for order in play.orders
-        ],
+        "written_at": [steps_of_frame(order) for order in play.orders],
     }
     card = source.folder / CARD_FILE
     return {

@@ -28,6 +28,7 @@ from diagd.web.play.session import MAX_FRAMES, Controls, FrameRecord, Session, S
 
 WINDOW = 2  # frames under way to the page
 MAX_RECORDED_FRAMES = 1200
+MAX_UPLOAD_BYTES = 16 * 2**20
 JPEG_QUALITY = 92
 
 
@@ -45,10 +46,6 @@ class Note:
 
     document: dict[str, Any]
     code: int | None = None
-
-
-class Welcome:
-    """There is a place: the page is to hear what can be played."""
 
 
 class Keys:
@@ -97,7 +94,7 @@ class Player:
         assert world.vocabulary is not None
         self.world, self.fps, self.clock = world, fps, clock
         self.id = secrets.token_urlsafe(16)  # who knows it may fetch the recording and the session
-        self.outbox: asyncio.Queue[Frame | Note | Welcome] = asyncio.Queue()
+        self.outbox: asyncio.Queue[Frame | Note] = asyncio.Queue()
         self.before: int | None = None  # players in line before this one, while it waits
         self.controls, self.paced, self.paused = controls or Controls(), False, False
         self.keys = Keys(idle_action(world.vocabulary))
@@ -130,10 +127,6 @@ class Player:
         self.session = self.pending = None
         self.replaying.clear()
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {**vars(self.controls), "strategy": self.controls.strategy.name, "paced": self.paced}
-
     def handle(self, message: Message) -> None:
         """Handle a message (`Begin` is the scheduler's); ValueError for a frame never sent."""
         if not isinstance(message, Seen):
@@ -163,7 +156,9 @@ class Player:
         except ValueError as error:
             if self.outbox.qsize() <= WINDOW:  # to who never listens, no more is said
                 note = {"type": "kept", "message": f"That does not fit: {error}."}
-                self.outbox.put_nowait(Note(note | {"controls": self.settings}))
+                self.outbox.put_nowait(
+                    Note(note | {"controls": self.controls.settings(self.paced)})
+                )
         else:
             self.controls, self.paced = controls, paced
 

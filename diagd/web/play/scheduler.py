@@ -17,10 +17,18 @@ import torch
 
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.model import CausalModel
+from diagd.decoding.strategies.table import Exact
 from diagd.pipeline.generator import StartScene, VideoGenerator
 from diagd.web.play.messages import Begin, Message
-from diagd.web.play.player import Frame, Note, Player, Welcome
+from diagd.web.play.player import (
+    MAX_RECORDED_FRAMES,
+    MAX_UPLOAD_BYTES,
+    Frame,
+    Note,
+    Player,
+)
 from diagd.web.play.session import Controls, SessionLog, SessionStart
+from diagd.web.play.welcome import describe, offered
 
 logger = logging.getLogger("diagd.play")
 GONE, TRY_LATER, WRONG, CRASHED = 1000, 1013, 1008, 1011  # codes that close a socket
@@ -70,10 +78,23 @@ class Scheduler:
             player = self.line.pop(0)
             self.players[player.id] = player
             self.sessions += 1
-            player.outbox.put_nowait(Welcome())
+            player.outbox.put_nowait(Note(self._welcome(player)))
             self.handle(player, Begin(0, secrets.randbelow(2**20)))
         for before, player in enumerate(self.line):
             player.wait(before, self.max_sessions)
+
+    def _welcome(self, player: Player) -> dict[str, Any]:
+        """Describe to a page what can be played, before the first frame."""
+        raster, *diagonals = offered(self.world)
+        strategies = dict.fromkeys([raster, Exact(), *diagonals, player.controls.strategy])
+        settings = player.controls.settings()
+        return {
+            **describe(self.world, self.scenes, strategies, settings, player.fps),
+            "session": player.id,
+            "computed": [self.world.dtype, self.world.backend],
+            "max_recorded": MAX_RECORDED_FRAMES,
+            "max_upload_bytes": MAX_UPLOAD_BYTES,
+        }
 
     def leave(self, player: Player) -> None:
         """Remove a player and free the session's memory (after a turn that is under way)."""

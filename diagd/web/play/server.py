@@ -1,7 +1,10 @@
-"""The server of `diagd play`: a warm world, and the app over it behind uvicorn."""
+"""Walk through a generated world in the browser: a warm world, and the app over it.
+
+diagd play                      # the bundled world, on http://127.0.0.1:8421
+diagd play --model PATH --device cuda
+"""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import socket
@@ -9,19 +12,63 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from diagd.backends.devices import device_of
+from diagd.console import make_console, waiting
 from diagd.files import write_bytes
 from diagd.pipeline.generator import StartScene, VideoGenerator
-from diagd.web.guard import Guard, PatientProtocol
+from diagd.web.guard import Guard, PatientProtocol, listen, url_of
+from diagd.web.play.app import create_app
+from diagd.web.play.export import pack
 from diagd.web.play.messages import MAX_MESSAGE_BYTES
+from diagd.web.play.options import PlayOptions
 from diagd.web.play.player import to_mp4
 from diagd.web.play.scheduler import Scheduler
 from diagd.web.play.session import Controls, Session, SessionStart
+from diagd.web.play.welcome import opening
 
 logger = logging.getLogger("diagd.play")
+
+
+def play(options: PlayOptions) -> dict[str, Any]:
+    """Serve until Ctrl-C; returns how many sessions and frames there were."""
+    with listen(options.host, options.port) as listening:
+        console = make_console()
+        with waiting("waking the model"):
+            scheduler, server = load(options)
+        url = url_of(*listening.getsockname()[:2])
+        console.print(f"dreaming at {url} in {scheduler.world.dtype} (Ctrl-C ends it)")
+        if options.open:
+            threading.Thread(target=_open_when_ready, args=(server, url), daemon=True).start()
+        with suppress(KeyboardInterrupt), short_collections():
+            server.run(sockets=[listening])
+    return {"url": url, "sessions": scheduler.sessions, "frames": scheduler.frames}
+
+
+def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
+    """Load the model and its scenes, warm it up, and return the server, not yet running."""
+    device = device_of(options.device)
+    world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
+    world.remembers = options.remember or world.remembers
+    if world.vocabulary is None:
+        raise ValueError(
+            f"{options.model} takes no actions, so there is nothing to play: "
+            "diagd generate shows what it dreams"
+        )
+    controls, context_frames, scenes = opening(world, options)
+    warm_up(world, scenes[0], controls)
+    scheduler = Scheduler(world, scenes, options.max_sessions, options.idle_seconds, controls)
+    hosts, name = (options.host, *options.allow_host), Path(options.model).name
+    packed = partial(pack, replace(options, strategy=None, context_frames=context_frames))
+    app = create_app(scheduler, name, context_frames, hosts, pack=packed)
+    return scheduler, PlayServer(app, scheduler, options.recordings)
 
 
 def warm_up(world: VideoGenerator, scene: StartScene, controls: Controls) -> None:
@@ -66,14 +113,6 @@ class PlayServer(uvicorn.Server):
                 logger.warning("a recording was cut short: %s", path)
 
 
-def run(server: uvicorn.Server, listening: socket.socket, page: str | None = None) -> None:
-    """Serve until Ctrl-C, and show a page in a browser as soon as it is there."""
-    if page is not None:
-        threading.Thread(target=_open_when_ready, args=(server, page), daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt), short_collections():
-        server.run(sockets=[listening])
-
-
 def _open_when_ready(server: uvicorn.Server, page: str) -> None:
     while not (server.started or server.should_exit):
         time.sleep(0.05)
@@ -81,7 +120,7 @@ def _open_when_ready(server: uvicorn.Server, page: str) -> None:
         webbrowser.open(page)
 
 
-@contextlib.contextmanager
+@contextmanager
 def short_collections() -> Iterator[None]:
     """Exempt all objects made before from Python's collections, which took 0.2 s of a turn."""
     gc.collect()

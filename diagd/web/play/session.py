@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from diagd.decoding.sampling import SamplingOptions
-from diagd.decoding.schedule import TokenGrid
+from diagd.decoding.schedule import Order, TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Strategy, parse_strategy
 from diagd.families.defaults import GenerationDefaults
 from diagd.pipeline.generator import VideoGenerator
@@ -60,15 +60,18 @@ class Controls:
     # 1 keeps all tokens
     top_p: Annotated[float, Field(ge=0.01, le=1)] = GenerationDefaults.top_p or 1.0
 
+    def settings(self, paced: bool = False) -> dict[str, Any]:
+        """Return them as a page reads them."""
+        return {**vars(self), "strategy": self.strategy.name, "paced": paced}
+
     def check(self, world: VideoGenerator) -> None:
         """Raise ValueError where a world cannot decode so."""
         world.check(self.strategy, self.sampling(world))
 
     def sampling(self, world: VideoGenerator) -> SamplingOptions:
         """Return the sampling of visual ids, greedy at temperature 0."""
-        greedy = self.temperature == 0
-        drawn = SamplingOptions() if greedy else SamplingOptions(self.temperature, top_p=self.top_p)
-        return world.sampling(drawn)
+        top_p = self.top_p if self.temperature else None
+        return world.sampling(SamplingOptions(self.temperature, top_p=top_p))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,7 +134,7 @@ class Session:
         self.num_steps = engine.stream.num_steps - before
         if strategy.has_schedule:
             grid = TokenGrid(1, self.world.height, self.world.width)
-            self.written_at = _steps_of_frame(strategy, grid)
+            self.written_at = steps_of_frame(strategy.schedule(grid))
         else:
             verified = enumerate(engine.stream.verified)
             final = [step for step, one in verified for _ in range(one.num_accepted)]
@@ -141,9 +144,10 @@ class Session:
 
 
 @lru_cache(maxsize=16)
-def _steps_of_frame(strategy: Strategy, grid: TokenGrid) -> tuple[int, ...]:
-    schedule = strategy.schedule(grid)
-    return tuple(schedule.step_of(0, i, j) for i in range(grid.height) for j in range(grid.width))
+def steps_of_frame(order: Order) -> tuple[int, ...]:
+    """Return the step that writes each token of the first frame, in raster order."""
+    rows, columns = range(order.grid.height), range(order.grid.width)
+    return tuple(order.step_of(0, i, j) for i in rows for j in columns)
 
 
 def checksum_of(tokens: Tensor) -> int:

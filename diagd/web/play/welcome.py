@@ -8,9 +8,24 @@ from typing import Any
 
 from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
-from diagd.decoding.strategies.table import Diagonal, Raster, Strategy
+from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategy
+from diagd.families.checkpoints import model_path
 from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
-from diagd.web.play.session import MAX_SEED
+from diagd.web.play.options import WorldFlags
+from diagd.web.play.session import MAX_SEED, Controls
+
+
+def opening(world: VideoGenerator, flags: WorldFlags) -> tuple[Controls, int, list[StartScene]]:
+    """Return the controls, the frames of context and the scenes with which a world begins."""
+    defaults = world.defaults
+    named = parse_strategy(flags.strategy) if flags.strategy else None
+    strategy = named or defaults.strategy(world.height)
+    controls = Controls(strategy, defaults.temperature, defaults.top_p or 1.0)
+    controls.check(world)
+    max_context = (world.remembers or world.config.frames_held) - 1  # one frame is to come
+    context_frames = flags.context_frames or max(1, min(defaults.context_frames, max_context))
+    scenes = start_scenes(model_path(flags.model), flags.scenes, world, context_frames)
+    return controls, context_frames, scenes
 
 
 def describe(

@@ -238,17 +238,15 @@ def _make_clip(
     options: StudyOptions, world: VideoGenerator, strategy: Strategy, number: int, target: Path
 ) -> None:
     """Continue some frames of a clip by the actions that follow there, or the prompt by a walk."""
-    codec, seen, draw = (
-        world.vocabulary,
-        options.context_frames,
-        random.Random(f"{options.seed}/{number}"),
-    )
+    codec, seen = world.vocabulary, options.context_frames
+    draw = random.Random(f"{options.seed}/{number}")
     prompts = [ClipFile("prompt", model_path(options.model) / "prompt.mp4", codec)]
+    length = seen
     if options.clips:
         prompts = list(find_clips(options.clips, codec).values())
+        length += options.frames
     prompt = prompts[number % len(prompts)]
     given, _ = prompt.length()
-    length = seen + (options.frames if options.clips else 0)
     if given < length:
         raise ValueError(f"{prompt.path} has {given} frames, fewer than {length}")
     first = draw.randrange(given - length + 1) if options.clips else given - seen

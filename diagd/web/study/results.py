@@ -8,18 +8,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from jinja2 import Environment
 from rich.console import Console
 
-from diagd.console import print_table
+from diagd.console import cell, print_records
 from diagd.extras import require
 from diagd.files import save_figure
 
-PAGE = Path(__file__).with_name("static") / "results.html"
+_PAGE_FILE = Path(__file__).with_name("static") / "results.html"
+PAGE = Environment(autoescape=True).from_string(_PAGE_FILE.read_text(encoding="utf-8"))
 OUTCOMES = ("win", "tie", "lose")
 CONFIDENCE = 0.95
 NOTES = (
@@ -30,8 +31,15 @@ NOTES = (
     "by clip: one vote a clip, what most of its raters chose; several raters of one clip "
     "are not independent, clips are",
 )
-HEADER = ("", *OUTCOMES, "win rate", "95% interval", "p")
-MIN_LABEL_PERCENT = 9  # a narrower piece of the page's bars has no room for its number
+COLUMNS = {  # heading and format
+    "": "{name}",
+    "win": "{win}",
+    "tie": "{tie}",
+    "lose": "{lose}",
+    "win rate": "{win_rate:.2f}",
+    "95% interval": "{win_rate_interval[0]:.2f} to {win_rate_interval[1]:.2f}",
+    "p": "{sign_test:.3g}",
+}
 COLOURS = {"win": "#2f7d5b", "tie": "#77736a", "lose": "#b3512c"}  # those of study.css
 
 
@@ -113,75 +121,24 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-def _rows(cell: dict[str, Any]) -> list[list[str]]:
-    """Format the lines of a question's table, with the columns of `HEADER`."""
-    rows = []
-    named = [("all raters", cell["overall"]), ("by clip", cell["by_clip"]), *cell["raters"].items()]
-    for name, counted in named:
-        rate, interval = "-", "-"
-        if counted["win_rate"] is not None:
-            rate = f"{counted['win_rate']:.2f}"
-            interval = " to ".join(f"{end:.2f}" for end in counted["win_rate_interval"])
-        counts = (str(counted[outcome]) for outcome in OUTCOMES)
-        rows.append([name, *counts, rate, interval, f"{counted['sign_test']:.3g}"])
-    return rows
+def _records(question: dict[str, Any]) -> list[dict[str, Any]]:
+    together = [("all raters", question["overall"]), ("by clip", question["by_clip"])]
+    return [{"name": name, **own} for name, own in (*together, *question["raters"].items())]
 
 
 def print_results(results: dict[str, Any], console: Console) -> None:
     """Print a table for every comparison and question, and the notes."""
     for comparison in results["comparisons"]:
-        for question, cell in comparison["questions"].items():
-            title = f"{comparison['first']} against {comparison['second']}: {question}"
-            print_table(console, title, HEADER, _rows(cell))
+        for name, question in comparison["questions"].items():
+            title = f"{comparison['first']} against {comparison['second']}: {name}"
+            print_records(console, title, COLUMNS, _records(question))
     for note in results["notes"]:
         console.print(note, style="dim")
 
 
 def results_page(results: dict[str, Any]) -> str:
     """Format the results as HTML: a bar and a table for every comparison and question."""
-    parts = []
-    for comparison in results["comparisons"]:
-        first, second = escape(comparison["first"]), escape(comparison["second"])
-        meanings = (f"{first} better", "the same", f"{second} better")
-        parts.append(f'<section><h2>{first} against {second}</h2><p class="legend">')
-        keys = zip(OUTCOMES, meanings, strict=True)
-        parts += [f'<span class="key {outcome}">{text}</span>' for outcome, text in keys]
-        parts.append("</p>")
-        for question, cell in comparison["questions"].items():
-            parts.append(f"<h3>{escape(question)}</h3>{_bar(cell['overall'])}")
-            parts.append(_table(f"Numbers for {escape(question)}", _rows(cell)))
-        parts.append("</section>")
-    notes = "".join(f"<li>{escape(note)}</li>" for note in results["notes"])
-    parts.append(f'<ul class="notes">{notes}</ul>')
-    return PAGE.read_text(encoding="utf-8").replace("<!-- results -->", "".join(parts))
-
-
-def _bar(counted: dict[str, Any]) -> str:
-    """Draw win, tie and lose as one stacked bar, as wide as the page."""
-    pieces, left = [], 0.0
-    for outcome in OUTCOMES:
-        share = 100 * (counted["shares"][outcome] or 0)
-        place = f'x="{left:.3f}%" width="{share:.3f}%" height="100%"'
-        pieces.append(f'<rect class="{outcome}" {place}/>')
-        if share >= MIN_LABEL_PERCENT:
-            pieces.append(f'<text x="{left + share / 2:.3f}%" y="50%">{share:.0f}%</text>')
-        left += share
-    if not counted["total"]:
-        pieces.append('<text class="none" x="50%" y="50%">no answers yet</text>')
-    counts = ", ".join(f"{counted[outcome]} {outcome}" for outcome in OUTCOMES)
-    return f'<svg class="bar" role="img" aria-label="{counts}">{"".join(pieces)}</svg>'
-
-
-def _table(label: str, rows: list[list[str]]) -> str:
-    heads = "".join(f'<th scope="col">{head}</th>' for head in HEADER)
-    body = ""
-    for name, *cells in rows:
-        numbers = "".join(f"<td>{cell}</td>" for cell in cells)
-        body += f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>'
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return PAGE.render(results, columns=COLUMNS, records=_records, cell=cell)
 
 
 def write_chart(results: dict[str, Any], path: Path) -> None:

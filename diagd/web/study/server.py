@@ -1,4 +1,8 @@
-"""The web app of the study: raters enrol, fetch pairs, answer; the owner reads the results.
+"""The paper's human evaluation: which of two videos is better? Blind, in the browser.
+
+diagd study --pairs pairs --make 10      # dream ten pairs: raster and k=1
+diagd study --pairs pairs                # ask; prints where raters go
+diagd study --pairs pairs --results --chart study.png
 
 A rater is known by a secret in a cookie, never by name: who gives a name that another rater has is
 somebody else, and gets a number behind it. Nothing that leaves here says which system made a video:
@@ -10,29 +14,21 @@ import hashlib
 import secrets
 import sqlite3
 from collections.abc import Collection
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import uvicorn
 from av.error import FFmpegError
-from fastapi import Cookie, FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Cookie, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from diagd.web.guard import (
-    SECONDS_TO_ASK,
-    PatientProtocol,
-    adding_headers,
-    check_origin,
-    page_rules,
-    read_body,
-)
-from diagd.web.study.options import LOOPBACK
-from diagd.web.study.pairs import QUESTIONS, StudyPairs, playable
-from diagd.web.study.results import results_page
+from diagd.console import make_console
+from diagd.web.guard import SECONDS_TO_ASK, Guard, PatientProtocol, listen, read_body, url_of
+from diagd.web.study.options import StudyOptions
+from diagd.web.study.pairs import QUESTIONS, StudyPairs, find_pairs, make_pairs, playable
+from diagd.web.study.results import print_results, results_page, write_chart
 from diagd.web.study.store import StudyStore
 
 STATIC = Path(__file__).with_name("static")
@@ -41,25 +37,6 @@ MAX_NAME = 40
 MAX_HEADER_BYTES = 16384
 MAX_BODY_BYTES = 4096
 SECONDS_REMEMBERED = 365 * 24 * 3600
-_RULES = page_rules(images="data:", media="blob:")
-
-
-def study_server(
-    pairs: StudyPairs, store: StudyStore, seed: int, port: int, names: Collection[str]
-) -> uvicorn.Server:
-    """Build the server for a port, reached under the loopback names and these."""
-    bracketed = (f"[{name}]" if ":" in name else name for name in (*LOOPBACK, *names))
-    # browsers leave out :80 and :443, the latter also of a proxy before this port
-    hosts = {host for name in bracketed for host in (name.lower(), f"{name.lower()}:{port}")}
-    config = uvicorn.Config(
-        RequestGuard(study_app(pairs, store, seed), hosts),
-        http=PatientProtocol,
-        ws="none",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        log_level="warning",
-        server_header=False,
-    )
-    return uvicorn.Server(config)
 
 
 class Enrolment(BaseModel):  # of a rater, anonymous without a name
@@ -72,6 +49,21 @@ class Answer(BaseModel):
     trial: int = Field(ge=0, le=10**6)
     question: str = Field(max_length=40)
     choice: str = Field(max_length=10)
+
+
+def _body(model: type[BaseModel]) -> Any:
+    """Read and validate a request's body: FastAPI by itself reads one of any size, for ever."""
+
+    async def read(request: Request) -> BaseModel:
+        data = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "message"
+            raise HTTPException(422, f"{where}: {first['msg']}") from None
+
+    return Depends(read)
 
 
 def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
@@ -89,8 +81,8 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         return FileResponse(STATIC / PAGES[request.url.path])
 
     @app.post("/api/raters")
-    def enrol(enrolment: Enrolment, response: Response) -> dict[str, str]:
-        name = " ".join(enrolment.name.split())
+    def enrol(given: Annotated[Enrolment, _body(Enrolment)], response: Response) -> dict[str, str]:
+        name = " ".join(given.name.split())
         if not name.isprintable():
             raise HTTPException(422, "a name is made of letters, digits and signs")
         try:
@@ -123,7 +115,9 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
         }
 
     @app.post("/api/answers")
-    def answer(given: Answer, secret: Annotated[str, secret_cookie] = "") -> dict[str, bool]:
+    def answer(
+        given: Annotated[Answer, _body(Answer)], secret: Annotated[str, secret_cookie] = ""
+    ) -> dict[str, bool]:
         known = store.rater(secret)
         if known is None:
             raise HTTPException(401, "this study does not know you: enter your name again")
@@ -149,58 +143,56 @@ def study_app(pairs: StudyPairs, store: StudyStore, seed: int) -> FastAPI:
             raise HTTPException(403, "results need the key that diagd study printed at its start")
         return HTMLResponse(results_page(store.results()))
 
-    @app.exception_handler(StarletteHTTPException)
-    def refuse(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, error.status_code)
-
-    @app.exception_handler(RequestValidationError)
-    def misunderstood(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return JSONResponse({"error": f"{where or 'message'}: {first['msg']}"}, 422)
-
     @app.exception_handler(sqlite3.Error)
     def unsaved(request: Request, error: sqlite3.Error) -> JSONResponse:
-        return JSONResponse({"error": f"the answer could not be saved ({error})"}, 503)
+        return JSONResponse({"detail": f"the answer could not be saved ({error})"}, 503)
 
     return app
 
 
-class RequestGuard:
-    """Refuse foreign hosts, foreign pages and large messages; forbid pages to load from elsewhere.
+def main(options: StudyOptions) -> dict[str, Any]:
+    """Make pairs, ask about them, or print the answers."""
+    if options.make:
+        systems = make_pairs(options)
+        make_console().print(f"ask: diagd study --pairs {options.pairs}", soft_wrap=True)
+        return {"pairs": str(options.pairs), "systems": systems, "num_pairs": options.make}
+    path = options.answers or options.pairs / "study.db"
+    if not options.results:
+        return _ask(path, options)
+    with closing(StudyStore(path)) as store:
+        results = store.results()
+    if options.chart is not None:
+        write_chart(results, options.chart)
+    print_results(results, make_console())
+    return results
 
-    `hosts` are the values of Host (`name`, `name:port`) under which this server is reached.
-    """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self.app, self.hosts = app, frozenset(hosts)
+def _ask(path: Path, options: StudyOptions) -> dict[str, Any]:
+    with ExitStack() as opened:
+        listening = opened.enter_context(listen(options.host, options.port))
+        pairs = find_pairs(options.pairs, options.compare, options.questions)
+        store = opened.enter_context(closing(StudyStore(path, pairs)))
+        host = (*options.names, options.host)[0]
+        address = url_of(host, listening.getsockname()[1]) + "/"
+        lines = [f"{first} against {second}" for first, second in pairs.comparisons]
+        lines += [f"{len(pairs.clips)} pairs each; answers go to {path}"]
+        lines += [f"study    {address}", f"results  {address}results?key={store.results_key}"]
+        make_console().print("\n".join(lines), soft_wrap=True)
+        with suppress(KeyboardInterrupt):
+            study_server(pairs, store, options.seed, options.names).run(sockets=[listening])
+    return {"address": address, "answers": str(path)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        send, request = adding_headers(send, _RULES), Request(scope, receive)
-        try:
-            self._check(request)
-            body = await read_body(request, MAX_BODY_BYTES, SECONDS_TO_ASK)
-        except StarletteHTTPException as error:
-            await JSONResponse({"error": error.detail}, error.status_code)(scope, receive, send)
-            return
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self.app(scope, replay, send)
-
-    def _check(self, request: Request) -> None:
-        headers = request.headers
-        host = headers.get("host", "")
-        if host.lower() not in self.hosts:
-            raise HTTPException(
-                421, "this address is not known here: use the one that diagd study printed"
-            )
-        if check_origin(headers.getlist("origin"), [host]):
-            raise HTTPException(403, "this page belongs to another site")
-        if request.method == "POST" and headers.get("content-type") != "application/json":
-            raise HTTPException(415, "messages must be application/json")
+def study_server(
+    pairs: StudyPairs, store: StudyStore, seed: int, names: Collection[str]
+) -> uvicorn.Server:
+    """Build the server, reached under localhost, under any address, and under these names."""
+    config = uvicorn.Config(
+        Guard(study_app(pairs, store, seed), names),
+        http=PatientProtocol,
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        log_level="warning",
+        server_header=False,
+    )
+    return uvicorn.Server(config)

@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,17 +81,16 @@ class StudyStore:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"folder of the answers does not exist: {path.parent}")
         self._lock = threading.Lock()
-        try:
-            self._connection = sqlite3.connect(
-                path, timeout=10, isolation_level=None, check_same_thread=False
-            )
-            self._prepare(path, pairs)
-        except sqlite3.Error as error:
-            self.close()
-            raise ValueError(f"{path} cannot be used as a study's database: {error}") from None
-        except ValueError:
-            self.close()
-            raise
+        with ExitStack() as on_error:
+            try:
+                self._connection = sqlite3.connect(
+                    path, timeout=10, isolation_level=None, check_same_thread=False
+                )
+                on_error.callback(self._connection.close)
+                self._prepare(path, pairs)
+            except sqlite3.Error as error:
+                raise ValueError(f"{path} cannot be used as a study's database: {error}") from None
+            on_error.pop_all()
 
     def _prepare(self, path: Path, pairs: StudyPairs | None) -> None:
         """Create the tables if there are none, and load the study that they are of."""
@@ -120,8 +119,7 @@ class StudyStore:
             )
 
     def close(self) -> None:
-        if hasattr(self, "_connection"):
-            self._connection.close()
+        self._connection.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
-from diagd.commands.play import PlayOptions, load
 from diagd.web.guard import listen
 from diagd.web.play.messages import unpack
 from diagd.web.play.scheduler import Scheduler
+from diagd.web.play.server import PlayOptions, load
 
 ALIVE = '{"type":"alive"}'
 PATIENCE = 60.0  # seconds; machines of tests are slow at times, and nobody waits for so long

@@ -109,7 +109,7 @@ def kernels(request):
 @pytest.fixture(scope="module")
 def packed(world, tmp_path_factory):
     """Return the files of the tiny world, by name."""
-    return pack(ExportWebOptions(tmp_path_factory.mktemp("site"), str(world)))
+    return pack(ExportWebOptions(tmp_path_factory.mktemp("site"), model=str(world)))
 
 
 def test_the_kernels_are_those_of_the_sources():
@@ -270,7 +270,10 @@ def test_a_painter_of_two_sizes_paints_as_diffusers_does(kernels, tmp_path):
     VQTokenizer(model).save_pretrained(tmp_path / "tokenizer")
     ActionVocabulary(NAMES).save(tmp_path / "actions.json")
     write_scenes(tmp_path)
-    assert kernels.open(pack(ExportWebOptions(tmp_path, str(tmp_path)))["world/world.bin"]) == NONE
+    assert (
+        kernels.open(pack(ExportWebOptions(tmp_path, model=str(tmp_path)))["world/world.bin"])
+        == NONE
+    )
     assert kernels("begin", 0, 1) == kernels("advance", 1, 0, 1.0, 1.0) == NONE
     tokens = kernels.read(kernels("newest_tokens"), torch.int32, 1, HEIGHT, WIDTH)
     expected = VQTokenizer.from_pretrained(tmp_path / "tokenizer").decode(tokens)[0]
@@ -316,7 +319,7 @@ def test_what_a_world_does_not_have_is_refused(kernels, packed):
 
 def test_export_writes_a_page_that_names_its_files(world, tmp_path, capsys):
     out = tmp_path / "site"
-    written = export(ExportWebOptions(out, str(world)))
+    written = export(ExportWebOptions(out, model=str(world)))
     assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == set(written["files"])
     page = (out / "index.html").read_text()
     assert 'data-engine="browser"' in page
@@ -326,7 +329,7 @@ def test_export_writes_a_page_that_names_its_files(world, tmp_path, capsys):
     assert [name for name, _ in manifest["strategies"]] == ["raster", "k=4", "k=2", "k=1"]
     assert "http.server" in capsys.readouterr().out
     before = (out / "world" / "world.bin").read_bytes()
-    export(ExportWebOptions(out, str(world)))
+    export(ExportWebOptions(out, model=str(world)))
     assert (out / "world" / "world.bin").read_bytes() == before
 
 
@@ -349,7 +352,7 @@ def test_worlds_that_cannot_be_played_are_refused_before_anything_is_written(tmp
     ]
     for model, flags, complaint in refused:
         with pytest.raises((ValueError, FileNotFoundError), match=complaint):
-            export(ExportWebOptions(site, str(model), **flags))
+            export(ExportWebOptions(site, model=str(model), **flags))
     assert not site.exists()
 
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from diagd.data.video import read_video, write_image
-from diagd.web.play.app import MAX_UPLOAD_BYTES
+from diagd.web.play.player import MAX_UPLOAD_BYTES
 from tests.web.play.serving import Served, wait_until
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
 

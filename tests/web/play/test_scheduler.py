@@ -12,7 +12,7 @@ import pytest
 
 from diagd.pipeline.generator import StartScene, VideoGenerator
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
-from diagd.web.play.player import Frame, Note, Welcome
+from diagd.web.play.player import Frame, Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler
 from diagd.web.play.session import SessionLog, SessionStart
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames
@@ -50,7 +50,9 @@ def enter(scheduler):
     """Admit a player, who begins with the first scene."""
     player = scheduler.join()
     assert player is not None
-    assert isinstance(player.outbox.get_nowait(), Welcome)
+    welcome = player.outbox.get_nowait()
+    assert isinstance(welcome, Note)
+    assert welcome.document["type"] == "welcome"
     return player
 
 

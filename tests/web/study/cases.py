@@ -47,9 +47,8 @@ def write_pairs(
 def running(pairs: StudyPairs, store: StudyStore, names: tuple[str, ...] = ()) -> Iterator[str]:
     """Serve a study on a free port; yields its address."""
     listening = listen("127.0.0.1", 0)
-    port = listening.getsockname()[1]
-    with in_a_thread(study_server(pairs, store, 0, port, names), listening):
-        yield f"http://127.0.0.1:{port}"
+    with in_a_thread(study_server(pairs, store, 0, names), listening):
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @contextmanager

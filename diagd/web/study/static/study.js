@@ -35,7 +35,7 @@ async function ask(path, message) {
     throw new Error("The server does not answer. Is diagd study still running?");
   }
   if (!response.ok) {
-    const words = await response.json().then((body) => body.error, () => response.statusText);
+    const words = await response.json().then((body) => body.detail, () => response.statusText);
     throw new Error(words);
   }
   return response;

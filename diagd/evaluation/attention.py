@@ -4,7 +4,7 @@ diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +19,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from diagd.attention.options import AttentionOptions
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
+from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
 from diagd.models.attention import Attention, split_heads
-from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator, read_scene
@@ -35,31 +35,31 @@ from diagd.pipeline.world_folder import load_parts
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
 
-# What a token is to the one that is written: the first of these that holds
-KINDS = (
-    "conditioning",  # a prefix or action token
-    "previous_in_row",  # (t, i, j - 1)
-    "row_above",  # (t, i - 1, j)
-    "two_rows_above",  # (t, i - 2, j)
-    "further_up",  # same column, three rows above or more
-    "previous_frame",  # (t - 1, i, j)
-    "older_frames",  # the same place, two frames before or more
-    "neighbours",  # at most a row and a column away, in this frame or the one before
-    "elsewhere",
-)
+# What a token is to the one that is written, by the first of these that holds: label and colour
+KINDS = {
+    "previous_in_row": ("previous token in the row", "#4c72b0"),  # (t, i, j - 1)
+    "row_above": ("row above, same column", "#c44e52"),  # (t, i - 1, j)
+    "two_rows_above": ("two rows above, same column", "#e08a8c"),  # (t, i - 2, j)
+    "further_up": ("further up, same column", "#f2c6c6"),  # three rows above or more
+    "previous_frame": ("frame before, same place", "#55a868"),  # (t - 1, i, j)
+    "older_frames": ("older frames, same place", "#a3d3ae"),  # two frames before or more
+    "conditioning": ("action", "#8172b2"),
+    "neighbours": ("around these (1 row, 1 column)", "#ccb974"),  # in this frame or the one before
+    "elsewhere": ("everything else", "#d0d0d0"),
+}
 ROW_LAGS = (1, 2, 4)
 _LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 
 
 @torch.no_grad()
 def capture_attention(
-    model: Transformer | HuggingFaceModel, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
+    model: Transformer, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
     """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
     A fused attention never holds its probabilities: hooks on the attention modules compute those of
     a chunk, one layer after the other, in the memory of one layer and one chunk. The sink is called
-    for each. A model of transformers must run eager attention.
+    for each.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -67,8 +67,6 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    modules = _attention_modules(model)
-    probabilities = _of_own if isinstance(model, Transformer) else _of_huggingface
     cache: Any = model.make_cache(len(tokens), length + 1)
 
     def feed(start: int, end: int) -> None:
@@ -76,48 +74,23 @@ def capture_attention(
         visible = torch.arange(end, device=tokens.device) <= slots[:, None]
         model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
 
-    def hook(layer: int, start: int, *call: Any) -> None:
-        sink(layer, start, probabilities(*call))
+    def hook(start: int, module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
+        assert isinstance(module, Attention)
+        sink(module.layer, start, _probabilities(module, *inputs))
 
     for start in range(0, first, chunk):
         feed(start, min(start + chunk, first))
     for start in range(first, length, chunk):
         with ExitStack() as hooks:
-            for layer, module in enumerate(modules):
-                hooks.enter_context(module.register_forward_hook(partial(hook, layer, start)))
+            for block in model.model.blocks:
+                hooks.enter_context(block.self_attn.register_forward_hook(partial(hook, start)))
             feed(start, min(start + chunk, length))
 
 
-def _attention_modules(model: Transformer | HuggingFaceModel) -> Sequence[nn.Module]:
-    if isinstance(model, Transformer):
-        return [block.self_attn for block in model.model.blocks]
-    name, config = type(model.model).__name__, model.config
-    if config._attn_implementation != "eager":
-        raise ValueError(
-            f"{name} must run eager attention, which holds its probabilities: load it with "
-            f"attn_implementation='eager', got {config._attn_implementation!r}"
-        )
-    found: dict[int, nn.Module] = {}
-    for module in model.model.modules():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and type(module).__name__.endswith("Attention"):
-            found[layer] = module
-    if sorted(found) != list(range(config.num_hidden_layers)):
-        raise ValueError(
-            f"{name} has {config.num_hidden_layers} layers, "
-            f"found attention modules of layers {sorted(found)}"
-        )
-    return [found[layer] for layer in sorted(found)]
-
-
-def _of_huggingface(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Tensor:
-    return output[1].float()
-
-
-def _of_own(module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> Tensor:
+def _probabilities(
+    module: Attention, x: Tensor, rotary: Any, _slots: Tensor, visible: Tensor, cache: Any
+) -> Tensor:
     """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
-    assert isinstance(module, Attention)
-    x, rotary, _, visible, cache = inputs
     queries = split_heads(module.q_proj(x), module.head_dim)
     if module.q_norm is not None:
         queries = module.q_norm(queries)
@@ -186,19 +159,18 @@ class FrameAttention:
         return (total / offsets.bincount(minlength=size * size)).view(size, size)
 
 
-def _named(names: Sequence[str], masses: Tensor) -> dict[str, float]:
+def _named(names: Iterable[str], masses: Tensor) -> dict[str, float]:
     return {name: round(mass, 5) for name, mass in zip(names, masses.tolist(), strict=True)}
 
 
 def measure_attention(
-    model: Transformer | HuggingFaceModel,
+    model: Transformer,
     tokens: Tensor,
     height: int,
     width: int,
     frame: int = 1,
     *,
     num_action_tokens: int = 0,
-    prefix_length: int = 0,
     layer: int | None = None,
     head: int | None = None,
     chunk: int = 64,
@@ -206,26 +178,23 @@ def measure_attention(
     """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
 
     Args:
-        tokens: (B, N) int64: prefix, frame, actions, frame ... in raster order, no actions before
-            the first frame; tokens after `frame` are ignored.
+        tokens: (B, N) int64: frame, actions, frame ... in raster order, no actions before the first
+            frame; tokens after `frame` are ignored.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
     """
     size = height * width
-    start = prefix_length + frame * (size + num_action_tokens)
+    start = frame * (size + num_action_tokens)
     if tokens.ndim != 2 or start < 1 or tokens.shape[1] < start + size:
         raise ValueError(
             f"frame {frame} of {height}x{width} takes tokens [{start}, {start + size}) and one "
             f"before, got tokens of shape {tuple(tokens.shape)}"
         )
-    if isinstance(model, Transformer):
-        layers, heads = model.config.num_layers, model.config.num_heads
-    else:
-        layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    layers, heads = model.config.num_layers, model.config.num_heads
     for name, chosen, count in (("layer", layer, layers), ("head", head, heads)):
         if chosen is not None and not 0 <= chosen < count:
             raise ValueError(f"{name} must be in [0, {count}), got {chosen}")
-    kinds = _kinds(height, width, frame, num_action_tokens, prefix_length)
+    kinds = _kinds(height, width, frame, num_action_tokens)
     classes = torch.cat([kinds, _unwritten(height, width, start)])  # (kinds + row lags, Q, N) bool
     mean_map = torch.zeros(size, start + size)
     masses = torch.zeros(layers, heads, len(classes))
@@ -255,7 +224,7 @@ def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
     return cells // width, cells % width
 
 
-def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -> Tensor:
+def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
     """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
     rows, columns = _places(height, width)
     slots_per_frame = height * width + num_actions
@@ -266,19 +235,18 @@ def _kinds(height: int, width: int, frame: int, num_actions: int, prefix: int) -
     is_above = (frames_back == 0) & (left == 0)
     holds = torch.stack(
         [
-            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
             (frames_back == 0) & (up == 0) & (left == 1),
             is_above & (up == 1),
             is_above & (up == 2),
             is_above & (up > 2),
             (frames_back == 1) & is_same_place,
             (frames_back > 1) & is_same_place,
+            (cell >= height * width).expand_as(up),  # actions follow a frame's tokens
             (frames_back <= 1) & (up.abs() <= 1) & (left.abs() <= 1),
             torch.ones_like(is_same_place),
         ]
     )
-    first = F.pad(holds.int().argmax(0), (prefix, 0))  # 0: the prefix is conditioning, too
-    return first == torch.arange(len(KINDS)).view(-1, 1, 1)
+    return holds.int().argmax(0) == torch.arange(len(KINDS)).view(-1, 1, 1)
 
 
 def _unwritten(height: int, width: int, start: int) -> Tensor:
@@ -294,18 +262,6 @@ def _unwritten(height: int, width: int, start: int) -> Tensor:
 
 
 REACH = 6  # rows and columns around a place that the figure shows
-
-_STYLES = {  # label and colour of each kind of token, in the order of the bars
-    "previous_in_row": ("previous token in the row", "#4c72b0"),
-    "row_above": ("row above, same column", "#c44e52"),
-    "two_rows_above": ("two rows above, same column", "#e08a8c"),
-    "further_up": ("further up, same column", "#f2c6c6"),
-    "previous_frame": ("frame before, same place", "#55a868"),
-    "older_frames": ("older frames, same place", "#a3d3ae"),
-    "neighbours": ("around these (1 row, 1 column)", "#ccb974"),
-    "conditioning": ("action or prefix", "#8172b2"),
-    "elsewhere": ("everything else", "#d0d0d0"),
-}
 
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
@@ -344,10 +300,7 @@ def _clips(options: AttentionOptions) -> list[Path]:
     path = options.clips or model_path(options.model) / "prompt.mp4"
     if not path.is_dir():
         return [path]
-    found = sorted(path.glob("*.mp4"))[: options.num_clips]
-    if not found:
-        raise FileNotFoundError(f"no .mp4 in {path}")
-    return found
+    return [clip.path for clip in find_clips(path).values()][: options.num_clips]
 
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
@@ -413,7 +366,7 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
         ("two_rows_above", slots_per_frame - 2 * width, 0.8, (0.4, 0.1)),
     ):
         place = row * count + offset, row * count
-        axis.annotate(_STYLES[kind][0], xy=place, xytext=label_at, **look)
+        axis.annotate(KINDS[kind][0], xy=place, xytext=label_at, **look)
     axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
     axis.set_ylabel("token written, in raster order")
 
@@ -432,7 +385,7 @@ def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
     rows = {"if it were even": report["shares_if_even"], "all layers": report["shares"]}
     rows |= {f"layer {n}": layer["shares"] for n, layer in enumerate(report["layers"])}
     left = [0.0] * len(rows)
-    for kind, (label, color) in _STYLES.items():
+    for kind, (label, color) in KINDS.items():
         shares = [row[kind] for row in rows.values()]
         if any(shares):
             axis.barh(list(rows), shares, left=left, color=color, label=label)
