@@ -101,6 +101,8 @@ class Family:
     tokenizer_folder: TokenizerFolder | None = None
     text: TextFolder | None = None  # of a model that makes images from texts
     actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
+    # of a family whose models have actions of their own; where there is no such file
+    name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 

@@ -4,6 +4,7 @@ from diagd.families.chameleon.family import CHAMELEON
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.emu3.family import EMU3
 from diagd.families.family import Family
+from diagd.families.iris.family import IRIS
 from diagd.families.janus.family import JANUS
 from diagd.families.llamagen.family import LLAMAGEN
 from diagd.families.mineworld.family import MINEWORLD
@@ -11,6 +12,7 @@ from diagd.families.wham.family import WHAM
 
 FAMILIES: tuple[Family, ...] = (
     WHAM,
+    IRIS,
     LLAMAGEN,  # before Cosmos, whose tensors are called alike
     COSMOS,
     JANUS,

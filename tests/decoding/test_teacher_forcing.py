@@ -39,9 +39,7 @@ SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
 ROW_END = 1
 
 
-def view_of(
-    case: Case, learn_context: bool = False, known_row_ends: bool = False
-) -> TeacherView:
+def view_of(case: Case, learn_context: bool = False, known_row_ends: bool = False) -> TeacherView:
     has_prompt = case.prompt.shape[1] > 0
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
     return teacher_view(

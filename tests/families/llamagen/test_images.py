@@ -1,6 +1,5 @@
 """From a class to a picture, with the files as LlamaGen releases them and with a folder of ours."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,17 @@ from PIL import Image
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.llamagen.presets import ImageNetClasses
 from diagd.pipeline.generator import VideoGenerator
-from tests.families.llamagen.plain import greedy_image, random_checkpoint, random_tokenizer
+from tests.families.llamagen.folders import HEADS, HIDDEN, LAYERS, NUM_CODES, SIDE, write_llamagen
+from tests.families.llamagen.plain import greedy_image, random_checkpoint
 from tests.worlds import smooth_frames
 
-HIDDEN, LAYERS, HEADS, NUM_CODES, SIDE, GUIDANCE = 64, 1, 1, 40, 2, 4.0
+GUIDANCE = 4.0
 GREEDY = SamplingOptions()
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory) -> Path:
-    """Write a model of images of 2 x 2 tokens, and its tokenizer beside it."""
-    folder = tmp_path_factory.mktemp("llamagen")
-    torch.save({"model": random_checkpoint(HIDDEN, LAYERS, NUM_CODES)}, folder / "c2i_B_256.pt")
-    tokenizer = random_tokenizer((32,) * 5, latent_channels=16, num_codes=NUM_CODES, code_size=8)
-    torch.save({"model": tokenizer}, folder / "vq_ds16_c2i.pt")
-    (folder / "config.json").write_text(json.dumps({"image_size": 16 * SIDE}))
-    return folder / "c2i_B_256.pt"
+    return write_llamagen(tmp_path_factory.mktemp("llamagen"))
 
 
 @pytest.fixture(scope="module")
