@@ -22,7 +22,7 @@ class Source:
     tensors: Mapping[str, Tensor]  # by the names of the file
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
     side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
-    name: str = ""  # of the file with the weights
+    path: Path = Path()  # the file with the weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class ReleasedFormat:
     signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
     # the config, and the weights under our names; raises where the files do not fit together
     convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
+    # whether a file of this signature is this family's, where others have the same one
+    fits: Callable[[Source], bool] = lambda source: True
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     sizes = {(p.hidden_size, p.num_layers): p.num_heads for p in PRESETS.values()}
     num_heads = sizes.get((hidden_size, num_layers), hidden_size // HEAD_DIM)
     num_heads = int(side.get("n_head", num_heads))
-    named = re.search(r"_(256|384|512)(?!\d)", source.name)
+    named = re.search(r"_(256|384|512)(?!\d)", source.path.name)
     image_px = int(side.get("image_size", named[1] if named else 256))
     for i in range(num_layers):
         # they turn the pairs (2i, 2i + 1), we (i, i + D / 2)
