@@ -66,7 +66,9 @@ def test_several_images_follow_from_several_classes(world):
     assert torch.equal(tokens[0], expected(207, GUIDANCE))
 
 
-def test_what_does_not_fit_is_refused(world):
+def test_what_does_not_fit_is_refused(world, released, command):
+    outcome = command("play", "--model", released)
+    outcome.assert_refused("makes single images, so there is nothing to play: diagd generate")
     with pytest.raises(ValueError, match="makes images from actions alone: leave the prompt out"):
         world.generate(smooth_frames(1, 32, 32), "class 207")
     with pytest.raises(ValueError, match="expected 1 actions, one for each generated frame, got 0"):
