@@ -291,7 +291,24 @@ class ClipMeter:
         given = 1 + (self.options.lengths.context_frames - 1) // step
         strategy = parse_strategy(task.strategy)
         assert strategy.has_schedule
-        nll = strategy_nll(world.model, tokens, actions, strategy, given)
+        length = world.config.prefix_length + tokens.numel()
+        length += 0 if actions is None else actions[:, 1:].numel()
+        held, keep_frames = world.window(given)
+        if keep_frames is not None and length > held:
+            raise ValueError(
+                f"{task.model} sees {held} tokens at once and begins anew then, the clip takes "
+                f"{length}: fewer --frames can be priced"
+            )
+        prefix = torch.arange(world.config.prefix_length, device=tokens.device)[None]
+        nll = strategy_nll(
+            world.model,
+            tokens,
+            actions,
+            strategy,
+            given,
+            prefix=prefix + world.config.vocab_size,
+            row_ends=world.defaults.row_ends,
+        )
         return {
             "nll": nll.mean().item(),
             "nll_by_frame": nll.mean((0, 2, 3)).tolist(),

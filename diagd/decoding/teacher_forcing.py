@@ -111,7 +111,7 @@ def teacher_view(
         window: frames that the stream's context holds, the one under way included; None: all. The
             first frames are decoded as the schedule says, as many as fit, and those after them one
             by one, each taking the place of the oldest, as a stream does it.
-        known_row_ends: as in `make_plan`.
+        known_row_ends: as in `make_plan`; then the last token of each row is no target.
 
     Returns:
         A view on the CPU; its slots are `prefix_length + layout.context_slots + layout.num_slots`.
@@ -141,7 +141,8 @@ def teacher_view(
         part, base = replace(schedule, grid=grid), length + done * layout.slots_per_frame
         for step, position, source, target in feeds(part, begun, known_row_ends):
             if step < part.num_steps:
-                written = -1 if target is None else base + begun.slot_of(*target)
+                is_known = known_row_ends and target is not None and target[2] == grid.width - 1
+                written = -1 if target is None or is_known else base + begun.slot_of(*target)
                 lanes.append((base + position, now + step, base + source, written))
         begins += [now] * size
         now += part.num_steps
@@ -184,6 +185,7 @@ def strategy_nll(
     prefix: Tensor | None = None,
     context: Tensor | None = None,
     row_ends: bool = False,
+    num_ids: int | None = None,
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
@@ -194,7 +196,8 @@ def strategy_nll(
         context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
-        row_ends: whether the last token of each row ends it; it is known beforehand, and free.
+        row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
+        num_ids: ids that may be drawn are [0, num_ids); by default all.
 
     Returns:
         (B, T, height, width) float32, nats; a column less with row ends.
@@ -219,9 +222,9 @@ def strategy_nll(
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
     view = teacher_view(schedule, layout, length, known_row_ends=row_ends)
-    nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
-    nll = nll.view(batch_size, grid.num_frames, height, width)
-    return nll[..., :-1] if row_ends else nll
+    whole = torch.cat([prefix, sequence], dim=1)
+    nll = view_nll(model, whole, view, context=context, num_ids=num_ids)
+    return nll.view(batch_size, grid.num_frames, height, width - row_ends)
 
 
 def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
@@ -250,6 +253,7 @@ def view_nll(
     view: TeacherView,
     sees: Sees | None = None,
     context: Tensor | None = None,
+    num_ids: int | None = None,
 ) -> Tensor:
     """Return what each target of a view costs.
 
@@ -259,6 +263,7 @@ def view_nll(
     Args:
         sequence: (B, N) int64, the tokens of the slots that the view speaks of.
         sees: another rule than the view's own, for studies of the rule; never true for r > q.
+        context, num_ids: as in `strategy_nll`.
 
     Returns:
         (B, targets) float32, nats, the targets in raster order.
@@ -287,7 +292,7 @@ def view_nll(
         reads = targets >= 0
         costs.append(
             functional.cross_entropy(
-                logits[:, reads].movedim(1, -1).float(),
+                logits[:, reads, :num_ids].movedim(1, -1).float(),
                 sequence[:, targets[reads]],
                 reduction="none",
             )

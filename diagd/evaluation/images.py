@@ -148,7 +148,14 @@ class ImageMeter:
 
         def nll(tokens: Tensor, strategy: Strategy) -> float:
             costs = strategy_nll(
-                model, tokens[None], ids, strategy, 0, prefix=prefix, row_ends=row_ends
+                model,
+                tokens[None],
+                ids,
+                strategy,
+                0,
+                prefix=prefix,
+                row_ends=row_ends,
+                num_ids=world.config.image_vocab_size - row_ends,
             )
             return costs.mean().item()
 

@@ -1,11 +1,10 @@
-"""`diagd evaluate` on models of images, of texts and of classes."""
+"""`diagd evaluate` on a model of images."""
 
 import pytest
 import torch
 from PIL import Image
 
 import diagd
-from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.evaluation.results import read_results, unpack
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.prompts import seed_of
@@ -13,7 +12,6 @@ from tests import oracles
 from tests.families.emu3.folders import HEIGHT, NUM_CODES, WIDTH, emu3, write_emu3
 from tests.families.emu3.test_emu3 import SCALE, THEIRS, VISUAL
 from tests.families.images import guided_price
-from tests.families.llamagen.folders import write_llamagen
 
 TEXTS = ("a red house", "a big blue house")
 STEPS = HEIGHT * (WIDTH + 1)  # in raster order
@@ -128,40 +126,6 @@ def test_images_are_kept_on_request(evaluate, folder, tmp_path):
     image = world.generate(text=line["clip"], strategy="k=1", seed=line["seed"])
     with Image.open(tmp_path / "out" / line["video"]) as written:
         assert torch.equal(torch.tensor(list(written.tobytes())), image.frames.flatten())
-
-
-@pytest.mark.proves("LlamaGen", "evaluate")
-@pytest.mark.parametrize("scale", [4.0, 1.0])
-def test_classes_are_prompts_too(command, tmp_path, scale):
-    """Its price is that of the model and the actions that generate it."""
-    released, classes = write_llamagen(tmp_path / "model"), tmp_path / "classes.txt"
-    classes.write_text("class 207\n3\n")
-    flags = (
-        "--model",
-        released,
-        "--prompts",
-        classes,
-        "--out",
-        tmp_path / "out",
-        "--strategy",
-        "k=1",
-    )
-    outcome = command("evaluate", *flags, "--guidance", scale, "--json")
-    assert outcome.code == 0, outcome.err
-    lines = read_results(tmp_path / "out" / "images.jsonl").clips
-    world = diagd.VideoGenerator.from_pretrained(released)
-    for line in lines:
-        seed = seed_of(line["clip"], 0)
-        raster = world.generate(
-            None, line["clip"], strategy="raster", seed=seed, guidance=scale
-        ).tokens
-        ids, strategy = world.action_ids(line["clip"], 1, "image"), line["strategy"]
-        model, parsed = world.guided(scale), diagd.parse_strategy(strategy)
-        nll = strategy_nll(model, raster[None], ids, parsed, 0)
-        assert line["quality"]["nll"] == [pytest.approx(nll.mean().item(), rel=1e-4)]
-    assert {(one["clip"], one["strategy"]) for one in lines} == {
-        (name, strategy) for name in ("class 207", "3") for strategy in ("raster", "k=1")
-    }
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def guided_price(
 
     def forced(logits: Tensor, _frame: int, row: int, column: int) -> Tensor:
         token = tokens[row, column]
-        if token != row_end:  # that is known
-            costs.append(-logits.log_softmax(-1)[0, token].item())
+        if token != row_end:  # that is known, and drawn nowhere
+            costs.append(-logits[0, :row_end].log_softmax(-1)[token].item())
         return token[None]
 
     written = reference_image(full, ids, scale, *tokens.shape, row_lag, forced, row_end)

@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 import diagd
 from diagd.backends.native.model import NativeModel
+from diagd.data.actions import write_actions
+from diagd.data.video import read_video, write_video
 from diagd.families.chameleon.worldvla import SENTENCE, RobotActions
 from diagd.families.checkpoints import find_model
 from tests import oracles
@@ -207,6 +209,37 @@ def test_frames_are_painted_and_a_folder_of_ours_makes_the_same(world, folder, c
     again = ours.generate(frame, ACTIONS)
     assert torch.equal(again.tokens, video.tokens)
     assert torch.equal(again.frames, video.frames)
+
+
+@pytest.mark.proves("WorldVLA", "evaluate")
+def test_clips_are_continued_and_priced(theirs, world, folder, command, tmp_path):
+    """A clip of two frames costs what it does their class; of a longer one it sees two at once."""
+    frames, size = smooth_frames(3, *world.frame_size_px), (HEIGHT, WIDTH + 1)
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", frames, fps=20)
+    write_actions(tmp_path / "clips" / "a.jsonl", ["none", ACTIONS[0], ACTIONS[2]])
+    clips = "--model", folder, "--clips", tmp_path / "clips", "--num-clips", 1, "--strategy", "k=1"
+    flags = *clips, "--out", tmp_path / "out", "--temperature", 0, "--json"
+    outcome = command("evaluate", *flags, "--frames", 3)
+    assert outcome.code == 0, outcome.err
+    rows = {row["strategy"]: row for row in outcome.document["rows"]}
+    assert rows["k=1"]["num_steps"] == 2 * (HEIGHT + WIDTH)
+    priced = command("evaluate", *flags, "--frames", 2, "--teacher-forced")
+    assert priced.code == 0, priced.err
+    rows = {row["strategy"]: row for row in priced.document["rows"]}
+    seen = to_theirs(world.tokenizer.encode(read_video(tmp_path / "clips" / "a.mp4").frames))
+    prompt = prompt_of(seen[0], ACTIONS[0])
+    with torch.no_grad():
+        whole = torch.cat([prompt, seen[1].view(1, -1)], 1)
+        logits = theirs(whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]
+    codes = torch.tensor(VISUAL + SIZE + [IMAGE_END, ACTION_START, ACTION_END, TURN_END])
+    ours = torch.cat([codes, torch.arange(FIRST_BIN, FIRST_BIN + 256)])  # all that has columns
+    costs = logits[:, ours].logsumexp(-1) - logits.gather(1, seen[1].view(-1, 1))[:, 0]
+    expected = costs.view(size)[:, :-1].mean().item()
+    assert rows["raster"]["nll"] == pytest.approx(expected, abs=1e-3)
+    assert rows["k=1"]["gap"] != 0
+    longer = command("evaluate", *clips, "--out", tmp_path / "b", "--frames", 3, "--teacher-forced")
+    longer.assert_refused("begins anew then, the clip takes .*: fewer --frames can be priced")
 
 
 def test_actions_are_seven_numbers():

@@ -68,7 +68,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     last = f"{_HEAD}head_module.2"
     weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
     tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
-    tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)))
+    tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
     num_layers = count_layers(tensors, "transformer.blocks.")
     weights = rename(tensors, _MODULES, num_layers)
     (num_codes, hidden_size), num_heads = codes.shape, int(source.side.get("num_heads", NUM_HEADS))

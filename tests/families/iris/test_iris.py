@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 
 import diagd
+from diagd.data.actions import write_actions
+from diagd.data.video import read_video, write_video
 from diagd.families.checkpoints import find_model
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
@@ -168,6 +170,35 @@ def test_it_runs_at_the_command_line(released, command, tmp_path):
     assert outcome.document["runs"][-1]["strategy"] == "k=1"
     native = command("generate", *flags, "--backend", "native")
     native.assert_refused("kernels have no cross-attention, position table or exact GELU in MLPs")
+
+
+@pytest.mark.proves("IRIS", "evaluate")
+def test_clips_are_continued_and_priced(weights, world, released, command, tmp_path):
+    """Their price is that of the plain reading."""
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", smooth_frames(4, 8 * SIDE, 8 * SIDE), fps=15)
+    names = ["noop", "action 2", "action 1", "action 4"]
+    write_actions(tmp_path / "clips" / "a.jsonl", names)
+    flags = "--model", released, "--clips", tmp_path / "clips", "--num-clips", 1, "--frames", 4
+    flags = *flags, "--strategy", "k=1", "--out", tmp_path / "out", "--json"
+    outcome = command("evaluate", *flags)
+    assert outcome.code == 0, outcome.err
+    rows = {row["strategy"]: row for row in outcome.document["rows"]}
+    assert rows["k=1"]["num_steps"] == 3 * (2 * SIDE - 1)
+    priced = command("evaluate", *flags, "--teacher-forced")
+    assert priced.code == 0, priced.err
+    frames = world.tokenizer.encode(read_video(tmp_path / "clips" / "a.mp4").frames).flatten(1)
+    ids = torch.tensor([[CODES + world.vocabulary.names.index(name)] for name in names])
+    sequence = torch.cat([ids, frames], 1).flatten()[1:]
+    length = len(sequence)
+    causal = torch.ones(length, length).tril().bool()
+    logits = logits_of_lanes(weights)(sequence[None], torch.arange(length), causal)[0]
+    costs = -logits.log_softmax(-1)[:-1].gather(1, sequence[1:, None] % CODES)[:, 0]
+    is_drawn = (sequence[1:] < CODES) & (torch.arange(1, length) > SIDE**2)
+    rows = {row["strategy"]: row for row in priced.document["rows"]}
+    assert rows["raster"]["nll"] == pytest.approx(costs[is_drawn].mean().item(), abs=1e-3)
+    longer = command("evaluate", *flags, "--teacher-forced", "--frames", 5, "--json")
+    longer.assert_refused("expected at least 5 frames")
 
 
 def test_its_preset_is_that_of_the_paper():

@@ -9,8 +9,10 @@ from PIL import Image
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.llamagen.presets import ImageNetClasses
 from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.prompts import seed_of
+from tests import oracles
 from tests.families.llamagen.folders import HEADS, HIDDEN, LAYERS, NUM_CODES, SIDE, write_llamagen
-from tests.families.llamagen.plain import greedy_image, random_checkpoint
+from tests.families.llamagen.plain import greedy_image, guided_logits, random_checkpoint
 from tests.worlds import smooth_frames
 
 GUIDANCE = 4.0
@@ -78,6 +80,45 @@ def test_what_does_not_fit_is_refused(world, released, command):
         other.generate(smooth_frames(1, *other.frame_size_px), "forward", guidance=2.0)
     with pytest.raises(ValueError, match=r"frames must be \(T, H_px, W_px, 3\) uint8 RGB, got obj"):
         other.generate(None, "forward")
+
+
+@pytest.mark.proves("LlamaGen", "evaluate")
+@pytest.mark.parametrize("scale", [GUIDANCE, 1.0])
+def test_prices_are_those_of_a_decoder_without_a_cache(scale, released, world, command, tmp_path):
+    """Of raster's own tokens, which the reference must write, for each class of a file."""
+    (tmp_path / "classes.txt").write_text("class 207\n3\n")
+    flags = "--model", released, "--prompts", tmp_path / "classes.txt", "--out", tmp_path / "out"
+    outcome = command("evaluate", *flags, "--strategy", "k=1", "--guidance", scale, "--json")
+    assert outcome.code == 0, outcome.err
+    weights, costs = random_checkpoint(HIDDEN, LAYERS, NUM_CODES), {}
+    for prompt, label in (("class 207", 207), ("3", 3)):
+        seed = seed_of(prompt, 0)
+        raster = world.generate(None, prompt, strategy="raster", seed=seed, guidance=scale).tokens
+
+        def logits_fn(tokens, positions, visible, label=label):
+            lanes = list(zip(positions.tolist(), [0, *tokens[0, 1:].tolist()], strict=True))
+            return guided_logits(weights, HEADS, SIDE, label, lanes, visible, scale)[None]
+
+        for strategy, row_lag in (("raster", SIDE), ("k=1", 1)):
+            own = costs.setdefault(strategy, [])
+
+            def forced(logits, _frame, row, column, own=own, raster=raster):
+                token = raster[0, row, column]
+                own.append(-logits[0].log_softmax(-1)[token].item())
+                return token[None]
+
+            written = oracles.diagonal_reference(
+                logits_fn,
+                torch.empty(1, 0, dtype=torch.int64),
+                *(1, SIDE, SIDE, row_lag, (SIDE - 1) * row_lag + SIDE),
+                actions=torch.tensor([[[NUM_CODES + label]]]),
+                sample_fn=forced,
+            )
+            assert torch.equal(written[0], raster)
+    for row in outcome.document["rows"]:
+        own = costs[row["strategy"]]
+        assert row["nll"]["mean"] == pytest.approx(sum(own) / len(own), abs=1e-3)
+        assert row["clips"] == 2
 
 
 def test_the_command_line_writes_a_picture(released, command, tmp_path):
