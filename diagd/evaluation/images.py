@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from diagd.data.video import write_image
+from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.strategy import Strategy
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
@@ -94,7 +95,7 @@ class ImageMeter:
             world.check(strategy, self.options.sampling(world.defaults))
         for prompt in prompts:
             try:
-                self._nll_of(world, prompt)
+                self._read(world, prompt)
             except ValueError as error:
                 bad[prompt] = str(error)
         return bad
@@ -111,7 +112,7 @@ class ImageMeter:
                 if measure
             }
         if strategy.has_schedule:
-            measured["nll"] = [self._nll_of(world, prompt)(raster.tokens, strategy)]
+            measured["nll"] = [self._price(world, prompt, raster.tokens, strategy)]
         written = image.tokens[..., : world.width - world.defaults.row_ends]
         return {
             "seed": seed_of(prompt, self.options.seed),
@@ -139,27 +140,33 @@ class ImageMeter:
             guidance=options.guidance,
         )
 
-    def _nll_of(self, world: VideoGenerator, prompt: str) -> Callable[[Tensor, Strategy], float]:
-        """Read a prompt; return what tokens cost on average after it."""
-        said = None if world.text is None else world.read_text(prompt)
-        ids = None if said else world.action_ids(prompt, 1, "image")
-        model, row_ends = world.guided(self.options.guidance, said), world.defaults.row_ends
-        prefix = said and said.prompt
+    def _read(
+        self, world: VideoGenerator, prompt: str
+    ) -> tuple[CausalModel, Tensor | None, Tensor | None]:
+        """Return the guided model, and the text or the class before the image."""
+        if world.text is None:
+            ids = world.action_ids(prompt, 1, "image")
+            return world.guided(self.options.guidance), None, ids
+        said = world.read_text(prompt)
+        assert said is not None
+        return world.guided(self.options.guidance, said), said.prompt, None
 
-        def nll(tokens: Tensor, strategy: Strategy) -> float:
-            costs = strategy_nll(
-                model,
-                tokens[None],
-                ids,
-                strategy,
-                0,
-                prefix=prefix,
-                row_ends=row_ends,
-                num_ids=world.config.image_vocab_size - row_ends,
-            )
-            return costs.mean().item()
-
-        return nll
+    def _price(
+        self, world: VideoGenerator, prompt: str, tokens: Tensor, strategy: Strategy
+    ) -> float:
+        model, text, ids = self._read(world, prompt)
+        row_ends = world.defaults.row_ends
+        nll = strategy_nll(
+            model,
+            tokens[None],
+            ids,
+            strategy,
+            0,
+            prefix=text,
+            row_ends=row_ends,
+            num_ids=world.config.image_vocab_size - row_ends,
+        )
+        return nll.mean().item()
 
 
 def compare_images(results: Results) -> Comparison:

@@ -67,7 +67,7 @@ def guided_price(
     full: Logits, ids: TextIds, scale: float, tokens: Tensor, row_lag: int, row_end: int | None
 ) -> float:
     """Return the nats a token of (height, width) tokens, which the reference must write."""
-    costs = []
+    costs, (height, width) = [], tokens.shape
 
     def forced(logits: Tensor, _frame: int, row: int, column: int) -> Tensor:
         token = tokens[row, column]
@@ -75,7 +75,7 @@ def guided_price(
             costs.append(-logits[0, :row_end].log_softmax(-1)[token].item())
         return token[None]
 
-    written = reference_image(full, ids, scale, *tokens.shape, row_lag, forced, row_end)
+    written = reference_image(full, ids, scale, height, width, row_lag, forced, row_end)
     assert torch.equal(written[0], tokens)
     return sum(costs) / len(costs)
 

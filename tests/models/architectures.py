@@ -134,7 +134,7 @@ def chameleon_of(vocab_size: int = VOCAB_SIZE) -> ChameleonForConditionalGenerat
         "num_res_blocks": 1,
     }
     config = ChameleonConfig(
-        **SIZES | {"vocab_size": vocab_size},
+        **{**SIZES, "vocab_size": vocab_size},
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,

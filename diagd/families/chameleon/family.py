@@ -11,7 +11,6 @@ images: that is in Meta's `vqgan.ckpt`, which belongs into their folder `tokeniz
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diagd.families.chameleon.presets import EPS, HEADS, MAX_POSITIONS, PRESETS
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -38,12 +37,8 @@ from diagd.weight_files import read_tensors
 
 _EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
-_ROW_END, TURN_END, IMAGE_START, _SIZES = (
-    "<reserved08799>",
-    "<reserved08706>",
-    "<racm3:break>",
-    8800,
-)
+_ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
+IMAGE_START, _SIZES = "<racm3:break>", 8800
 SIGNATURE = ("model.layers.0.self_attn.q_norm.bias",)
 _LUMINA = "z_loss_weight"  # a field of Lumina-mGPT's config class alone
 _LUMINA_SIDE, _PATCH_PX = 48, 16
@@ -54,9 +49,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     pixels = side.get("vq_config") or {}
     halvings = len(pixels.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
     num_rows = int(pixels.get("resolution", 512)) // 2**halvings
-    height, width = num_rows, num_rows
-    if has_row_ends:
-        height, width = grid_of(side, _LUMINA_SIDE)
+    height, width = grid_of(side, _LUMINA_SIDE) if has_row_ends else (num_rows, num_rows)
     images = visual_ids(side["vocabulary_map"], has_row_ends)
     whole = range(len(source.tensors[_EMBEDDING]))
     return build(source, images, [], whole, grid_height=height, grid_width=width + has_row_ends)
@@ -170,13 +163,9 @@ class ChameleonPrompts:
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
-    image = GenerationDefaults(
-        fps=1, context_frames=0, num_frames=1, temperature=0.7, guidance=3.0, keep_frames=0
-    )
     if _LUMINA in found.source.side:
-        theirs = {"temperature": 1.0, "top_k": 2000, "top_p": None, "guidance": 4.0}
-        return replace(image, **theirs, row_ends=True)
-    return image
+        return image_defaults(top_k=2000, top_p=None, guidance=4.0, row_ends=True, keep_frames=0)
+    return image_defaults(temperature=0.7, guidance=3.0, keep_frames=0)
 
 
 CHAMELEON = Family(

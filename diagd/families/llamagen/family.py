@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -106,14 +106,6 @@ LLAMAGEN = Family(
     ),
     tokenizer=_tokenizer,
     actions=ImageNetClasses(),
-    defaults=lambda found: GenerationDefaults(
-        fps=1,
-        context_frames=0,
-        num_frames=1,
-        top_k=2000,
-        top_p=None,
-        guidance=4.0,
-        keep_frames=0,
-    ),
+    defaults=lambda found: image_defaults(top_k=2000, top_p=None, guidance=4.0, keep_frames=0),
     presets=PRESETS,
 )
