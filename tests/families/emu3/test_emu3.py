@@ -240,6 +240,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused(
         "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
     )
+    refused("images from texts alone: leave the prompt out", "--text", "a", "--image", "a.png")
     refused("text and image take 33 tokens, the model holds 32", "--text", "a " * 9)
     refused("expected a text, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
