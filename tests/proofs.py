@@ -13,7 +13,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "models.md"
 BEGIN, END = "<!-- written by tests/proofs.py -->\n", "<!-- end -->\n"
-MODELS = ("LlamaGen", "Emu3", "Janus", "Chameleon", "Lumina-mGPT")
+MODELS = ("LlamaGen", "Emu3", "Janus", "Chameleon", "Lumina-mGPT", "IRIS", "WorldVLA")
 FEATURES = {
     "logits": "own decoder: logits within 1e-4",
     "native": "native kernels",
@@ -23,6 +23,7 @@ FEATURES = {
     "guidance": "guidance",
     "raster": "raster = its own loop",
     "diagonals": "diagonals = oracle",
+    "evaluate": "`evaluate`",
     "released": "released weights run",
 }
 

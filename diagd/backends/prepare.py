@@ -20,7 +20,7 @@ from diagd.backends.devices import dtype_of
 from diagd.backends.linears import can_pack, int8_companion, merge_linears, round_linears
 from diagd.backends.names import Backend, DTypeChoice, DTypeName
 from diagd.backends.native.library import cache_folder, find_or_make, load_library
-from diagd.backends.native.model import NativeModel
+from diagd.backends.native.model import NativeModel, has_kernels
 from diagd.backends.replay import Captured, Compiled
 from diagd.backends.step_times import REFERENCE, StepTimes, shape_to_time, time_steps
 from diagd.backends.triton.model import TritonModel, load_kernels, why_not
@@ -131,7 +131,7 @@ def choose_dtype(
         return choose_by_units(name, device)
     costs = {"float32": float("inf"), "bfloat16": float("inf")}
     for backend, dtype, times in time_candidates(config):
-        if dtype in costs and (backend == "eager" or _is_native(config)):
+        if dtype in costs and (backend == "eager" or has_kernels(config)):
             costs[dtype] = min(costs[dtype], times.cost)
     return "bfloat16" if costs["bfloat16"] < BFLOAT16_PAYS * costs["float32"] else "float32"
 
@@ -150,17 +150,13 @@ def _digest_of(shape: ModelConfig) -> str:
 def _best(model: Transformer, int8: bool) -> Backend:
     if model.device.type != "cpu":
         return "triton" if _why_no_triton(model) is None else "cuda-graph"
-    if not _has_cpu_kernels(model) or not _is_native(model.config):
+    if not _has_cpu_kernels(model) or not has_kernels(model.config):
         return "eager"
     of_dtype = [one for one in time_candidates(model.config) if dtype_of(one.dtype) == model.dtype]
     found = [one for one in of_dtype if (one.dtype == "int8") == int8]
     if all(one.backend != "native" for one in found):
         return "native"  # it fails, and says why
     return min(found, key=lambda one: one.times.cost).backend
-
-
-def _is_native(config: ModelConfig) -> bool:
-    return not (config.context_size or config.position_table)
 
 
 def _has_cpu_kernels(model: Transformer) -> bool:

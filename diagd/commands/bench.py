@@ -38,7 +38,7 @@ from diagd.decoding.generate_tokens import DecodingEngine, peak_memory_bytes, sy
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Conditions, Strategy
-from diagd.families.checkpoints import load_model, model_path, read_config
+from diagd.families.checkpoints import find_model, load_model
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig
@@ -462,10 +462,8 @@ def _inputs(
 
 
 def config_of(name: str) -> ModelConfig:
-    """Return the shape of a preset, of the bundled model or of a folder."""
-    if name in PRESETS:
-        return PRESETS[name]
-    return read_config(model_path(name) / "config.json")
+    """Return the shape of a preset, or of a model as `load_model` takes it."""
+    return PRESETS[name] if name in PRESETS else find_model(name).config
 
 
 def _model(

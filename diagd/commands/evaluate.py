@@ -6,6 +6,7 @@ frame are always in. A killed run goes on where it was; `diagd report` turns res
 page.
 
     diagd evaluate --clips work/doom/heldout --num-clips 64 --out work/study
+    diagd evaluate --model Janus-Pro-1B --prompts texts.txt --out work/janus
 """
 
 import json
@@ -32,6 +33,13 @@ from diagd.data.video import write_video
 from diagd.decoding.strategies.table import Strategy, parse_strategy
 from diagd.decoding.teacher_forcing import gap_to_raster, strategy_nll
 from diagd.evaluation.comparison import CHANCE, Comparison, compare, walk
+from diagd.evaluation.images import (
+    IMAGES_FILE,
+    ImageMeter,
+    compare_images,
+    read_prompts,
+    save_image,
+)
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     LIKELIHOOD_FILE,
@@ -58,14 +66,20 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.workers import do_tasks
 
 
-def choose_clips(folder: Path, num_clips: int, seed: int) -> list[str]:
-    """Draw clips of a folder at random; more clips of one seed contain the fewer ones."""
-    names = list(find_clips(folder))
+def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
+    """Draw clips of a folder, or prompts of a file, at random; None: all.
+
+    More of one seed contain the fewer ones.
+    """
+    of_images = clips.is_file()
+    names = read_prompts(clips) if of_images else list(find_clips(clips))
+    num_clips = len(names) if num_clips is None else num_clips
     if not 1 <= num_clips <= len(names):
-        raise ValueError(f"expected a number of clips from 1 to {len(names)}, got {num_clips}")
-    drawn = list(names)
-    random.Random(seed).shuffle(drawn)
-    return sorted(drawn[:num_clips], key=names.index)
+        what = "prompts" if of_images else "clips"
+        raise ValueError(f"expected a number of {what} from 1 to {len(names)}, got {num_clips}")
+    places = list(range(len(names)))
+    random.Random(seed).shuffle(places)
+    return [names[place] for place in sorted(places[:num_clips])]
 
 
 def clip_after(folder: Path, name: str) -> str:
@@ -104,6 +118,7 @@ class ClipMeter:
         self._world: tuple[str, VideoGenerator] | None = None
         self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
+        self._images = ImageMeter(options, self.world, self._lpips)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -131,6 +146,8 @@ class ClipMeter:
     def check(self, model: str, names: Collection[str]) -> dict[str, str]:
         """Check heads and action files of clips; return the error of each that cannot be read."""
         world, options = self.world(model), self.options
+        if options.of_images:
+            return self._images.check(model, list(names))
         for strategy in options.strategies():
             world.check(strategy, options.drawing)
         files, bad = find_clips(options.clips, world.vocabulary), dict[str, str]()
@@ -154,6 +171,10 @@ class ClipMeter:
         """Measure one line."""
         if self.options.teacher_forced:
             return Outcome({"kind": "clip", **task._asdict(), **self._likelihood(task)}, None)
+        if self.options.of_images:
+            record, image = self._images(*task)
+            kept = image if self.options.save_videos else None
+            return Outcome({"kind": "clip", **task._asdict(), **record}, kept)
         clip, options = self.clip(task.model, task.clip), self.options
         given = options.lengths.context_frames
         truth, length = clip.frames[given:], options.lengths.frames - given
@@ -266,7 +287,24 @@ class ClipMeter:
         given = 1 + (self.options.lengths.context_frames - 1) // step
         strategy = parse_strategy(task.strategy)
         assert strategy.has_schedule
-        nll = strategy_nll(world.model, tokens, actions, strategy, given)
+        length = world.config.prefix_length + tokens.numel()
+        length += 0 if actions is None else actions[:, 1:].numel()
+        held, keep_frames = world.window(given)
+        if keep_frames is not None and length > held:
+            raise ValueError(
+                f"{task.model} sees {held} tokens at once and begins anew then, the clip takes "
+                f"{length}: fewer --frames can be priced"
+            )
+        prefix = torch.arange(world.config.prefix_length, device=tokens.device)[None]
+        nll = strategy_nll(
+            world.model,
+            tokens,
+            actions,
+            strategy,
+            given,
+            prefix=prefix + world.config.vocab_size,
+            row_ends=world.defaults.row_ends,
+        )
         return {
             "nll": nll.mean().item(),
             "nll_by_frame": nll.mean((0, 2, 3)).tolist(),
@@ -276,7 +314,13 @@ class ClipMeter:
 
 
 def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) -> None:
-    """Raise ValueError for a world in which drift or a way back cannot be measured."""
+    """Raise ValueError for a world that makes none of what is asked for."""
+    makes_images = not world.defaults.context_frames
+    if makes_images and not options.of_images:
+        given = "classes" if world.text is None else "texts"
+        raise ValueError(f"{model} makes images of {given}: give a file of them with --prompts")
+    if options.of_images and not makes_images:
+        raise ValueError(f"{model} continues clips: give a folder of them with --clips")
     joined = world.tokenizer.temporal_compression
     if (options.drift or options.revisit) and joined > 1:
         raise ValueError(
@@ -319,7 +363,9 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     device, models = device_of(options.device), options.labelled_models()
     dtype = choose_dtype(options.dtype, device)
     fingerprints = {label: fingerprint(model_path(name)) for label, name in models.items()}
-    clips = choose_clips(options.clips, options.lengths.num_clips, options.seed)
+    of_images = options.of_images
+    count = options.num_clips if of_images else options.lengths.num_clips
+    clips = choose_clips(options.clips, count, options.seed)
     if options.revisit:
         clip_after(options.clips, clips[0])
     meter = ClipMeter(options, dtype)
@@ -330,13 +376,13 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             failed |= meter.check(label, clips)
     if len(failed) == len(clips):
         raise ValueError(failed[clips[0]])
-    files = find_clips(options.clips)
+    files = {} if of_images else find_clips(options.clips)
     run = {
         "kind": "run",
         "settings": options.settings(dtype),
         "metrics": meter.provenance,
         "models": fingerprints,
-        "clips": {name: clip_fingerprint(files[name].path) for name in clips},
+        "clips": {name: clip_fingerprint(files[name].path) for name in clips if name in files},
         "tokenizer": options.tokenizer and fingerprint(options.tokenizer),
         "options": json.loads(json.dumps(asdict(options), default=str)),
         **provenance(device),
@@ -348,7 +394,12 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
         if clip not in failed
         for strategy in options.names()
     ]
-    path = options.out / (LIKELIHOOD_FILE if options.teacher_forced else RESULTS_FILE)
+    file_name, summarize = RESULTS_FILE, compare
+    if options.teacher_forced:
+        file_name, summarize = LIKELIHOOD_FILE, compare_likelihood
+    elif of_images:
+        file_name, summarize = IMAGES_FILE, compare_images
+    path = options.out / file_name
     num_measured = 0
     with appending(path) as append:
         before = read_results(path)
@@ -360,7 +411,8 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
             append(run)
             make = (lambda: meter) if loads_here else partial(ClipMeter, options, dtype)
             outcomes, num_done = do_tasks(missing, make, options), len(tasks) - len(missing)
-            for task, outcome in track(outcomes, "clips x strategies", len(tasks), num_done):
+            what = "images x strategies" if of_images else "clips x strategies"
+            for task, outcome in track(outcomes, what, len(tasks), num_done):
                 if isinstance(outcome, ValueError):
                     failed.setdefault(task.clip, str(outcome))
                 else:
@@ -369,7 +421,7 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     results = read_results(path)
     if not results.clips:
         raise ValueError(next(iter(failed.values())))
-    comparison = compare_likelihood(results) if options.teacher_forced else compare(results)
+    comparison = summarize(results)
     console = make_console()
     comparison.print(console)
     for clip, why in failed.items():
@@ -384,9 +436,11 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _keep_frames(options: EvaluateOptions, outcome: Outcome) -> Record:
-    """Write the video, if there is one, and return the line that names it."""
+    """Write the video or the image, if there is one, and return the line that names it."""
     record, video = outcome.record, None
-    if outcome.frames is not None:
+    if outcome.frames is not None and options.of_images:
+        video = save_image(options.out, record, outcome.frames[0])
+    elif outcome.frames is not None:
         video = video_path(*key_of(record))
         write_video(options.out / video, outcome.frames, record["fps"])
     return {**record, "video": video}

@@ -143,6 +143,11 @@ def resize(frames: Tensor, height_px: int, width_px: int) -> Tensor:
     crop_width = max(round(width_px * scale), 1)
     top, left = (full_height - crop_height) // 2, (full_width - crop_width) // 2
     frames = frames[:, top : top + crop_height, left : left + crop_width]
+    return stretch(frames, height_px, width_px)
+
+
+def stretch(frames: Tensor, height_px: int, width_px: int) -> Tensor:
+    """Scale uint8 frames (T, H_px, W_px, 3) as a whole, whatever their aspect ratio."""
     if frames.shape[1:3] == (height_px, width_px):
         return frames
     pixels = functional.interpolate(

@@ -5,8 +5,7 @@ order of decoding. Here the mask is not made to fit: the lanes are those of the 
 tokens and stand-ins alike, and the mask is the rule of decoding. So one pass over the view returns
 the logits that the engine computes step by step while it writes the very same tokens. That holds
 past a full context as well: under a window the lanes are those of a stream that goes on, and a lane
-does not see the frames that have left by its step. It does not hold for models whose rows end in a
-separator: decoding knows it beforehand, here something stands in for it as for any other token.
+does not see the frames that have left by its step.
 """
 
 import math
@@ -42,8 +41,8 @@ class TeacherView:
 
     @cached_property
     def stand_in(self) -> Tensor:
-        """(N,) bool, the lanes that stand in for a token not known yet."""
-        return self.sources != self.positions
+        """(N,) bool, the lanes that stand in for a token that is not known yet, or fed later."""
+        return functional.pad(self.positions.diff() == 0, (0, 1))
 
     @cached_property
     def fed_at(self) -> Tensor:
@@ -95,6 +94,7 @@ def teacher_view(
     prefix_length: int = 0,
     learn_context: bool = False,
     window: int | None = None,
+    known_row_ends: bool = False,
 ) -> TeacherView:
     """Lay out the lanes of a schedule for teacher forcing.
 
@@ -106,6 +106,7 @@ def teacher_view(
         window: frames that the stream's context holds, the one under way included; None: all. The
             first frames are decoded as the schedule says, as many as fit, and those after them one
             by one, each taking the place of the oldest, as a stream does it.
+        known_row_ends: as in `make_plan`; then the last token of each row is no target.
 
     Returns:
         A view on the CPU; its slots are `prefix_length + layout.context_slots + layout.num_slots`.
@@ -133,9 +134,10 @@ def teacher_view(
         has_prompt, given = layout.has_prompt or done > 0, layout.context_frames + done
         begun = replace(layout, grid=grid, context_frames=given, has_prompt=has_prompt)
         part, base = replace(schedule, grid=grid), length + done * layout.slots_per_frame
-        for step, position, source, target in feeds(part, begun):
+        for step, position, source, target in feeds(part, begun, known_row_ends):
             if step < part.num_steps:
-                written = -1 if target is None else base + begun.slot_of(*target)
+                is_known = known_row_ends and target is not None and target[2] == grid.width - 1
+                written = -1 if target is None or is_known else base + begun.slot_of(*target)
                 lanes.append((base + position, now + step, base + source, written))
         begins += [now] * size
         now += part.num_steps
@@ -177,11 +179,10 @@ def strategy_nll(
     *,
     prefix: Tensor | None = None,
     context: Tensor | None = None,
+    row_ends: bool = False,
+    num_ids: int | None = None,
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
-
-    A separator that ends rows is priced like any other token, with stand-ins beside it; decoding
-    knows it beforehand.
 
     Args:
         tokens: (B, context_frames + T, height, width) int64 true frames.
@@ -190,9 +191,11 @@ def strategy_nll(
         context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
+        row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
+        num_ids: ids that may be drawn are [0, num_ids); by default all.
 
     Returns:
-        (B, T, height, width) float32, nats.
+        (B, T, height, width) float32, nats; a column less with row ends.
 
     Raises:
         ValueError: frames that do not fit the strategy, foreign ids, a strategy without a schedule,
@@ -212,9 +215,11 @@ def strategy_nll(
         sequence = sequence[:, num_actions:]
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
     layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
-    view = teacher_view(strategy.schedule(grid), layout, prefix.shape[1])
-    nll = view_nll(model, torch.cat([prefix, sequence], dim=1), view, context=context)
-    return nll.view(batch_size, grid.num_frames, height, width)
+    schedule, length = strategy.schedule(grid), prefix.shape[1]
+    view = teacher_view(schedule, layout, length, known_row_ends=row_ends)
+    whole = torch.cat([prefix, sequence], dim=1)
+    nll = view_nll(model, whole, view, context=context, num_ids=num_ids)
+    return nll.view(batch_size, grid.num_frames, height, width - row_ends)
 
 
 def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
@@ -243,6 +248,7 @@ def view_nll(
     view: TeacherView,
     sees: Sees | None = None,
     context: Tensor | None = None,
+    num_ids: int | None = None,
 ) -> Tensor:
     """Return what each target of a view costs.
 
@@ -252,6 +258,7 @@ def view_nll(
     Args:
         sequence: (B, N) int64, the tokens of the slots that the view speaks of.
         sees: another rule than the view's own, for studies of the rule; never true for r > q.
+        context, num_ids: as in `strategy_nll`.
 
     Returns:
         (B, targets) float32, nats, the targets in raster order.
@@ -280,7 +287,7 @@ def view_nll(
         reads = targets >= 0
         costs.append(
             functional.cross_entropy(
-                logits[:, reads].movedim(1, -1).float(),
+                logits[:, reads, :num_ids].movedim(1, -1).float(),
                 sequence[:, targets[reads]],
                 reduction="none",
             )

@@ -268,7 +268,8 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
-    world = VideoGenerator(parts.model, config, parts.tokenizer, parts.vocabulary, parts.defaults)
+    known = parts.tokenizer, parts.vocabulary, parts.defaults
+    world = VideoGenerator(parts.model, config, *known, text=parts.text)
     clips = _clips(options)
     attention = measure_attention(
         parts.model,

@@ -37,29 +37,42 @@ PROTOCOLS = {
 
 
 Models = Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--model"])]
+Prompts = Annotated[Path, tyro.conf.arg(aliases=["--prompts"])]
+OF_CLIPS = (
+    *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
+    *("teacher_forced", "drift", "revisit", "revisit_actions"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     """Continue recorded clips by every model with every strategy, and compare with the truth.
 
+    Or make images of texts or classes, and compare with raster's.
+
     Strategies: k=2, k=1,d=24, k=1/spatial, zipar=4, zipar-adaptive=4, exact, jacobi, tolerance=1.5,
     sjd, mc-sjd; the last five also with lanes, such as exact,lanes=32. Tokens are drawn at
-    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise.
+    temperature 1 and top-p 0.9, whatever the model, unless flags say otherwise; images as their
+    model's makers draw them.
     """
 
-    clips: Path  # folder of videos, with a jsonl of actions beside each for models that take any
+    # folder of videos, with a jsonl of actions beside each for models that take any; for models of
+    # images a file with a text, or a class, a line
+    clips: Prompts
     out: OutputFolder  # folder for results.jsonl; a run that was killed goes on from here
     models: Models = ("doom",)  # bundled names or folders; label=folder names one in the tables
     tokenizer: Path | None = None  # folder, if not with the model; TorchScript in it runs
     strategy: tuple[str, ...] = ("k=4", "k=2", "k=1")  # how to decode, after raster
     # the paper's clips and lengths, where the next flags leave them open
     protocol: Literal["cosmos", "wham", "mc-ar"] = "mc-ar"
-    num_clips: int | None = None  # clips, drawn at random from the folder by the seed
+    # clips, drawn at random from the folder by the seed; of texts and classes all by default
+    num_clips: int | None = None
     frames: int | None = None  # frames of a clip, the given ones included
     context_frames: int | None = None  # given frames
     fps: float | None = None  # frame rate of the clips; default: the protocol's, or any
     start: int = 0  # first frame taken of each clip
+    # how closely images keep to their class or text; default: as their model's makers have it
+    guidance: float | None = None
     seed: int = 0  # of the choice of clips and of sampling; a clip's seed is one for all strategies
     dtype: DTypeChoice = "float32"  # of the weights
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
@@ -75,6 +88,11 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     save_videos: bool = False  # keep what was generated, for strips and videos in the report
 
     def __post_init__(self) -> None:
+        if self.of_images:
+            if given := [n for n in OF_CLIPS if getattr(self, n) != getattr(EvaluateOptions, n)]:
+                raise ValueError(f"{given[0]} is for clips: leave it out with a file of prompts")
+        elif self.guidance is not None:
+            raise ValueError(f"guidance is for images: {self.clips} is no file of prompts")
         lengths = self.lengths
         generated = lengths.frames - lengths.context_frames
         check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)
@@ -98,6 +116,11 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
             strategy.check(Conditions(self.drawing.temperature))
         self.labelled_models()
         super().__post_init__()
+
+    @property
+    def of_images(self) -> bool:
+        """Whether models make images of the prompts in a file, rather than continue clips."""
+        return self.clips.is_file()
 
     @property
     def lengths(self) -> Protocol:
@@ -126,7 +149,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         """Return the baselines and strategies that each clip is measured with, in order."""
         baselines = REVISIT_BASELINES if self.revisit else BASELINES
         strategies = [strategy.name for strategy in self.strategies()]
-        return strategies if self.teacher_forced else [*baselines, *strategies]
+        bare = self.teacher_forced or self.of_images
+        return strategies if bare else [*baselines, *strategies]
 
     @property
     def drawing(self) -> SamplingOptions:
@@ -144,6 +168,9 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     def settings(self, dtype: DTypeName) -> dict[str, Any]:
         """Return what numbers depend on beside the contents of files, in JSON types."""
         names = ("start", "seed", "device", "backend", "fvd_resize", "drift", "revisit")
+        if self.of_images:
+            names = "seed", "device", "backend", "temperature", "top_k", "top_p", "guidance"
+            return {**{name: getattr(self, name) for name in names}, "dtype": dtype}
         return {
             **{name: getattr(self, name) for name in names},
             "revisit_actions": list(self.revisit_actions),

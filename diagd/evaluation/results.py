@@ -188,7 +188,7 @@ def summarize(results: Results) -> list[dict[str, Any]]:
         raster, truth = (groups.get((model, name), {}) for name in (RASTER, "truth"))
         others = {} if strategy == RASTER else raster
         row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
-        row |= {metric: _quality(metric, clips, others) for metric in QUALITY}
+        row |= {metric: quality_of(metric, clips, others) for metric in QUALITY}
         row |= {name: _distance(name, clips, truth) for name in DISTANCES}
         speed, reference = _speed(clips), _speed(others)
         row |= speed
@@ -206,9 +206,10 @@ def per_horizon(clips: dict[str, Record], metric: str) -> NDArray[np.float64] | 
     return np.array(rows, dtype=np.float64) if rows else None
 
 
-def _quality(
+def quality_of(
     metric: str, clips: dict[str, Record], raster: dict[str, Record]
 ) -> dict[str, Any] | None:
+    """Return a metric of a strategy as in a row of `summarize`; None if it was not measured."""
     values = per_horizon(clips, metric)
     if values is None:
         return None

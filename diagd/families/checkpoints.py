@@ -155,9 +155,10 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     file = files[0]
     source = _read_source(file, config)
     for family in table.FAMILIES:
-        if family.released and any(name in source.tensors for name in family.released.signature):
+        form = family.released
+        if form and any(name in source.tensors for name in form.signature) and form.fits(source):
             try:
-                model_config, weights = family.released.convert(source)
+                model_config, weights = form.convert(source)
             except _MISFITS as error:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
@@ -171,13 +172,13 @@ def _read_source(path: Path, config: Path | None) -> Source:
     side = config or next((file for file in beside if file.is_file()), None)
     fields = {} if side is None else _read_fields(side)
     if path.suffix == ".safetensors":
-        return Source(read_weights(path), side=fields, name=path.name)
+        return Source(read_weights(path), side=fields, path=path)
     if path.suffix == ".json":
-        return Source(_read_shards(path), side=fields, name=path.name)
+        return Source(_read_shards(path), side=fields, path=path)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
     hyper = hyper if isinstance(hyper, dict) else {}
-    return Source(tensors_of(content), hyper, fields, path.name)
+    return Source(tensors_of(content), hyper, fields, path)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:

@@ -75,6 +75,11 @@ class GenerationDefaults:
         return replace(options, valid_range=valid_range, exclusive_top_p=exclusive)
 
 
+def image_defaults(**settings: Any) -> GenerationDefaults:
+    """Return settings of a model of images, each a video of one frame without a prompt clip."""
+    return GenerationDefaults(fps=1, context_frames=0, num_frames=1, **settings)
+
+
 def visual_ranges(defaults: GenerationDefaults, config: ModelConfig) -> tuple[int, int] | Any:
     """Return the visual ids that may be drawn: one range, or a tensor with one for each place."""
     num_ids = config.image_vocab_size

@@ -22,7 +22,7 @@ class Source:
     tensors: Mapping[str, Tensor]  # by the names of the file
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)  # as the file itself has them
     side: Mapping[str, Any] = field(default_factory=dict)  # of the config file given or beside it
-    name: str = ""  # of the file with the weights
+    path: Path = Path()  # the file with the weights
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class ReleasedFormat:
     signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
     # the config, and the weights under our names; raises where the files do not fit together
     convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
+    # whether a file of this signature is this family's, where others have the same one
+    fits: Callable[[Source], bool] = lambda source: True
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Family:
     tokenizer_folder: TokenizerFolder | None = None
     text: TextFolder | None = None  # of a model that makes images from texts
     actions: ActionCodec | None = None  # None: as an `actions.json` beside the weights says
+    # of a family whose models have actions of their own; where there is no such file
+    name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None
     presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 

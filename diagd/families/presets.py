@@ -6,6 +6,7 @@ from pathlib import Path
 from diagd.families.chameleon.presets import PRESETS as CHAMELEON
 from diagd.families.cosmos.presets import PRESETS as COSMOS
 from diagd.families.emu3.presets import PRESETS as EMU3
+from diagd.families.iris.presets import PRESETS as IRIS
 from diagd.families.janus.presets import PRESETS as JANUS
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
@@ -50,6 +51,7 @@ PRESETS: dict[str, ModelConfig] = {
     **WHAM,
     **COSMOS,
     **MINEWORLD,
+    **IRIS,
     **LLAMAGEN,
     **JANUS,
     **CHAMELEON,

@@ -1,9 +1,11 @@
 """The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
 from diagd.families.chameleon.family import CHAMELEON
+from diagd.families.chameleon.worldvla import WORLDVLA
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.emu3.family import EMU3
 from diagd.families.family import Family
+from diagd.families.iris.family import IRIS
 from diagd.families.janus.family import JANUS
 from diagd.families.llamagen.family import LLAMAGEN
 from diagd.families.mineworld.family import MINEWORLD
@@ -11,9 +13,11 @@ from diagd.families.wham.family import WHAM
 
 FAMILIES: tuple[Family, ...] = (
     WHAM,
+    IRIS,
     LLAMAGEN,  # before Cosmos, whose tensors are called alike
     COSMOS,
     JANUS,
+    WORLDVLA,  # a Chameleon by its tensors
     CHAMELEON,  # before MineWorld, whose tensors are called alike
     EMU3,
     MINEWORLD,

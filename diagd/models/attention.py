@@ -78,15 +78,16 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """Plain MLP with the tanh-approximated GELU of GPT-2."""
+    """Plain MLP with a GELU, exact or approximated by tanh as in GPT-2."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+        self.approximate = "none" if config.mlp == "exact_gelu" else "tanh"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.up_proj(x), approximate="tanh"))
+        return self.down_proj(F.gelu(self.up_proj(x), approximate=self.approximate))
 
 
 def check_sizes(batch_size: int, num_slots: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Norm = Literal["rms", "layer"]
-MLP = Literal["swiglu", "gelu"]
+MLP = Literal["swiglu", "gelu", "exact_gelu"]
 Position = Literal["rope", "rope2d", "rope3d", "learned"]
 
 _MAX_SIZE = 2**28  # a matrix of two such sizes can still be counted in 64 bits
@@ -39,7 +39,7 @@ class ModelConfig:
     norm: Norm = "rms"  # RMSNorm or LayerNorm
     norm_affine: bool = True  # norms inside the blocks have parameters (the final one always has)
     norm_eps: float = 1e-5  # added to the variance
-    mlp: MLP = "swiglu"  # gated SiLU, or tanh-approximated GELU
+    mlp: MLP = "swiglu"  # gated SiLU, or GELU, tanh-approximated or exact
     bias: bool = False  # linear layers and layer norms have biases (the output layer has not)
     qk_norm: bool = False  # RMSNorm over head_dim on queries and keys, before the rotation
     head_norm: bool = False  # a LayerNorm instead, each head with weights and biases of its own

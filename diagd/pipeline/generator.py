@@ -252,7 +252,7 @@ class VideoGenerator:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
         strategy = as_strategy(strategy)
-        rows, said = rows_of(frames, actions, context_actions), self._read_text(text)
+        rows, said = rows_of(frames, actions, context_actions), self.read_text(text)
         if num_frames is None:
             num_frames, coming = self.defaults.num_frames, rows[0][1]
             if coming is not None and self.vocabulary is not None:
@@ -281,7 +281,7 @@ class VideoGenerator:
             tokens = said.prompt.expand(len(rows), -1)
         max_slots, keep_frames = self.window(num_context)
         out = generate_tokens(
-            self._guided(guidance, said),
+            self.guided(guidance, said),
             tokens,
             strategy,
             torch.cat([row for row in ids if row is not None]) if self.vocabulary else None,
@@ -300,7 +300,7 @@ class VideoGenerator:
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
 
-    def _read_text(self, text: str | Tensor | None) -> TextIds | None:
+    def read_text(self, text: str | Tensor | None) -> TextIds | None:
         """Return the prompt that a text is, None for a model that makes no images from texts."""
         if self.text is None:
             if isinstance(text, str):
@@ -383,7 +383,7 @@ class VideoGenerator:
         prompts, tokens, contexts = self._read_rows(rows_of(frames, None, context_actions))
         max_slots, keep_frames = self.window(len(contexts[0]))
         engine = DecodingEngine(
-            self._guided(None),
+            self.guided(None),
             self.height,
             self.width,
             num_action_tokens=self.config.num_action_tokens,
@@ -409,8 +409,11 @@ class VideoGenerator:
         max_slots = min(config.max_positions, config.prefix_length + taken)
         return max_slots, keep_frames and min(keep_frames, num_frames - 1)
 
-    def _guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
-        """Return the model, steered away from images of nothing where there is guidance."""
+    def guided(self, scale: float | None, said: TextIds | None = None) -> CausalModel:
+        """Return the model, steered by a `scale` away from images of nothing, from what is `said`.
+
+        A scale of None is the makers' own, 1 none.
+        """
         scale = self.defaults.guidance if scale is None else scale
         if scale == 1:
             return self.model

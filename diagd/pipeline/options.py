@@ -85,7 +85,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     config: Path | None = None  # a released checkpoint's config, if not beside it
     tokenizer: Path | None = None  # tokenizer folder; TorchScript in it runs: trust it
     # any video or gif (its last frames are continued), picture, or npz; default: the bundled clip
-    prompt: Path | None = None
+    prompt: Annotated[Path | None, tyro.conf.arg(aliases=["--image"])] = None
     context_frames: int | None = None  # frames of the prompt that the model sees
     # such as forward*8,left*4 (the last goes on), or a jsonl file; default: the clip's, or the
     # bundled walk

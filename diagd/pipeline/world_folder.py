@@ -121,7 +121,10 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
     """Return the actions of a checkpoint, its family's or those in the file beside it."""
     if not found.config.num_action_tokens:
         return None
-    return found.family.actions or read_actions_file(found.path.with_name(ACTIONS_FILE))
+    family, path = found.family, found.path.with_name(ACTIONS_FILE)
+    if family.name_actions and not path.is_file():
+        return family.name_actions(found)
+    return family.actions or read_actions_file(path)
 
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.data.video import resize
+from diagd.data.video import resize, stretch
 from diagd.files import read_json_object, write_json
 from diagd.weight_files import assign_weights, check_fit, read_tensors, write_weights
 
@@ -23,6 +23,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 ROUNDING_KEY = "pixel_rounding"  # ours, in diffusers' config.json; absent where it is the default
 DEFAULT_ROUNDING: PixelRounding = "nearest"
+STRETCH_KEY = "stretch_frames"  # ours, too: true where frames are scaled whole, not cropped first
 
 
 class VideoTokenizer(Protocol):
@@ -117,8 +118,15 @@ class VQTokenizer(FrameTokenizer):
     # float32. bfloat16 moves a level of the bundled world by 2 of 255 at most.
     painting = torch.float32
 
-    def __init__(self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pixel_rounding: PixelRounding = DEFAULT_ROUNDING,
+        stretches: bool = False,
+    ) -> None:
         super().__init__(model)
+        if stretches:
+            self.fit_frames = stretch
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
         if not self.patch_size or 3 * self.patch_size**2 != channels:
@@ -187,6 +195,8 @@ class VQTokenizer(FrameTokenizer):
         config = json.loads(self.model.to_json_string())
         if self.pixel_rounding != DEFAULT_ROUNDING:
             config[ROUNDING_KEY] = self.pixel_rounding
+        if self.fit_frames is stretch:
+            config[STRETCH_KEY] = True
         self.write(Path(folder), config, WEIGHTS_NAME, dtype)
 
     @classmethod
@@ -195,8 +205,9 @@ class VQTokenizer(FrameTokenizer):
         config_path, weights_path = Path(folder) / CONFIG_NAME, Path(folder) / WEIGHTS_NAME
         config = read_json_object(config_path)
         rounding = config.pop(ROUNDING_KEY, DEFAULT_ROUNDING)
+        stretches = config.pop(STRETCH_KEY, False)
         model = load_vq_model(config, config_path, read_tensors(weights_path), weights_path)
-        return cls(model, rounding)
+        return cls(model, rounding, stretches)
 
 
 def load_vq_model(

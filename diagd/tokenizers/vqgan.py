@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
@@ -29,13 +30,14 @@ _RENAMED = (
 
 
 def read_vqgan(
-    tensors: Mapping[str, Tensor], where: Path, by_direction: bool = False
+    tensors: Mapping[str, Tensor], where: Path, by_direction: bool = False, **how: Any
 ) -> VQTokenizer:
     """Build a tokenizer from the tensors of a VQ-GAN; what belongs to its training is left out.
 
     Args:
         where: what errors name.
         by_direction: latents are compared with codes by direction, and codes have length 1.
+        how: further arguments of `VQTokenizer`.
     """
     weights = dict[str, Tensor]()
     for name, tensor in tensors.items():
@@ -71,7 +73,7 @@ def read_vqgan(
         "num_vq_embeddings": codes.shape[0],
         "vq_embed_dim": codes.shape[-1],
     }
-    return VQTokenizer(load_vq_model(fields, where, weights, where))
+    return VQTokenizer(load_vq_model(fields, where, weights, where), **how)
 
 
 def _reversed(name: str, count: int) -> str:

@@ -36,17 +36,28 @@ SCHEDULES = {  # of a 3 x 5 grid, where a frame takes 9 steps at k=2
 }
 
 
-def view_of(case: Case, learn_context: bool = False) -> TeacherView:
+ROW_END = 1
+
+
+def view_of(case: Case, learn_context: bool = False, known_row_ends: bool = False) -> TeacherView:
     has_prompt = case.prompt.shape[1] > 0
     layout = SequenceLayout(case.grid, case.num_action_tokens, case.context_frames, has_prompt)
-    return teacher_view(case.schedule, layout, case.prefix_length, learn_context)
+    return teacher_view(
+        case.schedule,
+        layout,
+        case.prefix_length,
+        learn_context,
+        known_row_ends=known_row_ends,
+    )
 
 
-def truth_of(case: Case) -> tuple[Tensor, Tensor]:
+def truth_of(case: Case, has_row_ends: bool = False) -> tuple[Tensor, Tensor]:
     """Frames (B, T, height, width) to force, and the whole sequence (B, N) that holds them."""
     generator = torch.Generator().manual_seed(case.seed + 7)
     shape = (case.batch_size, case.num_frames, case.height, case.width)
     frames = torch.randint(NUM_VISUAL, shape, generator=generator)
+    if has_row_ends:
+        frames[..., -1] = ROW_END
     actions = case.actions()
     if actions is None:
         actions = frames.new_empty(*shape[:2], 0)
@@ -67,7 +78,9 @@ def logits_of_view(model, view: TeacherView, sequence: Tensor) -> Tensor:
     return logits[:, view.readers]
 
 
-def logits_of_reference(case: Case, frames: Tensor, window: int | None = None) -> Tensor:
+def logits_of_reference(
+    case: Case, frames: Tensor, window: int | None = None, has_row_ends: bool = False
+) -> Tensor:
     """Return the same from the cache-free reference, made to write the given frames."""
     seen = {}
 
@@ -75,7 +88,8 @@ def logits_of_reference(case: Case, frames: Tensor, window: int | None = None) -
         seen[t, i, j] = logits
         return frames[:, t, i, j]
 
-    stream = dataclasses.replace(case.reference(forced), window=window)
+    row_ends = [ROW_END] * case.height if has_row_ends else None
+    stream = dataclasses.replace(case.reference(forced), window=window, row_ends=row_ends)
     stream.decode(case.num_frames, case.row_lag, case.frame_lag, case.actions())
     return torch.stack([seen[tuple(place)] for place in places(case)], dim=1)
 
@@ -113,6 +127,17 @@ def test_one_forward_gives_the_logits_of_the_cache_free_reference(case):
     frames, sequence = truth_of(case)
     expected = logits_of_reference(case, frames)
     assert_close(logits_of_view(model_of("own"), view_of(case), sequence), expected)
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_separators_that_end_rows_are_known_beforehand(case):
+    """Where a separator comes next, nothing is read."""
+    frames, sequence = truth_of(case, has_row_ends=True)
+    expected = logits_of_reference(case, frames, has_row_ends=True)
+    logits = logits_of_view(model_of("own"), view_of(case, known_row_ends=True), sequence)
+    drawn = torch.tensor([column < case.width - 1 for _, _, column in places(case)])
+    assert_close(logits, expected[:, drawn])
 
 
 @pytest.mark.parametrize("row_start", ROW_STARTS)

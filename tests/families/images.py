@@ -1,6 +1,7 @@
-"""Images whose rows end in a token: the loop of transformers, and diagonals without a cache."""
+"""Images of texts: the loop of transformers, diagonals without a cache, and what tokens cost."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import diagd
 from diagd.families.family import TextIds
+from diagd.pipeline.prompts import seed_of
 from tests import oracles
 
 
@@ -40,8 +42,11 @@ def raster_images(
     return sequences[:, length:].view(-1, height, width + 1)
 
 
+Logits = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, positions and what sees what
+
+
 def diagonal_image(
-    full: Callable[[Tensor, Tensor, Tensor], Tensor],
+    full: Logits,
     ids: TextIds,
     scale: float,
     num_codes: int,
@@ -49,10 +54,47 @@ def diagonal_image(
     width: int,
     row_lag: int,
 ) -> Tensor:
-    """Generate in our ids, (1, height, width + 1): both prompts whole, each in its own forward.
+    """Generate greedily in our ids, (1, height, width + 1), as `reference_image` does."""
+
+    def choose(logits: Tensor, _frame: int, _row: int, column: int) -> Tensor:
+        is_end = column == width
+        return logits[:, :num_codes].argmax(-1) * (not is_end) + num_codes * is_end
+
+    return reference_image(full, ids, scale, height, width + 1, row_lag, choose, num_codes)
+
+
+def guided_price(
+    full: Logits, ids: TextIds, scale: float, tokens: Tensor, row_lag: int, row_end: int | None
+) -> float:
+    """Return the nats a token of (height, width) tokens, which the reference must write."""
+    costs, (height, width) = [], tokens.shape
+
+    def forced(logits: Tensor, _frame: int, row: int, column: int) -> Tensor:
+        token = tokens[row, column]
+        if token != row_end:  # that is known, and drawn nowhere
+            costs.append(-logits[0, :row_end].log_softmax(-1)[token].item())
+        return token[None]
+
+    written = reference_image(full, ids, scale, height, width, row_lag, forced, row_end)
+    assert torch.equal(written[0], tokens)
+    return sum(costs) / len(costs)
+
+
+def reference_image(
+    full: Logits,
+    ids: TextIds,
+    scale: float,
+    height: int,
+    width: int,
+    row_lag: int,
+    choose: oracles.SampleFn,
+    row_end: int | None,
+) -> Tensor:
+    """Generate in our ids, (1, height, width): both prompts whole, each in its own forward.
 
     Args:
-        full: tokens, positions and what sees what -> logits of codes and row end.
+        full: returns logits of codes and row end.
+        choose: guided logits (1, V), frame, row and column -> (1,) id.
     """
     length, other = ids.prompt.shape[1], ids.unconditional.shape[1]
 
@@ -67,13 +109,34 @@ def diagonal_image(
         logits[:, length - 1 :] = null + scale * (logits[:, length - 1 :] - null)
         return logits
 
-    def choose(logits: Tensor, _frame: int, _row: int, column: int) -> Tensor:
-        is_end = column == width
-        return logits[:, :num_codes].argmax(-1) * (not is_end) + num_codes * is_end
-
+    row_ends = None if row_end is None else [row_end] * height
     reference = oracles.ReferenceStream(
-        logits_fn, ids.prompt, height, width + 1, sample_fn=choose, row_ends=[num_codes] * height
+        logits_fn, ids.prompt, height, width, sample_fn=choose, row_ends=row_ends
     )
-    grid = diagd.TokenGrid(1, height, width + 1)
-    frame_lag = diagd.DiagonalSchedule(grid, row_lag).num_steps
+    frame_lag = diagd.DiagonalSchedule(diagd.TokenGrid(1, height, width), row_lag).num_steps
     return reference.decode(1, row_lag, frame_lag)[0]
+
+
+def check_prices(
+    command: Callable[..., Any],
+    folder: Path,
+    out: Path,
+    full: Logits,
+    text: str,
+    row_end: int | None = None,
+) -> None:
+    """Run `evaluate` on a folder; compare what raster's tokens cost with `guided_price`."""
+    out.mkdir()
+    (out / "texts.txt").write_text(text)
+    flags = "--model", folder, "--prompts", out / "texts.txt", "--strategy", "k=1", "--out", out
+    outcome = command("evaluate", *flags, "--json")
+    assert outcome.code == 0, outcome.err
+    world = diagd.VideoGenerator.from_pretrained(folder)
+    assert world.text is not None
+    seed, scale = seed_of(text, 0), world.defaults.guidance
+    raster = world.generate(text=text, strategy="raster", seed=seed).tokens[0]
+    rows = {row["strategy"]: row for row in outcome.document["rows"]}
+    for name, row_lag in (("raster", world.width), ("k=1", 1)):
+        price = guided_price(full, world.text(text), scale, raster, row_lag, row_end)
+        assert abs(rows[name]["nll"]["mean"] - price) < 1e-3
+    assert rows["k=1"]["nll"]["difference"] != 0

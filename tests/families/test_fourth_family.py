@@ -195,7 +195,7 @@ def known(monkeypatch) -> Family:
 
 
 def test_without_its_line_the_family_is_unknown(released):
-    with pytest.raises(ValueError, match=r"no checkpoint of WHAM, LlamaGen, .*, MineWorld: it"):
+    with pytest.raises(ValueError, match=r"no checkpoint of WHAM, IRIS, .*, MineWorld: it"):
         load_model(released / "pong.pt")
 
 

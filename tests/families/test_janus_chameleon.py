@@ -21,6 +21,7 @@ from diagd.models.guidance import GuidedModel
 from diagd.models.transformer import Transformer
 from diagd.pipeline.world_folder import load_parts
 from tests import oracles
+from tests.families.images import check_prices
 from tests.models.architectures import (
     BOS,
     FIRST_VISUAL,
@@ -168,6 +169,14 @@ def test_diagonals_are_those_of_the_oracle(name, guided, backend, folders):
     model = prepared(folders, name, backend)
     ours = images(name, model, diagd.DiagonalSchedule(grid, 2, 4), guided, grid)
     assert torch.equal(ours, expected)
+
+
+@pytest.mark.proves("Janus, Chameleon", "evaluate")
+@pytest.mark.parametrize("name", NAMES)
+def test_prices_are_those_of_a_decoder_without_a_cache(name, folders, command, tmp_path):
+    if name == "chameleon":
+        _write_vqgan(folders[name])
+    check_prices(command, folders[name], tmp_path / "out", image_logits(name), "a red house")
 
 
 @pytest.mark.proves("Janus, Chameleon", "int8")

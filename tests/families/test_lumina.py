@@ -18,7 +18,7 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.families.chameleon.family import ChameleonPrompts
 from diagd.families.checkpoints import find_model
-from tests.families.images import diagonal_image, raster_images
+from tests.families.images import check_prices, diagonal_image, raster_images
 from tests.families.test_janus_chameleon import _write_vqgan
 from tests.models.architectures import BOS, FIRST_VISUAL, IMAGE_START, NUM_VISUAL, PAD, architecture
 from tests.models.tiny import random_tokens
@@ -142,6 +142,11 @@ def own_logits(theirs):
         return theirs.lm_head(states)[..., VISUAL]
 
     return logits_fn
+
+
+@pytest.mark.proves("Lumina-mGPT", "evaluate")
+def test_prices_are_those_of_a_decoder_without_a_cache(theirs, folder, command, tmp_path):
+    check_prices(command, folder, tmp_path / "out", own_logits(theirs), TEXT, NUM_VISUAL)
 
 
 @pytest.mark.proves("Lumina-mGPT", "int8")

@@ -59,7 +59,7 @@ def _random(name: str) -> Any:
                 **NO_STOP,
             )
         )
-    return {"emu3": _emu3, "janus": janus_of, "chameleon": _chameleon}[name]()
+    return {"emu3": _emu3, "janus": janus_of, "chameleon": chameleon_of}[name]()
 
 
 def _emu3() -> Emu3ForConditionalGeneration:
@@ -117,7 +117,7 @@ def janus_of(side: int = SIDE) -> JanusForConditionalGeneration:
     return model
 
 
-def _chameleon() -> ChameleonForConditionalGeneration:
+def chameleon_of(vocab_size: int = VOCAB_SIZE) -> ChameleonForConditionalGeneration:
     """Text and image ids in one vocabulary; ids [10, 34) are visual."""
     letters = "ABCDEFGHIJ"  # the digits of an image id in its name
     names = {
@@ -134,7 +134,7 @@ def _chameleon() -> ChameleonForConditionalGeneration:
         "num_res_blocks": 1,
     }
     config = ChameleonConfig(
-        **SIZES,
+        **{**SIZES, "vocab_size": vocab_size},
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,

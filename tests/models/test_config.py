@@ -35,7 +35,7 @@ def test_unknown_and_missing_fields_are_named():
         ({"prefix_length": -1}, "prefix_length must be an integer of at least 0, got -1"),
         ({"norm": "batch"}, "norm must be one of 'rms', 'layer', got 'batch'"),
         ({"norm": ["rms"]}, "norm must be one of 'rms', 'layer', got "),
-        ({"mlp": "relu"}, "mlp must be one of 'swiglu', 'gelu', got 'relu'"),
+        ({"mlp": "relu"}, "mlp must be one of 'swiglu', 'gelu', 'exact_gelu', got 'relu'"),
         (
             {"position": "alibi"},
             "position must be one of 'rope', 'rope2d', 'rope3d', 'learned', got 'alibi'",

@@ -74,11 +74,13 @@ class NativeModel(CausalModel):
         `use_up` empties the model layer by layer, so that a large one is never there twice.
 
         Raises:
-            ValueError: A model with cross-attention or a position table.
+            ValueError: A model that kernels are lacking for.
             OSError: There are no kernels for this machine.
         """
-        if model.config.context_size or model.config.position_table:
-            raise ValueError("the native kernels have no cross-attention and no position table")
+        if not has_kernels(model.config):
+            raise ValueError(
+                "the native kernels have no cross-attention, position table or exact GELU in MLPs"
+            )
         self.config, self.weights = model.config, weights
         self._shape = shape_of(model.config, torch.device("cpu"))
         self._library = library or load_library()
@@ -252,6 +254,11 @@ class NativeModel(CausalModel):
 
     def _timed(self) -> int | None:
         return None if self.seconds is None else self.seconds.data_ptr()
+
+
+def has_kernels(config: ModelConfig) -> bool:
+    """Return whether there are kernels for all layers of a model."""
+    return not (config.context_size or config.position_table or config.mlp == "exact_gelu")
 
 
 def _cache_kind(config: ModelConfig, dtype: torch.dtype) -> tuple[object, ...]:

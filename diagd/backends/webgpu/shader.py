@@ -41,6 +41,8 @@ def check_shape(config: ModelConfig, dtype: torch.dtype) -> None:
     """Raise ValueError where the shaders cannot run a model."""
     if config.context_size or config.position_table:
         raise ValueError("backend webgpu has no cross-attention and no position table")
+    if config.mlp == "exact_gelu":
+        raise ValueError("backend webgpu has no exact GELU in MLPs")
     if config.head_size or config.head_norm:
         raise ValueError("backend webgpu has no layer before the output layer, no norms by head")
     for name in ("hidden_size", "intermediate_size", "head_dim"):

@@ -10,15 +10,15 @@ Folders are those of transformers (`ChameleonForConditionalGeneration`). They ha
 images: that is in Meta's `vqgan.ckpt`, which belongs into their folder `tokenizer`.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diagd.families.chameleon.presets import EPS, HEADS, MAX_POSITIONS, PRESETS
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -37,13 +37,37 @@ from diagd.weight_files import read_tensors
 
 _EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
-_ROW_END, _TURN_END, _SIZES = "<reserved08799>", "<reserved08706>", 8800
+_ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
+IMAGE_START, _SIZES = "<racm3:break>", 8800
+SIGNATURE = ("model.layers.0.self_attn.q_norm.bias",)
 _LUMINA = "z_loss_weight"  # a field of Lumina-mGPT's config class alone
 _LUMINA_SIDE, _PATCH_PX = 48, 16
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    side = {"num_attention_heads": HEADS, "rms_norm_eps": EPS} | dict(source.side)
+    side, has_row_ends = source.side, _LUMINA in source.side
+    pixels = side.get("vq_config") or {}
+    halvings = len(pixels.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
+    num_rows = int(pixels.get("resolution", 512)) // 2**halvings
+    height, width = grid_of(side, _LUMINA_SIDE) if has_row_ends else (num_rows, num_rows)
+    images = visual_ids(side["vocabulary_map"], has_row_ends)
+    whole = range(len(source.tensors[_EMBEDDING]))
+    return build(source, images, [], whole, grid_height=height, grid_width=width + has_row_ends)
+
+
+def build(
+    source: Source, visual: list[int], actions: list[int], fed: Sequence[int], **fields: Any
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return config and weights of a decoder of some ids of Chameleon's vocabulary, in this order.
+
+    Args:
+        visual, actions: ids that have columns in the logits.
+        fed: ids that are fed alone.
+        fields: further fields of the config.
+    """
+    side: Mapping[str, Any] = {"num_attention_heads": HEADS, "rms_norm_eps": EPS} | dict(
+        source.side
+    )
     if side.get("swin_norm"):
         raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
     if side["rms_norm_eps"] != EPS:  # else the norms of heads would differ
@@ -53,37 +77,37 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         for name, tensor in source.tensors.items()
         if not name.startswith(_PIXELS)
     }
-    vocabulary, has_row_ends = side["vocabulary_map"], _LUMINA in side
-    row_end = [vocabulary[_ROW_END]] if has_row_ends else []
-    table, images = weights[_EMBEDDING], torch.tensor([*_image_ids(vocabulary), *row_end])
-    weights[_HEAD] = weights.get(_HEAD, table)[images]  # tied, it is the table
-    weights[_EMBEDDING] = torch.cat([table[images], table])
-    pixels = side.get("vq_config") or {}
-    halvings = len(pixels.get("channel_multiplier", (1, 1, 2, 2, 4))) - 1
-    num_rows = int(pixels.get("resolution", 512)) // 2**halvings
-    height, width = num_rows, num_rows
-    if has_row_ends:
-        height, width = (
-            int(side.get(f"grid_{name}", _LUMINA_SIDE)) for name in ("height", "width")
-        )
-        if height % 2 or width % 2:
-            raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")
+    table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
+    weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
+    weights[_EMBEDDING] = torch.cat([table[predicted], table[torch.tensor(fed)]])
     config = ModelConfig(
         **llama_fields(weights, side),
-        vocab_size=len(images),
-        image_vocab_size=len(images),
-        extra_embeddings=len(table),
+        **fields,
+        vocab_size=len(predicted),
+        image_vocab_size=len(visual),
+        extra_embeddings=len(fed),
         max_positions=int(side.get("max_position_embeddings", MAX_POSITIONS)),
-        grid_height=height,
-        grid_width=width + has_row_ends,
         qk_norm=True,
         head_norm=True,
     )
     return config, weights
 
 
-def _image_ids(vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the id of each code; that of code 207 is called IMGIMGCAHZ."""
+def grid_of(side: Mapping[str, Any], default: int) -> tuple[int, int]:
+    """Return the codes of an image, which models of images of any size are told."""
+    height, width = (int(side.get(f"grid_{name}", default)) for name in ("height", "width"))
+    if height % 2 or width % 2:
+        raise ValueError(f"grid_height and grid_width must be even, got {height} and {width}")
+    return height, width
+
+
+def size_names(height: int, width: int) -> list[str]:
+    """Return the names of image start, height and width, which stand before such an image."""
+    return [IMAGE_START, *(f"<reserved{_SIZES + side // 2:05d}>" for side in (height, width))]
+
+
+def visual_ids(vocabulary: Mapping[str, int], has_row_ends: bool) -> list[int]:
+    """Return the id of each code, of which 207 is called IMGIMGCAHZ; then that of row ends."""
     ids = {
         int(name.removeprefix(_IMAGE).removesuffix("Z").translate(_DIGITS)): number
         for name, number in vocabulary.items()
@@ -91,10 +115,12 @@ def _image_ids(vocabulary: Mapping[str, int]) -> list[int]:
     }
     if not ids or sorted(ids) != list(range(len(ids))):
         raise ValueError(f"vocabulary_map must name image ids 0, 1, ..., got {len(ids)} of them")
-    return [ids[code] for code in range(len(ids))]
+    row_end = [vocabulary[_ROW_END]] if has_row_ends else []
+    return [*(ids[code] for code in range(len(ids))), *row_end]
 
 
-def _tokenizer(found: Checkpoint) -> VQTokenizer:
+def tokenizer_of(found: Checkpoint) -> VQTokenizer:
+    """Load the tokenizer from where a user put it."""
     path = found.path.parent / "tokenizer" / "vqgan.ckpt"
     if not path.is_file():
         raise ValueError(
@@ -118,13 +144,13 @@ class ChameleonPrompts:
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.words, self.first = read_words(folder), config.vocab_size
-        names = [getattr(self.words, "boi_token", "<racm3:break>")]
+        names = [getattr(self.words, "boi_token", IMAGE_START)]
         self.sentence, turn_end = "{}", list[str]()
         self.before = [self.words.bos_token_id]
         if _LUMINA in read_json_object(folder / "config.json"):
             height, width = config.grid_height, config.grid_width - 1
-            names += [f"<reserved{_SIZES + side // 2:05d}>" for side in (height, width)]
-            size, turn_end = f"{width * _PATCH_PX}x{height * _PATCH_PX}", [_TURN_END]
+            names += size_names(height, width)[1:]
+            size, turn_end = f"{width * _PATCH_PX}x{height * _PATCH_PX}", [TURN_END]
             self.sentence = f"Generate an image of {size} according to the following prompt:\n{{}}"
             self.before = []
         self.turn_end, self.start = map(self.words.convert_tokens_to_ids, (turn_end, names))
@@ -137,13 +163,9 @@ class ChameleonPrompts:
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:
-    image = GenerationDefaults(
-        fps=1, context_frames=0, num_frames=1, temperature=0.7, guidance=3.0, keep_frames=0
-    )
     if _LUMINA in found.source.side:
-        theirs = {"temperature": 1.0, "top_k": 2000, "top_p": None, "guidance": 4.0}
-        return replace(image, **theirs, row_ends=True)
-    return image
+        return image_defaults(top_k=2000, top_p=None, guidance=4.0, row_ends=True, keep_frames=0)
+    return image_defaults(temperature=0.7, guidance=3.0, keep_frames=0)
 
 
 CHAMELEON = Family(
@@ -152,10 +174,10 @@ CHAMELEON = Family(
     released=ReleasedFormat(
         files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
         config_fields=frozenset({"vocabulary_map"}),
-        signature=("model.layers.0.self_attn.q_norm.bias",),
+        signature=SIGNATURE,
         convert=_convert,
     ),
-    tokenizer=_tokenizer,
+    tokenizer=tokenizer_of,
     text=TextFolder(("chameleon",), ChameleonPrompts),
     defaults=_defaults,
     presets=PRESETS,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import image_defaults
 from diagd.families.emu3.presets import PRESETS, SIDE
 from diagd.families.emu3.tokenizer import KIND, Emu3Tokenizer, emu3_tokenizer, load_emu3_tokenizer
 from diagd.families.family import (
@@ -118,14 +118,6 @@ EMU3 = Family(
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(load_emu3_tokenizer, kind=KIND),
     text=TextFolder(("emu3",), Emu3Prompts),
-    defaults=lambda found: GenerationDefaults(
-        fps=1,
-        context_frames=0,
-        num_frames=1,
-        top_k=2048,
-        top_p=None,
-        guidance=3.0,
-        row_ends=True,
-    ),
+    defaults=lambda found: image_defaults(top_k=2048, top_p=None, guidance=3.0, row_ends=True),
     presets=PRESETS,
 )

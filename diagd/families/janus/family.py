@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -142,8 +142,6 @@ JANUS = Family(
     ),
     tokenizer=_tokenizer,
     text=TextFolder(("janus", "multi_modality"), JanusPrompts),
-    defaults=lambda found: GenerationDefaults(
-        fps=1, context_frames=0, num_frames=1, top_p=None, guidance=5.0, keep_frames=0
-    ),
+    defaults=lambda found: image_defaults(top_p=None, guidance=5.0, keep_frames=0),
     presets=PRESETS,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diagd.families.defaults import GenerationDefaults
+from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -58,7 +58,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     sizes = {(p.hidden_size, p.num_layers): p.num_heads for p in PRESETS.values()}
     num_heads = sizes.get((hidden_size, num_layers), hidden_size // HEAD_DIM)
     num_heads = int(side.get("n_head", num_heads))
-    named = re.search(r"_(256|384|512)(?!\d)", source.name)
+    named = re.search(r"_(256|384|512)(?!\d)", source.path.name)
     image_px = int(side.get("image_size", named[1] if named else 256))
     for i in range(num_layers):
         # they turn the pairs (2i, 2i + 1), we (i, i + D / 2)
@@ -106,14 +106,6 @@ LLAMAGEN = Family(
     ),
     tokenizer=_tokenizer,
     actions=ImageNetClasses(),
-    defaults=lambda found: GenerationDefaults(
-        fps=1,
-        context_frames=0,
-        num_frames=1,
-        top_k=2000,
-        top_p=None,
-        guidance=4.0,
-        keep_frames=0,
-    ),
+    defaults=lambda found: image_defaults(top_k=2000, top_p=None, guidance=4.0, keep_frames=0),
     presets=PRESETS,
 )

@@ -57,9 +57,10 @@ def load(options: PlayOptions) -> tuple[Scheduler, uvicorn.Server]:
     device = device_of(options.device)
     world = VideoGenerator.from_pretrained(options.model, device, options.dtype, options.backend)
     world.remembers = options.remember or world.remembers
-    if world.vocabulary is None:
+    if world.vocabulary is None or not world.defaults.context_frames:
+        kind = "takes no actions" if world.vocabulary is None else "makes single images"
         raise ValueError(
-            f"{options.model} takes no actions, so there is nothing to play: "
+            f"{options.model} {kind}, so there is nothing to play: "
             "diagd generate shows what it dreams"
         )
     controls, context_frames, scenes = opening(world, options)

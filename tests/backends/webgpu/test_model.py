@@ -120,6 +120,7 @@ def test_logits_that_are_broken_are_found():
         ({"intermediate_size": 42}, "intermediate_size to be a multiple of 4, got 42"),
         ({"head_dim": 260}, "head_dim to be at most 256, got 260"),
         (KINDS["chameleon"], "has no layer before the output layer, no norms by head"),
+        ({"mlp": "exact_gelu"}, "has no exact GELU in MLPs"),
         ({"position_table": True}, "has no cross-attention and no position table"),
     ],
 )

@@ -19,6 +19,7 @@ from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.pipeline.options import GenerateOptions
 from tests import oracles
+from tests.evaluation.lines import write_clips
 from tests.families.emu3.folders import (
     HEIGHT,
     NUM_CODES,
@@ -208,12 +209,14 @@ def test_the_command_line_writes_a_picture(folder, command, tmp_path, monkeypatc
 def test_the_benchmark_takes_it(folder, command, tmp_path):
     assert command("convert", folder, tmp_path / "ours").code == 0
     flags = "--baseline", "none", "--repeats", 1, "-k", 1, "--json"
-    outcome = command("bench", "--model", tmp_path / "ours", *flags)
-    assert outcome.code == 0, outcome.err
-    rows = [
-        (row["strategy"], row["context_frames"], row["steps"]) for row in outcome.document["rows"]
-    ]
-    assert rows == [("raster", 0, HEIGHT * (WIDTH + 1)), ("k=1", 0, HEIGHT + WIDTH)]
+    for path in (folder, tmp_path / "ours"):
+        outcome = command("bench", "--model", path, *flags)
+        assert outcome.code == 0, outcome.err
+        rows = outcome.document["rows"]
+        assert [(row["strategy"], row["context_frames"], row["steps"]) for row in rows] == [
+            ("raster", 0, HEIGHT * (WIDTH + 1)),
+            ("k=1", 0, HEIGHT + WIDTH),
+        ]
 
 
 def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_path, monkeypatch):
@@ -237,6 +240,7 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     refused(
         "makes images from texts alone: leave the prompt out", "--text", "a", "--prompt", folder
     )
+    refused("images from texts alone: leave the prompt out", "--text", "a", "--image", "a.png")
     refused("text and image take 33 tokens, the model holds 32", "--text", "a " * 9)
     refused("expected a text, got ' '", "--text", " ")
     refused("this model takes no actions", "--text", "a", "--actions", "forward")
@@ -251,6 +255,16 @@ def test_what_users_get_wrong_is_said_in_one_line(folder, world, command, tmp_pa
     doom = diagd.VideoGenerator.from_pretrained("doom")
     with pytest.raises(ValueError, match="this model reads no text, got text='a red house'"):
         doom.generate(smooth_frames(1, *doom.frame_size_px), "forward", text=TEXT)
+
+
+def test_commands_that_need_clips_say_so_in_one_line(folder, command, tmp_path):
+    clips = write_clips(tmp_path / "clips", count=1)
+    flags = "--model", f"tiny={folder}", "--clips", clips, "--num-clips", 1, "--frames", 3
+    outcome = command("evaluate", *flags, "--out", tmp_path / "out")
+    outcome.assert_refused("tiny makes images of texts: give a file of them with --prompts")
+    outcome = command("attention", "--model", folder, "--clips", clips)
+    outcome.assert_refused("this model makes images from texts alone: leave the prompt out")
+    command("play", "--model", folder).assert_refused("takes no actions, so there is nothing to p")
 
 
 def encoder(folder):

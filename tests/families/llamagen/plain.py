@@ -137,9 +137,17 @@ def greedy_image(
 
 
 def random_tokenizer(
-    channels: tuple[int, ...], latent_channels: int, num_codes: int, code_size: int, seed: int = 0
+    channels: tuple[int, ...],
+    latent_channels: int,
+    num_codes: int,
+    code_size: int,
+    seed: int = 0,
+    attend: tuple[int, ...] | None = None,
 ) -> Tensors:
-    """Draw weights under the names of the released files."""
+    """Draw weights under the names of the released files.
+
+    `attend` has the levels that attend, the largest picture being 0; by default the last one.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights: Tensors = {}
 
@@ -179,7 +187,7 @@ def random_tokenizer(
             for layer in range(layers):
                 residual(f"{block}.res.{layer}", width, channels[level])
                 width = channels[level]
-                if level == last:
+                if level in (attend or (last,)):
                     attention(f"{block}.attn.{layer}", width)
             if side == "encoder" and level != last:
                 conv(f"{block}.downsample.conv", width, width, 3)
@@ -240,6 +248,9 @@ class PlainTokenizer:
     def end(self, side: str, x: Tensor) -> Tensor:
         return self.conv(f"{side}.conv_out", functional.silu(self.norm(f"{side}.norm_out", x)))
 
+    def direction(self, latents: Tensor) -> Tensor:
+        return latents / latents.norm(dim=-1, keepdim=True)
+
     @property
     def codes(self) -> Tensor:
         vectors = self.weights["quantize.embedding.weight"]
@@ -254,8 +265,7 @@ class PlainTokenizer:
                 x = functional.pad(x, (0, 1, 0, 1))
                 x = self.conv(f"encoder.conv_blocks.{i}.downsample.conv", x, stride=2, padding=0)
         x = self.conv("quant_conv", self.end("encoder", self.middle("encoder", x)))
-        x = x.movedim(1, -1)
-        x = x / x.norm(dim=-1, keepdim=True)
+        x = self.direction(x.movedim(1, -1))
         return (x[..., None, :] - self.codes).norm(dim=-1).argmin(-1)
 
     def decode(self, ids: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """From a class to a picture, with the files as LlamaGen releases them and with a folder of ours."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,19 @@ from PIL import Image
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.llamagen.presets import ImageNetClasses
 from diagd.pipeline.generator import VideoGenerator
-from tests.families.llamagen.plain import greedy_image, random_checkpoint, random_tokenizer
+from diagd.pipeline.prompts import seed_of
+from tests import oracles
+from tests.families.llamagen.folders import HEADS, HIDDEN, LAYERS, NUM_CODES, SIDE, write_llamagen
+from tests.families.llamagen.plain import greedy_image, guided_logits, random_checkpoint
 from tests.worlds import smooth_frames
 
-HIDDEN, LAYERS, HEADS, NUM_CODES, SIDE, GUIDANCE = 64, 1, 1, 40, 2, 4.0
+GUIDANCE = 4.0
 GREEDY = SamplingOptions()
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory) -> Path:
-    """Write a model of images of 2 x 2 tokens, and its tokenizer beside it."""
-    folder = tmp_path_factory.mktemp("llamagen")
-    torch.save({"model": random_checkpoint(HIDDEN, LAYERS, NUM_CODES)}, folder / "c2i_B_256.pt")
-    tokenizer = random_tokenizer((32,) * 5, latent_channels=16, num_codes=NUM_CODES, code_size=8)
-    torch.save({"model": tokenizer}, folder / "vq_ds16_c2i.pt")
-    (folder / "config.json").write_text(json.dumps({"image_size": 16 * SIDE}))
-    return folder / "c2i_B_256.pt"
+    return write_llamagen(tmp_path_factory.mktemp("llamagen"))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,9 @@ def test_several_images_follow_from_several_classes(world):
     assert torch.equal(tokens[0], expected(207, GUIDANCE))
 
 
-def test_what_does_not_fit_is_refused(world):
+def test_what_does_not_fit_is_refused(world, released, command):
+    outcome = command("play", "--model", released)
+    outcome.assert_refused("makes single images, so there is nothing to play: diagd generate")
     with pytest.raises(ValueError, match="makes images from actions alone: leave the prompt out"):
         world.generate(smooth_frames(1, 32, 32), "class 207")
     with pytest.raises(ValueError, match="expected 1 actions, one for each generated frame, got 0"):
@@ -82,6 +80,45 @@ def test_what_does_not_fit_is_refused(world):
         other.generate(smooth_frames(1, *other.frame_size_px), "forward", guidance=2.0)
     with pytest.raises(ValueError, match=r"frames must be \(T, H_px, W_px, 3\) uint8 RGB, got obj"):
         other.generate(None, "forward")
+
+
+@pytest.mark.proves("LlamaGen", "evaluate")
+@pytest.mark.parametrize("scale", [GUIDANCE, 1.0])
+def test_prices_are_those_of_a_decoder_without_a_cache(scale, released, world, command, tmp_path):
+    """Of raster's own tokens, which the reference must write, for each class of a file."""
+    (tmp_path / "classes.txt").write_text("class 207\n3\n")
+    flags = "--model", released, "--prompts", tmp_path / "classes.txt", "--out", tmp_path / "out"
+    outcome = command("evaluate", *flags, "--strategy", "k=1", "--guidance", scale, "--json")
+    assert outcome.code == 0, outcome.err
+    weights, costs = random_checkpoint(HIDDEN, LAYERS, NUM_CODES), {}
+    for prompt, label in (("class 207", 207), ("3", 3)):
+        seed = seed_of(prompt, 0)
+        raster = world.generate(None, prompt, strategy="raster", seed=seed, guidance=scale).tokens
+
+        def logits_fn(tokens, positions, visible, label=label):
+            lanes = list(zip(positions.tolist(), [0, *tokens[0, 1:].tolist()], strict=True))
+            return guided_logits(weights, HEADS, SIDE, label, lanes, visible, scale)[None]
+
+        for strategy, row_lag in (("raster", SIDE), ("k=1", 1)):
+            own = costs.setdefault(strategy, [])
+
+            def forced(logits, _frame, row, column, own=own, raster=raster):
+                token = raster[0, row, column]
+                own.append(-logits[0].log_softmax(-1)[token].item())
+                return token[None]
+
+            written = oracles.diagonal_reference(
+                logits_fn,
+                torch.empty(1, 0, dtype=torch.int64),
+                *(1, SIDE, SIDE, row_lag, (SIDE - 1) * row_lag + SIDE),
+                actions=torch.tensor([[[NUM_CODES + label]]]),
+                sample_fn=forced,
+            )
+            assert torch.equal(written[0], raster)
+    for row in outcome.document["rows"]:
+        own = costs[row["strategy"]]
+        assert row["nll"]["mean"] == pytest.approx(sum(own) / len(own), abs=1e-3)
+        assert row["clips"] == 2
 
 
 def test_the_command_line_writes_a_picture(released, command, tmp_path):

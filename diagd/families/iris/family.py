@@ -1,0 +1,122 @@
+"""IRIS (arXiv:2209.00588): world models of Atari games, a GPT over frames of few tokens.
+
+A checkpoint holds an agent: its tokenizer (a VQ-GAN), its world model, and an actor with a critic,
+which is left out. The world model is minGPT: LayerNorms, biases, exact GELU, learned positions; a
+frame is K x K codes, then one action leads to the next. Codes and actions have a table each, and a
+layer with ReLU stands before the output layer. Rewards and ends of episodes are not predicted here.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from diagd.data.actions import ActionVocabulary
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers, rename
+from diagd.families.iris.presets import ATARI, NUM_HEADS, PRESETS
+from diagd.models.config import ModelConfig
+from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vqgan import read_vqgan
+from diagd.weight_files import tensors_under
+
+_BLOCK, _THEIRS = "model.layers.{i}.", "transformer.blocks.{i}."
+_EMBEDDING, _POSITIONS = "embedder.embedding_tables.{}.weight", "pos_emb.weight"
+_HEAD, _OTHER_HEADS = "head_observations.", ("head_rewards.", "head_ends.")
+_MODULES = {
+    "model.embed_tokens": "embeddings",
+    "model.embed_positions": "pos_emb",
+    "model.norm": "transformer.ln_f",
+    "head_proj": f"{_HEAD}head_module.0",
+    "lm_head": f"{_HEAD}head_module.2",
+    _BLOCK + "input_layernorm": _THEIRS + "ln1",
+    _BLOCK + "post_attention_layernorm": _THEIRS + "ln2",
+    _BLOCK + "self_attn.q_proj": _THEIRS + "attn.query",
+    _BLOCK + "self_attn.k_proj": _THEIRS + "attn.key",
+    _BLOCK + "self_attn.v_proj": _THEIRS + "attn.value",
+    _BLOCK + "self_attn.o_proj": _THEIRS + "attn.proj",
+    _BLOCK + "mlp.up_proj": _THEIRS + "mlp.0",
+    _BLOCK + "mlp.down_proj": _THEIRS + "mlp.2",
+}
+# Our layer before the output layer has a GELU, which is a ReLU when its input is this much larger,
+# to 0.17 / STEEP; a power of two, so that no weight is rounded.
+STEEP = 2.0**12
+
+
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    tensors = tensors_under("world_model.", source.tensors)
+    actions, codes = (tensors.pop(_EMBEDDING.format(table)) for table in (0, 1))
+    # places at which each head reads: K * K of a frame the head of codes, one that of rewards
+    num_places, num_frames = (len(tensors[f"{head}indices"]) for head in (_HEAD, _OTHER_HEADS[0]))
+    side = math.isqrt(num_places // num_frames)
+    if side**2 * num_frames != num_places:
+        raise ValueError(
+            f"frames must be square grids of tokens, got {num_places / num_frames:g} tokens a frame"
+        )
+    tensors = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(_OTHER_HEADS) and not name.endswith((".indices", ".mask"))
+    }
+    tensors["embeddings.weight"] = torch.cat([codes, actions])
+    for kind in ("weight", "bias"):
+        name = f"{_HEAD}head_module.0.{kind}"
+        tensors[name] = tensors[name] * STEEP  # a file mapped into memory stays as it is
+    # the output layer never chooses actions
+    last = f"{_HEAD}head_module.2"
+    weight, bias = tensors[f"{last}.weight"] / STEEP, tensors[f"{last}.bias"]
+    tensors[f"{last}.weight"] = functional.pad(weight, (0, 0, 0, len(actions)))
+    tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
+    num_layers = count_layers(tensors, "transformer.blocks.")
+    weights = rename(tensors, _MODULES, num_layers)
+    (num_codes, hidden_size), num_heads = codes.shape, int(source.side.get("num_heads", NUM_HEADS))
+    config = replace(
+        PRESETS["iris"],
+        hidden_size=hidden_size,
+        intermediate_size=len(weights["model.layers.0.mlp.up_proj.weight"]),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        vocab_size=num_codes + len(actions),
+        image_vocab_size=num_codes,
+        max_positions=len(tensors[_POSITIONS]),
+        grid_height=side,
+        grid_width=side,
+        head_size=len(weights["head_proj.weight"]),
+    )
+    return config, weights
+
+
+def _tokenizer(found: Checkpoint) -> VQTokenizer:
+    """Read the VQ-GAN, which sees frames scaled as a whole, and rounds levels down."""
+    tensors = {
+        name.replace("pre_quant_conv", "quant_conv").replace("embedding.", "quantize.embedding."): v
+        for name, v in tensors_under("tokenizer.", found.source.tensors).items()
+    }
+    return read_vqgan(tensors, found.path, pixel_rounding="down", stretches=True)
+
+
+def _actions(found: Checkpoint) -> ActionVocabulary:
+    """Name the actions of a game, which a checkpoint only counts: the first is to do nothing."""
+    count = found.config.vocab_size - found.config.image_vocab_size
+    numbered = ("noop", *(f"action {number}" for number in range(1, count)))
+    return ActionVocabulary(ATARI if count == len(ATARI) else numbered)
+
+
+IRIS = Family(
+    name="IRIS",
+    licence="code: GPL-3.0; weights: see eloialonso/iris",
+    released=ReleasedFormat(
+        files=("last.pt",),
+        config_fields=frozenset(),
+        signature=(f"world_model.{_POSITIONS}",),
+        convert=_convert,
+    ),
+    tokenizer=_tokenizer,
+    name_actions=_actions,
+    defaults=lambda found: GenerationDefaults(fps=15, context_frames=1, top_p=None, keep_frames=1),
+    presets=PRESETS,
+)
