@@ -169,8 +169,13 @@ def stack(pictures: Iterable[Path], path: Path) -> None:
     for one in sorted(pictures):
         with Image.open(one) as picture:
             parts.append(np.asarray(picture))
+    write_webp(path, torch.from_numpy(np.concatenate(parts)))
+
+
+def write_webp(path: Path, picture: Tensor) -> None:
+    """Write a picture (H_px, W_px, 3) uint8, small enough for git."""
     with replacing(path) as temporary:
-        Image.fromarray(np.concatenate(parts)).save(temporary, "WEBP", quality=80)
+        Image.fromarray(picture.numpy()).save(temporary, "WEBP", quality=80)
 
 
 def paths_of(options: Options, scenario: str) -> list[Path]:

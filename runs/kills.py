@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from diagd.console import make_console, print_records
 from diagd.data.recorders.doom import AIM, DoomGame, open_doom, view_of
 from diagd.data.recorders.options import RecordOptions
-from diagd.data.video import contact_sheet, resize, write_image
+from diagd.data.video import contact_sheet, resize
 from diagd.files import write_json
 from diagd.pipeline.generator import VideoGenerator
 from diagd.system import provenance
-from runs.acceptance import Clips, ids_of
+from runs.acceptance import Clips, ids_of, write_webp
 
 REPEAT = 4  # game steps a frame, as in training
 CONTEXT = 4
@@ -225,7 +225,7 @@ def main(options: Options) -> None:
             row, shown = measure(world, scenario, options)
         rows.append(row)
         pictures.append(shown)
-    write_image(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), AHEAD))
+    write_webp(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), AHEAD))
     write_json(
         options.out,
         {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))},

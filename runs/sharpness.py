@@ -18,7 +18,7 @@ import tyro
 from torch import Tensor
 
 from diagd.console import make_console, print_records
-from diagd.data.video import contact_sheet, write_image
+from diagd.data.video import contact_sheet
 from diagd.files import write_json
 from diagd.metrics.quality import psnr, sharpness
 from diagd.pipeline.generator import VideoGenerator
@@ -92,7 +92,9 @@ def main(options: Options) -> None:
         **{f"dreamt {n}": f"{{above{n}:+.1f}} dB {{sharpness{n}:.0%}}" for n in HORIZONS},
     }
     print_records(make_console(), "held-out clips, and dreams of them", columns, rows)
-    write_image(options.out.with_suffix(".webp"), contact_sheet(torch.cat(shown), 3 * SHOWN))
+    acceptance.write_webp(
+        options.out.with_suffix(".webp"), contact_sheet(torch.cat(shown), 3 * SHOWN)
+    )
     document = {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))}
     write_json(options.out, document, indent=1)
 
