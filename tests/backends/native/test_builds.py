@@ -23,7 +23,18 @@ def logits_of(model: Transformer, library: ctypes.CDLL, weights) -> torch.Tensor
 
 
 @x86_64_only
-@pytest.mark.parametrize("march", [pytest.param("x86-64-v2", marks=pytest.mark.slow), "x86-64-v3"])
+@pytest.mark.parametrize(
+    "march",
+    [
+        pytest.param("x86-64-v2", marks=pytest.mark.slow),
+        pytest.param(
+            "x86-64-v3",
+            marks=pytest.mark.skipif(
+                not cpu_features().get("avx512_vl"), reason="this processor has no more than that"
+            ),
+        ),
+    ],
+)
 def test_int8_computes_the_same_bits_for_every_processor(march, tmp_path):
     """Narrower vectors, other instructions, and (v2) no fused products."""
     ((library, _),) = compilers.build_all(("c++",), march, tmp_path).values()
