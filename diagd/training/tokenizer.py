@@ -143,10 +143,9 @@ class Discriminator(nn.Module):
         alike = [
             functional.l1_loss(one, two.detach()) for one, two in zip(ours, theirs, strict=True)
         ]
-        caught = functional.relu(1 + self(painted.detach())[-1]).mean()
-        return ALIKE * torch.stack(alike).sum() - fake.mean(), functional.relu(
-            1 - real
-        ).mean() + caught
+        caught = self(painted.detach())[-1]
+        own = functional.relu(1 - real).mean() + functional.relu(1 + caught).mean()
+        return ALIKE * torch.stack(alike).sum() - fake.mean(), own
 
 
 class TokenizerTrainer:
@@ -164,13 +163,14 @@ class TokenizerTrainer:
         if options.decoder_only:
             model.encoder.requires_grad_(False)
             model.quant_conv.requires_grad_(False)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            critic = Discriminator().to(self.device).eval()
-        self.critic = critic if options.sharpen else None
-        networks: list[nn.Module] = [model] if self.critic is None else [model, self.critic]
+        self.discriminator = None
+        if options.sharpen:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(options.seed)
+                self.discriminator = Discriminator().to(self.device).eval()
+        networks = [model, *([] if self.discriminator is None else [self.discriminator])]
         self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
-        betas = (0.9, 0.95) if self.critic is None else (0.5, 0.9)  # the critic's aim moves
+        betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # of a game, the aim moves
         self.optimizer = torch.optim.AdamW(
             [{"params": weights} for weights in self.weights],
             lr=options.learning_rate,
@@ -192,9 +192,10 @@ class TokenizerTrainer:
         generator = torch.Generator().manual_seed(options.seed * 1_000_003 + self.step)
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
         batch = frames[rows].to(self.device)
-        if self.critic is not None:  # follow the largest singular values here, once for all workers
-            self.critic.train()(normalise(batch[:1]))
-            self.critic.eval()
+        if self.discriminator is not None:
+            # follows largest singular values: here, once for all workers
+            self.discriminator.train()(normalise(batch[:1]))
+            self.discriminator.eval()
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
         weights = chain.from_iterable(self.weights)
         for weight, *parts in zip(weights, *(s.gradients for s in shares), strict=True):
@@ -232,8 +233,8 @@ class TokenizerTrainer:
         loss = loss + COMMITMENT * functional.mse_loss(latents, codes)
         error = functional.mse_loss(values.detach().clamp(-1, 1), target)
         own: tuple[Tensor, ...] = ()
-        if self.critic is not None:
-            doubt, mistakes = self.critic.losses(values, target)
+        if self.discriminator is not None:
+            doubt, mistakes = self.discriminator.losses(values, target)
             loss = loss + self.options.sharpen * min(1, self.share_done / HEARD) * doubt
             own = torch.autograd.grad(mistakes, self.weights[1])
         gradients = torch.autograd.grad(loss, self.weights[0]) + own
@@ -262,7 +263,7 @@ class TokenizerTrainer:
     def save(self, path: Path) -> None:
         state = {
             "model": self.tokenizer.model.state_dict(),
-            "critic": None if self.critic is None else self.critic.state_dict(),
+            "discriminator": self.discriminator and self.discriminator.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "counts": self.counts,
             "sums": self.sums,
@@ -274,8 +275,8 @@ class TokenizerTrainer:
     def load(self, path: Path) -> None:
         state = read_state(path, self.options)
         self.tokenizer.model.load_state_dict(state["model"])
-        if self.critic is not None:
-            self.critic.load_state_dict(state["critic"])
+        if self.discriminator is not None:
+            self.discriminator.load_state_dict(state["discriminator"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.counts, self.sums = state["counts"].to(self.device), state["sums"].to(self.device)
         self.step, self.seconds = state["progress"]
