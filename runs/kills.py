@@ -97,7 +97,10 @@ def episodes(game: DoomGame, first_seed: int, frames: int) -> Iterator[tuple[Pla
 
 
 class Judge(nn.Module):
-    """Whether a living monster is in the sights, from the middle of a picture."""
+    """Whether a living monster is in the sights, from the middle of a picture.
+
+    The gun is left out: its fire would tell that somebody aims.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +114,7 @@ class Judge(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return logits (N,) of pictures (N, H_px, W_px, 3) uint8."""
         height, width = pictures.shape[1:3]
-        middle = pictures[:, height // 4 : -height // 8, width // 4 : -width // 4]
+        middle = pictures[:, height // 4 : 5 * height // 8, width // 4 : -width // 4]
         return self.layers(middle.permute(0, 3, 1, 2).float() / 127.5 - 1)[:, 0]
 
     @torch.inference_mode()
