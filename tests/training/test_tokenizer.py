@@ -107,7 +107,7 @@ def test_a_discriminator_brings_textures_back(options, tmp_path):
     """Noise cannot be coded, and squared errors paint its mean."""
     small = torch.rand(24, 24, 32, 1, generator=torch.Generator().manual_seed(0))
     noise = (255 * small.repeat_interleave(2, 1).repeat_interleave(2, 2)).byte().repeat(1, 1, 1, 3)
-    given = dataclasses.replace(options, steps=60, learning_rate=2e-3)
+    given = dataclasses.replace(options, steps=25, learning_rate=2e-3)
 
     def edges(sharpen: float) -> float:
         out = tmp_path / str(sharpen)
