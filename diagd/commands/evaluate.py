@@ -295,14 +295,13 @@ class ClipMeter:
                 f"{task.model} sees {held} tokens at once and begins anew then, the clip takes "
                 f"{length}: fewer --frames can be priced"
             )
-        prefix = torch.arange(world.config.prefix_length, device=tokens.device)[None]
         nll = strategy_nll(
             world.model,
             tokens,
             actions,
             strategy,
             given,
-            prefix=prefix + world.config.vocab_size,
+            prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,
         )
         return {

@@ -105,6 +105,11 @@ class ModelConfig:
         return slots // (self.tokens_per_frame + self.num_action_tokens)
 
     @property
+    def prefix_ids(self) -> range:
+        """What stands before the first frame (Cosmos' BOV): ids that follow all others."""
+        return range(self.vocab_size, self.vocab_size + self.prefix_length)
+
+    @property
     def tokens_per_frame(self) -> int:
         return self.grid_height * self.grid_width
 

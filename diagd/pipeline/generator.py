@@ -521,9 +521,7 @@ class VideoGenerator:
             return none.view(1, 0), none
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
-        first_id = self.config.vocab_size  # those of the prefix follow the others (Cosmos' BOV)
-        prefix = range(first_id, first_id + self.config.prefix_length)
-        return prompt_tokens(prefix, grids, ids), grids
+        return prompt_tokens(self.config.prefix_ids, grids, ids), grids
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.

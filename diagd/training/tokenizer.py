@@ -167,7 +167,7 @@ class TokenizerTrainer:
         if options.sharpen:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(options.seed)
-                self.discriminator = Discriminator().to(self.device).eval()
+                self.discriminator = Discriminator().to(self.device)
         networks = [model, *([] if self.discriminator is None else [self.discriminator])]
         self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
         betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # of a game, the aim moves
@@ -193,7 +193,7 @@ class TokenizerTrainer:
         rows = torch.randint(len(frames), (options.batch,), generator=generator)
         batch = frames[rows].to(self.device)
         if self.discriminator is not None:
-            # follows largest singular values: here, once for all workers
+            # a forward in training mode moves the spectral norms, and workers would race for them
             self.discriminator.train()(normalise(batch[:1]))
             self.discriminator.eval()
         shares = list(pool.map(self._gradients, batch.chunk(options.threads)))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import diagd
+from diagd.backends.native.model import NativeModel
 from diagd.families.family import TextIds
 from diagd.pipeline.prompts import seed_of
 from tests import oracles
@@ -40,6 +41,17 @@ def raster_images(
         **guided,
     )
     return sequences[:, length:].view(-1, height, width + 1)
+
+
+@torch.no_grad()
+def check_int8(folder: Path, tokens: Tensor) -> None:
+    """Weights of 8 bits keep the logits of tokens (B, L), of our ids, close to float32's."""
+    model, (batch, length) = diagd.load_model(folder), tokens.shape
+    native, slots = NativeModel(model, "int8"), torch.arange(length)
+    cache = native.make_cache(batch, length + 1)
+    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], cache)
+    expected = model.logits(tokens)
+    assert (fed - expected).std() < 0.1 * expected.std()
 
 
 Logits = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, positions and what sees what

@@ -21,7 +21,7 @@ from diagd.models.guidance import GuidedModel
 from diagd.models.transformer import Transformer
 from diagd.pipeline.world_folder import load_parts
 from tests import oracles
-from tests.families.images import check_prices
+from tests.families.images import check_int8, check_prices
 from tests.models.architectures import (
     BOS,
     FIRST_VISUAL,
@@ -182,12 +182,7 @@ def test_prices_are_those_of_a_decoder_without_a_cache(name, folders, command, t
 @pytest.mark.proves("Janus, Chameleon", "int8")
 @pytest.mark.parametrize("name", NAMES)
 def test_int8_keeps_close_to_float32(name, folders):
-    model, tokens = diagd.load_model(folders[name]), to_ours(name, prompts()[0])
-    slots = torch.arange(tokens.shape[1])
-    native = NativeModel(model, "int8")
-    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(2, 9))
-    expected = model.logits(tokens)
-    assert (fed - expected).std() < 0.1 * expected.std()
+    check_int8(folders[name], to_ours(name, prompts()[0]))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import diagd
-from diagd.backends.native.model import NativeModel
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_video
 from diagd.families.chameleon.worldvla import SENTENCE, RobotActions
 from diagd.families.checkpoints import find_model
 from tests import oracles
+from tests.families.images import check_int8, raster_images
 from tests.families.test_janus_chameleon import _write_vqgan
 from tests.models.architectures import (
     BOS,
@@ -135,19 +135,7 @@ def test_raster_order_asks_anew_for_every_frame(theirs, folder, backend):
     rows, expected = to_theirs(world.tokenizer.encode(frame)[0]), []
     for action in ACTIONS:
         prompt = prompt_of(rows, action)
-
-        def allowed(_, sequence, length=prompt.shape[1]):
-            at_end = (len(sequence) - length) % (WIDTH + 1) == WIDTH
-            return [ROW_END] if at_end else VISUAL[:-1]
-
-        written = theirs.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=HEIGHT * (WIDTH + 1),
-            do_sample=False,
-            prefix_allowed_tokens_fn=allowed,
-        )
-        rows = written[:, prompt.shape[1] :].view(HEIGHT, WIDTH + 1)
+        (rows,) = raster_images(theirs, prompt, prompt, 1, VISUAL, HEIGHT, WIDTH)
         expected.append(rows)
     assert torch.equal(to_theirs(video.tokens), torch.stack(expected))
     assert len(video.tokens.unique()) > 4
@@ -188,14 +176,9 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
 
 
 @pytest.mark.proves("WorldVLA", "int8")
-@torch.no_grad()
 def test_int8_keeps_close_to_float32(folder):
-    model = diagd.load_model(folder)
-    tokens, slots = random_tokens(2, 9, vocab_size=model.num_embeddings), torch.arange(9)
-    native = NativeModel(model, "int8")
-    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(2, 10))
-    expected = model.logits(tokens)
-    assert (fed - expected).std() < 0.1 * expected.std()
+    num_ids = diagd.load_model(folder).num_embeddings
+    check_int8(folder, random_tokens(2, 9, vocab_size=num_ids))
 
 
 @pytest.mark.proves("WorldVLA", "pixels")

@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import Emu3Model
 
 import diagd
-from diagd.backends.native.model import NativeModel
 from diagd.commands.generate import PromptWorker
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model
@@ -30,7 +29,7 @@ from tests.families.emu3.folders import (
     vocabulary,
     write_emu3,
 )
-from tests.families.images import diagonal_image, raster_images
+from tests.families.images import check_int8, diagonal_image, raster_images
 from tests.worlds import smooth_frames
 
 SCALE, TEXT = 3.0, "a red house"
@@ -109,12 +108,7 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
 
 @pytest.mark.proves("Emu3", "int8")
 def test_int8_keeps_close_to_float32(folder):
-    model = load_model(folder)
-    tokens, slots = torch.arange(len(IDS)).roll(5)[None, :32], torch.arange(32)
-    native = NativeModel(model, "int8")
-    fed = native.forward(tokens, slots, slots, slots <= slots[:, None], native.make_cache(1, 33))
-    expected = model.logits(tokens)
-    assert (fed - expected).std() < 0.1 * expected.std()
+    check_int8(folder, torch.arange(len(IDS)).roll(5)[None, :32])
 
 
 @pytest.mark.proves("Emu3", "pixels")
