@@ -192,6 +192,28 @@ class MaskKernel(NamedTuple):
     mask: tuple[Tensor, ...]
 
 
+def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
+    """Cut a mask (L, L) into groups of lanes, each up to the last lane that it sees.
+
+    PyTorch also multiplies what a mask forbids; most lanes are forbidden those behind them.
+    """
+    groups = (rows[:, : int(rows.any(0).nonzero().max()) + 1] for rows in visible.split(part))
+    return MaskKernel(_attend_by_parts, tuple(group.contiguous() for group in groups))
+
+
+def _attend_by_parts(
+    queries: Tensor, keys: Tensor, values: Tensor, groups: tuple[Tensor, ...]
+) -> Tensor:
+    lanes = queries.split([len(group) for group in groups], 2)
+    return torch.cat(
+        [
+            attend(some, *(seen[:, :, : group.shape[1]] for seen in (keys, values)), group)
+            for some, group in zip(lanes, groups, strict=True)
+        ],
+        2,
+    )
+
+
 # (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal
 Visible = Tensor | BlockMask | MaskKernel | RuleKernel | None
 

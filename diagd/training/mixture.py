@@ -18,7 +18,7 @@ from diagd.backends.native.trained_attention import mask_kernel
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.strategies.table import Raster, Strategy
 from diagd.decoding.teacher_forcing import TeacherView, teacher_view
-from diagd.models.attention import Visible
+from diagd.models.attention import Visible, mask_in_parts
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.shards import TokenClips
 from diagd.training.loop import TrainingRun, generator_of
@@ -30,16 +30,17 @@ _DRAW, _CORRUPTION = 1, 2  # tell a step's generators apart
 class ViewLoss:
     """Mean negative log-likelihood, in nats, of the tokens that a view's lanes predict.
 
-    The mask is the dense one of scaled_dot_product_attention; if `compiled`, on CUDA, it is that of
-    FlexAttention, which skips the blocks that nobody sees. On CPUs with matrix units our own
-    kernels attend where autocast rounds to bfloat16.
+    The mask is the dense one of scaled_dot_product_attention, on CPUs in parts; if `compiled`, on
+    CUDA, that of FlexAttention, which skips the blocks that nobody sees. On CPUs with matrix units
+    our own kernels attend where autocast rounds to bfloat16.
     """
 
     def __init__(self, view: TeacherView, device: torch.device, compiled: bool = False) -> None:
         self.view, lanes = view.to(device), len(view.positions)
         mask = self.view.visible()
-        self.visible: Visible = mask
-        self.visible_rounded: Visible = mask_kernel(mask, lanes) if device.type == "cpu" else None
+        on_cpu = device.type == "cpu"
+        self.visible: Visible = mask_in_parts(mask) if on_cpu and mask is not None else mask
+        self.visible_rounded: Visible = mask_kernel(mask, lanes) if on_cpu else None
         if compiled and device.type == "cuda" and mask is not None:
             self.visible = create_block_mask(self.view.mask_mod(), None, None, lanes, lanes, device)
         self._loss = torch.compile(view_loss) if compiled else view_loss

@@ -5,6 +5,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import teacher_view
 from diagd.families.checkpoints import load_model
+from diagd.models.attention import attend, mask_in_parts
 from diagd.training.loop import draw_batch
 from diagd.training.mixture import ViewLoss, view_loss
 from tests.worlds import SHARD_CODES as NUM_CODES
@@ -48,3 +49,20 @@ def test_flex_attention_is_the_dense_mask(tmp_path):
         assert flex.item() == pytest.approx(
             ViewLoss(view, torch.device("cpu"))(model, tokens).item(), abs=1e-5
         )
+
+
+def test_a_mask_in_parts_attends_as_the_whole_one():
+    grid = TokenGrid(3, HEIGHT, WIDTH)
+    mask = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1)).visible()
+    assert mask is not None
+    parts = mask_in_parts(mask, 5)
+    assert len(parts.mask) > 2 and parts.mask[0].shape[1] < len(mask) // 2
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, heads, len(mask), 8, generator=generator) for heads in (4, 2, 2)]
+    found = []
+    for visible in (mask, parts):
+        leaves = [one.clone().requires_grad_() for one in given]
+        out = attend(*leaves, visible)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for whole, cut in zip(*found, strict=True):
+        torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)

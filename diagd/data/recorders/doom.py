@@ -8,7 +8,7 @@ import contextlib
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,6 @@ NEAR_DEPTH = 9  # of 255: about one stride from a wall
 AIM = 0.05  # offset at which even a narrow monster is shot at
 WORTH_FETCHING = 0.0004  # area of a thing that is near enough
 ASIDE = 0.3  # offset of about two frames of turning
-DODGING = 0.1  # share of the monsters in the line of fire that are not shot at
 
 Moves = Sequence[tuple[str, int, int, float]]  # action, shortest and longest hold, weight
 
@@ -101,6 +100,9 @@ class Roamer(Explorer):
 class Hunter(Roamer):
     """Shoot at monsters, fetch things, explore otherwise; distracted now and then, for variety."""
 
+    dodges = DODGES
+    dodging = 0.1  # how often it dodges where it could shoot
+
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.attention = self.random.uniform(0.85, 0.97)
@@ -122,8 +124,8 @@ class Hunter(Roamer):
             return self._one_of({side: 4, f"forward+{side}": 2})
         if distance > reach:
             return self._one_of({f"strafe_{side}": 3, f"attack+{side}": 3, side: 1})
-        if self.random.random() < DODGING:
-            self._plan(DODGES)
+        if self.random.random() < self.dodging:
+            self._plan(self.dodges)
             self.frames_left -= 1
             return self.action
         return self._one_of({"attack": 7, "attack+forward": 2})
@@ -136,6 +138,16 @@ class Hunter(Roamer):
 
     def _one_of(self, weights: dict[str, float]) -> str:
         return self.random.choices(list(weights), weights=list(weights.values()))[0]
+
+
+class Sentry(Hunter):
+    """A hunter that holds its fire about as long as it shoots: from it one learns what shots do."""
+
+    dodges = (*DODGES, ("none", 4, 10, 2))
+    dodging = 0.2
+
+
+PLAYERS = {one.__name__.lower(): one for one in (Explorer, Roamer, Hunter, Sentry)}
 
 
 def _distances(depth: np.ndarray) -> tuple[float, float, float]:
@@ -237,12 +249,19 @@ def view_of(state: Any) -> View:
 
 @contextlib.contextmanager
 def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
-    """Open ViZDoom without a window, or raise ValueError for a scenario that it does not have."""
+    """Open ViZDoom without a window.
+
+    ValueError for a scenario or a player that there is not.
+    """
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 
     name = options.scenario or "maze"
     scenario = SCENARIOS.get(name) or Scenario(name)
+    if options.policy is not None:
+        if options.policy not in PLAYERS:
+            raise ValueError(f"policy must be one of {', '.join(PLAYERS)}, got {options.policy!r}")
+        scenario = replace(scenario, player=PLAYERS[options.policy])
     config = Path(vizdoom.scenarios_path) / f"{scenario.config}.cfg"
     if not config.is_file():
         names = {*SCENARIOS, *(path.stem for path in config.parent.glob("*.cfg"))}

@@ -13,7 +13,8 @@ class RecordOptions:
     # folder for clip_SEED.mp4, clip_SEED.jsonl and actions.json; clips there are kept
     out: OutputFolder
     gym: str | None = None  # a Gymnasium environment: CarRacing-v3, module:Game-v0; else ViZDoom
-    policy: str | None = None  # player of the Gymnasium game: random, or module:name of your own
+    # player: random or module:name of your own; in ViZDoom explorer, roamer, hunter, sentry
+    policy: str | None = None
     actions: str | None = None  # module:name of a dict from names to the game's actions
     # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
     # package; maze unless given
@@ -31,9 +32,9 @@ class RecordOptions:
         if size_px and (min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16):
             raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {self.size!r}")
         owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
-        for name in ("policy", "actions") if self.gym is None else ("scenario",):
-            if getattr(self, name) is not None:
-                raise ValueError(f"--{name} is for {owner}")
+        name = "actions" if self.gym is None else "scenario"
+        if getattr(self, name) is not None:
+            raise ValueError(f"--{name} is for {owner}")
 
     @property
     def size_px(self) -> tuple[int, int] | None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from diagd.data.actions import ActionVocabulary, read_actions
-from diagd.data.recorders.doom import ACTIONS, BUTTONS, SCENARIOS, WALKING, open_doom, view_of
+from diagd.data.recorders.doom import (
+    ACTIONS,
+    BUTTONS,
+    SCENARIOS,
+    WALKING,
+    Explorer,
+    open_doom,
+    view_of,
+)
 from diagd.data.recorders.recording import RecordOptions, clip_paths, record
 from diagd.data.video import read_video
 
@@ -154,6 +162,15 @@ def test_an_unknown_scenario_lists_the_known_ones(command, tmp_path, vizdoom):
     outcome = command("record", "--out", tmp_path / "out", "--scenario", "e1m1")
     outcome.assert_refused(r"unknown scenario 'e1m1', expected one of: .*my_way_home")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_player_is_chosen_by_name(tmp_path, command, vizdoom):
+    names = "explorer, roamer, hunter, sentry"
+    outcome = command("record", "--out", tmp_path / "out", "--policy", "spy")
+    outcome.assert_refused(f"policy must be one of {names}, got 'spy'")
+    with open_doom(RecordOptions(out=tmp_path, policy="explorer")) as doom:
+        doom.start(0, skip=0)
+        assert type(doom.player) is Explorer
 
 
 def test_the_command_says_what_it_recorded(recording, command):

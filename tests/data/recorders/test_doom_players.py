@@ -12,6 +12,7 @@ from diagd.data.recorders.doom import (
     Explorer,
     Hunter,
     Roamer,
+    Sentry,
     Sight,
     View,
 )
@@ -29,11 +30,11 @@ def at(offset, area=0.02, width=0.1):
     return Sight(offset, width, area)
 
 
-def answers(seen, clips=40, frames=40):
+def answers(seen, clips=40, frames=40, player=Hunter):
     """Count what hunters of many seeds do, who always see the same."""
     counts = Counter()
     for seed in range(clips):
-        hunter = Hunter(seed)
+        hunter = player(seed)
         counts.update(hunter.choose(seen) for _ in range(frames))
     return counts
 
@@ -42,7 +43,7 @@ def share(counts, *names):
     return sum(counts[name] for name in names) / counts.total()
 
 
-@pytest.mark.parametrize("player", [Explorer, Roamer, Hunter])
+@pytest.mark.parametrize("player", [Explorer, Roamer, Hunter, Sentry])
 def test_a_player_is_a_function_of_its_seed(player):
     games = []
     for seed in (3, 3, 4):
@@ -86,6 +87,12 @@ def test_a_hunter_turns_to_a_monster_and_shoots_it_in_the_middle(sign, side):
     assert share(aside, side, f"forward+{side}") > 0.5
     middle = answers(view(monsters=[at(sign * 0.02)]))
     assert share(middle, "attack", "attack+forward") > 0.5
+
+
+def test_a_sentry_waits_about_as_long_as_it_shoots():
+    seen = answers(view(monsters=[at(0.02)]), player=Sentry)
+    assert 0.35 < share(seen, "attack", "attack+forward") < 0.65
+    assert share(seen, "none") > 0.2
 
 
 @pytest.mark.parametrize(("sign", "side"), [(-1, "left"), (1, "right")])

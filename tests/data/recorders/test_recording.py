@@ -14,7 +14,6 @@ from diagd.data.recorders.recording import RecordOptions
         ({"size": "64"}, "size must be HxW .64x96., both multiples of 16, got '64'"),
         ({"size": "100x96"}, "both multiples of 16, got '100x96'"),
         ({"size": "64x0"}, "both multiples of 16, got '64x0'"),
-        ({"policy": "random"}, "--policy is for a Gymnasium environment, --gym ID"),
         ({"actions": "game:ACTIONS"}, "--actions is for a Gymnasium environment, --gym ID"),
         ({"gym": "Game-v0", "scenario": "my_way_home"}, "--scenario is for ViZDoom"),
     ],
