@@ -56,7 +56,8 @@ def test_a_mask_in_parts_attends_as_the_whole_one():
     mask = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1)).visible()
     assert mask is not None
     parts = mask_in_parts(mask, 5)
-    assert len(parts.mask) > 2 and parts.mask[0].shape[1] < len(mask) // 2
+    assert len(parts.mask) > 2
+    assert parts.mask[0].shape[1] < len(mask) // 2
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, heads, len(mask), 8, generator=generator) for heads in (4, 2, 2)]
     found = []
