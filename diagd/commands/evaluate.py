@@ -58,7 +58,7 @@ from diagd.evaluation.tables import CLIPS, STRATEGY, Column
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import Clip, find_clips
 from diagd.metrics import quality
-from diagd.metrics.perceptual import Lpips, VideoFeatures
+from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.system import clip_fingerprint, fingerprint, provenance
@@ -118,12 +118,13 @@ class ClipMeter:
         self._world: tuple[str, VideoGenerator] | None = None
         self.clip = lru_cache(maxsize=1)(self._read)  # (model, name) -> the last clip
         self._warm: set[tuple[str, str]] = set()
-        self._images = ImageMeter(options, self.world, self._lpips)
+        self._fid = options.fid_detector and ImageFeatures(options.fid_detector, device)
+        self._images = ImageMeter(options, self.world, self._lpips, self._fid)
 
     @property
     def provenance(self) -> dict[str, Any]:
         """Return the weight files of each metric; None where there are none."""
-        metrics = {"lpips": self._lpips, "fvd": self._fvd}
+        metrics = {"lpips": self._lpips, "fvd": self._fvd, "fid": self._fid}
         return {name: metric and metric.provenance for name, metric in metrics.items()}
 
     def world(self, model: str) -> VideoGenerator:

@@ -11,6 +11,7 @@ from diagd.evaluation.results import (
     QUALITY,
     Record,
     Results,
+    bias_notes,
     biased,
     bootstrap_interval,
     grouped,
@@ -269,9 +270,7 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     else:
         notes.append("TFD: not measured, this kind of tokenizer has no latents to compare.")
     for name in DISTANCES:
-        sizes = [(row[name]["samples"], row[name]["dimension"]) for row in rows if row[name]]
-        if few := [(samples, dimension) for samples, dimension in sizes if samples <= dimension]:
-            notes.append(biased(name, *min(few)))
+        notes += bias_notes(name, rows)
     stats = [record["stats"] for record in results.clips if record["stats"]]
     dropped = max((one["num_dropped_frames"] for one in stats), default=0)
     if dropped:

@@ -24,6 +24,8 @@ from diagd.evaluation.results import (
     RASTER,
     Record,
     Results,
+    bias_notes,
+    distance_of,
     file_name,
     grouped,
     pack,
@@ -46,6 +48,7 @@ LIKENESS = (
 )
 SPEED = (
     Column("lpips.mean", "LPIPS", "{:.3f}", "lpips.interval", "lower"),
+    Column("fid.value", "FID", "{:.1f}", better="lower"),
     Column("equal_to_raster", "= raster", "{:.1%}"),
     Column("num_steps", "steps", "{:.0f}", better="lower"),
     Column("seconds", "seconds", "{:.2f}", better="lower"),
@@ -75,6 +78,7 @@ class ImageMeter:
     Args:
         worlds: returns the world model of a label.
         lpips: a further measure of the likeness of pictures.
+        fid: describes pictures for the Frechet distance.
     """
 
     def __init__(
@@ -82,8 +86,9 @@ class ImageMeter:
         options: EvaluateOptions,
         worlds: Callable[[str], VideoGenerator],
         lpips: Callable[[Tensor, Tensor], Tensor] | None,
+        fid: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        self.options, self.worlds = options, worlds
+        self.options, self.worlds, self._fid = options, worlds, fid
         self._metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": lpips}
         self._raster = lru_cache(maxsize=1)(self._make_raster)
 
@@ -116,7 +121,7 @@ class ImageMeter:
         return {
             "seed": seed_of(prompt, self.options.seed),
             "quality": measured,
-            "features": {},
+            "features": {"fid": pack(self._fid(image.frames).numpy())} if self._fid else {},
             "stats": asdict(image.stats),
             "tokens": pack(written.cpu().numpy()),
             "lossless": strategy.promise,
@@ -174,15 +179,21 @@ def compare_images(results: Results) -> Comparison:
     for row in rows:
         model, per_second = row["model"], row["frames_per_second"]
         raster = {} if row["strategy"] == RASTER else groups.get((model, RASTER), {})
-        row["nll"] = quality_of("nll", groups[model, row["strategy"]], raster)
+        own = groups[model, row["strategy"]]
+        row["nll"] = quality_of("nll", own, raster)
+        row["fid"] = distance_of("fid", own, raster)
         row["seconds"] = 1 / per_second if per_second else None
     notes = [
         "Nats a token: what raster's own tokens cost while they are decoded by a strategy, guided "
         "as they were drawn; none where a strategy has no schedule.",
         "PSNR, SSIM and = raster (the share of equal tokens) compare with raster's image of the "
         "same prompt and noise. Seconds are of decoding. Intervals are 95% over images.",
-        "FID: not measured, it needs the weights of Inception and some thousand images.",
     ]
+    if (detector := results.runs[-1]["metrics"]["fid"]) is None:
+        notes.append("FID: not measured, it needs weights (--fid-detector FILE).")
+    else:
+        notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
+    notes += bias_notes("fid", rows)
     return Comparison(rows, (STRATEGY, IMAGES, *LIKENESS, *SPEED), notes)
 
 

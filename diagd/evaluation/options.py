@@ -42,6 +42,7 @@ OF_CLIPS = (
     *("protocol", "frames", "context_frames", "fps", "start", "fvd_detector", "fvd_resize"),
     *("teacher_forced", "drift", "revisit", "revisit_actions"),
 )
+OF_IMAGES = "guidance", "fid_detector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
     lpips_backbone: Path | None = None  # torchvision's alexnet or vgg16 weights; none: no LPIPS
     lpips_heads: Path | None = None  # the authors' alex.pth or vgg.pth; default: torchmetrics' copy
     fvd_detector: Path | None = None  # StyleGAN-V's i3d_torchscript.pt: runs its code; none: no FVD
+    # of images: StyleGAN2-ADA's inception-2015-12-05.pt: runs its code; none: no FID
+    fid_detector: Path | None = None
     fvd_resize: Preprocessing = "crop"  # how frames become 224 x 224 px (see metrics/frechet.py)
     teacher_forced: bool = False  # generate nothing: the likelihood of the true frames instead
     # dream on when a clip is over, by default 256 frames, and show by eights how frames change
@@ -91,8 +94,8 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         if self.of_images:
             if given := [n for n in OF_CLIPS if getattr(self, n) != getattr(EvaluateOptions, n)]:
                 raise ValueError(f"{given[0]} is for clips: leave it out with a file of prompts")
-        elif self.guidance is not None:
-            raise ValueError(f"guidance is for images: {self.clips} is no file of prompts")
+        elif given := [n for n in OF_IMAGES if getattr(self, n) is not None]:
+            raise ValueError(f"{given[0]} is for images: {self.clips} is no file of prompts")
         lengths = self.lengths
         generated = lengths.frames - lengths.context_frames
         check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)

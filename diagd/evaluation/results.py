@@ -16,7 +16,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +171,13 @@ def biased(name: str, samples: int, dimension: int) -> str:
     )
 
 
+def bias_notes(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warn of a distance in rows of `summarize` where it rests on too few samples."""
+    sizes = [(row[name]["samples"], row[name]["dimension"]) for row in rows if row[name]]
+    few = [(samples, dimension) for samples, dimension in sizes if samples <= dimension]
+    return [biased(name, *min(few))] if few else []
+
+
 def summarize(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model and strategy, and for each baseline but the truth.
 
@@ -189,7 +196,7 @@ def summarize(results: Results) -> list[dict[str, Any]]:
         others = {} if strategy == RASTER else raster
         row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
         row |= {metric: quality_of(metric, clips, others) for metric in QUALITY}
-        row |= {name: _distance(name, clips, truth) for name in DISTANCES}
+        row |= {name: distance_of(name, clips, truth) for name in DISTANCES}
         speed, reference = _speed(clips), _speed(others)
         row |= speed
         row["speedup"] = _ratio(speed["frames_per_second"], reference["frames_per_second"])
@@ -227,10 +234,10 @@ def quality_of(
     }
 
 
-def _distance(
+def distance_of(
     name: str, clips: dict[str, Record], truth: dict[str, Record]
 ) -> dict[str, Any] | None:
-    """Compare with the true clips of the same names."""
+    """Return a distance from what is true, of the same names, as in a row of `summarize`."""
     both = [clip for clip in clips if clip in truth and name in truth[clip]["features"]]
     if not both or name not in clips[both[0]]["features"]:
         return None

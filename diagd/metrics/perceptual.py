@@ -131,6 +131,23 @@ def features_of(network: Network) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
+class ImageFeatures:
+    """Inception features of pictures. Loading a detector EXECUTES code in it, as `VideoFeatures`'s.
+
+    The detector takes (N, 3, H_px, W_px) uint8 and scales them itself, as StyleGAN2-ADA's does.
+    """
+
+    def __init__(self, detector: str | Path, device: torch.device | str = "cpu") -> None:
+        self.provenance = {"detector_sha256": short_sha256(detector)}
+        self._detector, self._device = load_torchscript(detector, device), device
+
+    @torch.inference_mode()
+    def __call__(self, frames: Tensor) -> Tensor:
+        """Describe pictures: (N, H_px, W_px, 3) uint8 -> (N, D) float32."""
+        pixels = frames.to(self._device).movedim(-1, 1)
+        return self._detector(pixels, return_features=True).float().cpu()
+
+
 INPUT_PX = 224
 
 

@@ -1,17 +1,21 @@
 """`diagd evaluate` on a model of images."""
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import diagd
 from diagd.evaluation.results import read_results, unpack
+from diagd.metrics.frechet import frechet_distance
+from diagd.metrics.perceptual import short_sha256
 from diagd.metrics.quality import psnr, ssim
 from diagd.pipeline.prompts import seed_of
 from tests import oracles
 from tests.families.emu3.folders import HEIGHT, NUM_CODES, WIDTH, emu3, write_emu3
 from tests.families.emu3.test_emu3 import SCALE, THEIRS, VISUAL
 from tests.families.images import guided_price
+from tests.metrics.detectors import TinyInception, write_detector
 
 TEXTS = ("a red house", "a big blue house")
 STEPS = HEIGHT * (WIDTH + 1)  # in raster order
@@ -128,9 +132,32 @@ def test_images_are_kept_on_request(evaluate, folder, tmp_path):
         assert torch.equal(torch.tensor(list(written.tobytes())), image.frames.flatten())
 
 
+def test_fid_is_the_distance_from_the_images_of_raster(evaluate, tmp_path):
+    detector = write_detector(tmp_path / "inception.pt", TinyInception)
+    document = evaluate("--fid-detector", detector, "--save-videos").document
+    pictures = {}
+    for line in read_results(tmp_path / "out" / "images.jsonl").clips:
+        with Image.open(tmp_path / "out" / line["video"]) as image:
+            pixels = np.asarray(image, dtype=np.float64)
+        halves = np.split(pixels, 2, axis=1)
+        pictures.setdefault(line["strategy"], []).append(
+            np.concatenate([half.mean((0, 1)) for half in halves])
+        )
+    rows = {row["strategy"]: row["fid"] for row in document["rows"]}
+    assert rows["raster"] is None
+    for name in ("k=2", "k=1", "exact"):
+        apart = frechet_distance(*(np.stack(pictures[one]) for one in (name, "raster")))
+        assert rows[name]["value"] == pytest.approx(apart, rel=1e-3, abs=1e-3)
+        assert (rows[name]["samples"], rows[name]["dimension"]) == (2, 6)
+    notes = " ".join(document["notes"])
+    assert f"detector_sha256 {short_sha256(detector)}." in notes
+    assert "Warning: FID of 2 samples in 6 dimensions" in notes
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--fid-detector", "absent.pt"), "absent.pt"),
         (("--frames", 3), "frames is for clips: leave it out with a file of prompts"),
         (("--drift",), "drift is for clips"),
         (("--teacher-forced",), "teacher_forced is for clips"),

@@ -52,7 +52,7 @@ def run_line(*models, run=0):
         "kind": "run",
         "run": run,
         "settings": settings,
-        "metrics": {"lpips": None, "fvd": None},
+        "metrics": {"lpips": None, "fvd": None, "fid": None},
         "models": dict.fromkeys(models or ("tiny",), "0123456789ab"),
         "options": {"workers": 0, "out": "work/<study>"},
         "commit": "abc123",

@@ -123,7 +123,7 @@ def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
 
 
 def test_without_weights_there_is_no_provenance(meter):
-    assert meter.provenance == {"lpips": None, "fvd": None}
+    assert meter.provenance == {"lpips": None, "fvd": None, "fid": None}
 
 
 def test_a_model_without_actions_needs_no_action_files(tmp_path):

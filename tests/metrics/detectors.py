@@ -27,8 +27,19 @@ class TinyDetector(torch.nn.Module):
         return torch.cat([part.mean(dim=[2, 3, 4]) for part in parts], dim=1)
 
 
-def write_detector(path: Path) -> Path:
+class TinyInception(torch.nn.Module):
+    """In the calling convention of StyleGAN2-ADA: the mean of each channel, in either half."""
+
+    def forward(self, x: Tensor, return_features: bool) -> Tensor:
+        assert return_features
+        assert x.dtype == torch.uint8
+        half = x.shape[3] // 2
+        parts = [x[..., :half].float(), x[..., half:].float()]
+        return torch.cat([part.mean(dim=[2, 3]) for part in parts], dim=1)
+
+
+def write_detector(path: Path, detector: type[torch.nn.Module] = TinyDetector) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and what the file is made of
-        torch.jit.save(torch.jit.script(TinyDetector()), str(path))
+        torch.jit.save(torch.jit.script(detector()), str(path))
     return path
