@@ -6,7 +6,8 @@ Held-out episodes of the two places with monsters are played until one stays in 
 there the game fires for eight frames, or waits for as many: the same episode twice, which ViZDoom
 repeats exactly. The world dreams both ways from the same four frames. A small network, trained on
 other episodes as the tokenizer paints them, says in which pictures a living monster is in the
-sights; what it says of the game stands beside what the game's own labels say.
+sights; what it says of the game stands beside what the game's own labels say. Another one says in
+which pictures the gun fires: it should when it is asked to, and then alone.
 """
 
 import itertools
@@ -38,6 +39,8 @@ NEAR = 0.004  # area of a monster that counts as one: 86 pixels
 SEEDS = {"training": 3_000_000, "checking": 4_000_000, "moments": 5_000_000}
 BRANCHES = "attack", "none"
 SHOWN = 4  # moments of the picture
+# The middle, without the gun, whose fire would tell that somebody aims; and the gun
+ROWS = {"aimed": (0.25, 0.625), "fires": (0.5, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -97,13 +100,11 @@ def episodes(game: DoomGame, first_seed: int, frames: int) -> Iterator[tuple[Pla
 
 
 class Judge(nn.Module):
-    """Whether a living monster is in the sights, from the middle of a picture.
+    """Answers a question about a picture, which it sees a part of."""
 
-    The gun is left out: its fire would tell that somebody aims.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, rows: tuple[float, float]) -> None:
         super().__init__()
+        self.rows = rows  # first and last that it sees, as shares of the height
         layers: list[nn.Module] = []
         for before, after in ((3, 16), (16, 32), (32, 64), (64, 64)):
             layers += [nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.ReLU()]
@@ -114,7 +115,8 @@ class Judge(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         """Return logits (N,) of pictures (N, H_px, W_px, 3) uint8."""
         height, width = pictures.shape[1:3]
-        middle = pictures[:, height // 4 : 5 * height // 8, width // 4 : -width // 4]
+        top, bottom = (round(height * share) for share in self.rows)
+        middle = pictures[:, top:bottom, width // 4 : -width // 4]
         return self.layers(middle.permute(0, 3, 1, 2).float() / 127.5 - 1)[:, 0]
 
     @torch.inference_mode()
@@ -130,20 +132,20 @@ def painted(world: VideoGenerator, pictures: Tensor) -> Tensor:
     return torch.cat(parts).clone()
 
 
-def train(pictures: Tensor, aimed: Tensor, options: Options) -> Judge:
+def train(pictures: Tensor, true: Tensor, rows: tuple[float, float], options: Options) -> Judge:
     """Train on pictures (N, H_px, W_px, 3) uint8, mirrored ones too, with both answers alike."""
     torch.manual_seed(options.seed)
-    judge = Judge()
+    judge = Judge(rows)
     steps = options.epochs * (len(pictures) // 64)
     adam = torch.optim.AdamW(judge.parameters(), lr=2e-3, weight_decay=0.05)
     rate = torch.optim.lr_scheduler.OneCycleLR(adam, 2e-3, total_steps=steps)
-    weight = (~aimed).sum() / aimed.sum()
-    for _ in track(range(steps), description="training the judge"):
-        rows = torch.randint(len(pictures), (64,))
-        batch = pictures[rows]
+    weight = (~true).sum() / true.sum()
+    for _ in track(range(steps), description="training a judge"):
+        drawn = torch.randint(len(pictures), (64,))
+        batch = pictures[drawn]
         batch = batch.flip(2) if torch.rand(()) < 0.5 else batch
         loss = F.binary_cross_entropy_with_logits(
-            judge(batch), aimed[rows].float(), pos_weight=weight
+            judge(batch), true[drawn].float(), pos_weight=weight
         )
         adam.zero_grad()
         loss.backward()
@@ -173,46 +175,51 @@ def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
             return
 
 
-def aimed_in(played: list[Played]) -> Tensor:
-    """Return (frames of all,) bool."""
-    return torch.tensor(list(itertools.chain.from_iterable(one.aimed for one in played)))
+def answers_in(played: list[Played]) -> dict[str, Tensor]:
+    """Return to each question, whose parts of a picture are ROWS, (frames of all,) bool."""
+    return {
+        "aimed": torch.tensor([aimed for one in played for aimed in one.aimed]),
+        "fires": torch.tensor(["attack" in action for one in played for action in one.actions]),
+    }
 
 
 def measure(
     world: VideoGenerator, scenario: str, options: Options
 ) -> tuple[dict[str, Any], Tensor]:
-    """Return the share of moments with a monster in the sights, by frame, and frames to show."""
-    with open_doom(RecordOptions(out=Path(), scenario=scenario)) as game:
+    """Return the share of moments with a monster in the sights, or fire, by frame, and pictures."""
+    with open_doom(RecordOptions(out=Path(), scenario=scenario, policy="sentry")) as game:
         counts = {"training": options.training, "checking": options.training // 4}
         learnt, held = (
             [one for one, _ in itertools.islice(episodes(game, SEEDS[name], 64), count)]
             for name, count in counts.items()
         )
         moments = list(moments_of(game, options))
-    pictures = painted(world, torch.cat([one.pictures for one in learnt]))
-    judge = train(pictures, aimed_in(learnt), options)
-    said = judge.sees(painted(world, torch.cat([one.pictures for one in held])))
-    aimed = aimed_in(held)
-    row: dict[str, Any] = {
-        "scenario": scenario,
-        "judge": {"hits": said[aimed].float().mean().item(),
-                  "misses": said[~aimed].float().mean().item(),
-                  "aimed": int(aimed.sum()), "not": int((~aimed).sum())},
-    }  # fmt: skip
+    pictures, checked = (
+        painted(world, torch.cat([one.pictures for one in part])) for part in (learnt, held)
+    )
+    row: dict[str, Any] = {"scenario": scenario, "judges": {}}
+    judges = {}
+    for name, true in answers_in(learnt).items():
+        judges[name] = train(pictures, true, ROWS[name], options)
+        said, there = judges[name].sees(checked), answers_in(held)[name]
+        row["judges"][name] = {
+            "hits": said[there].float().mean().item(),
+            "misses": said[~there].float().mean().item(),
+            "true": int(there.sum()),
+            "false": int((~there).sum()),
+        }
     shown = []
     for name in BRANCHES:
         videos = torch.stack([one[name].pictures for one in moments])
-        labels = torch.tensor([one[name].aimed[CONTEXT:] for one in moments])
         tokens = torch.stack([world.tokenizer.encode(video) for video in videos])
         ids = ids_of(world, [one[name].actions for one in moments])
         clips = Clips(world, videos, tokens, ids, CONTEXT, 1, options.seed)
         dreamt = clips.paint(clips.dream("k=1", ids[:, CONTEXT:]))
         truth = clips.paint(tokens[:, CONTEXT:])
-        said_of = {
-            "labels": labels,
-            "game": judge.sees(truth.flatten(0, 1)).view(labels.shape),
-            "dream": judge.sees(dreamt.flatten(0, 1)).view(labels.shape),
-        }
+        said_of = {"labels": torch.tensor([one[name].aimed[CONTEXT:] for one in moments])}
+        for question, judge in judges.items():
+            for who, seen in (("game", truth), ("dream", dreamt)):
+                said_of[f"{question} {who}"] = judge.sees(seen.flatten(0, 1)).view(len(seen), -1)
         row[name] = {who: said.float().mean(0).tolist() for who, said in said_of.items()}
         shown += [truth[:SHOWN], dreamt[:SHOWN]]
     return row, torch.stack(shown, 1).flatten(0, 2)
@@ -234,21 +241,26 @@ def main(options: Options) -> None:
         {"options": asdict(options), "rows": rows, **provenance(torch.device("cpu"))},
         indent=1,
     )
-    columns = {"scenario": "{scenario}", "judge right": "{right:.0%}"}
     flat = []
     for row in rows:
-        one = {
-            "scenario": row["scenario"],
-            "right": (row["judge"]["hits"] + 1 - row["judge"]["misses"]) / 2,
-        }
-        for name in BRANCHES:
-            for who, share in row[name].items():
-                one[f"{name}_{who}"] = np.mean(share[-3:])
-        flat.append(one)
-    columns |= {
-        f"{n} {w}": f"{{{n}_{w}:.0%}}" for n in BRANCHES for w in ("labels", "game", "dream")
+        for branch in BRANCHES:
+            late = {who: np.mean(share[-3:]) for who, share in row[branch].items()}
+            fires = {who: np.mean(row[branch][f"fires {who}"]) for who in ("game", "dream")}
+            flat.append({"scenario": row["scenario"], "told": branch, **late, "gun": fires})
+    columns = {
+        "place": "{scenario}",
+        "told to": "{told}",
+        "there: labels": "{labels:.0%}",
+        "game": "{aimed game:.0%}",
+        "dream": "{aimed dream:.0%}",
+        "fires: game": "{gun[game]:.0%}",
+        "in dream": "{gun[dream]:.0%}",
     }
-    print_records(make_console(), "a monster in the sights, 6 to 8 frames later", columns, flat)
+    print_records(make_console(), "a monster is still there after 6 to 8 frames", columns, flat)
+    for row in rows:
+        for name, one in row["judges"].items():
+            right = (one["hits"] + 1 - one["misses"]) / 2
+            print(f"{row['scenario']}: the judge of {name!r} is right in {right:.0%}")
 
 
 if __name__ == "__main__":
