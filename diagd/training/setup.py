@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from diagd.backends.devices import multiplies_bfloat16
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import (
     ACTIONS_FILE,
@@ -136,6 +137,34 @@ def choose_precision(asked: str) -> str:
     return "bf16" if seconds[torch.bfloat16] < seconds[torch.float32] else "no"
 
 
+class FloatMuon(torch.optim.Muon):
+    """Muon whose products are of float32, for devices that do not multiply bfloat16.
+
+    There torch's own takes twenty times as long, more than the gradients (docs/log.md).
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                average = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(average, group["momentum"])
+                wide = update if len(update) <= update.shape[1] else update.T
+                wide = wide / wide.norm().clamp(min=group["eps"])
+                a, b, c = group["ns_coefficients"]
+                for _ in range(group["ns_steps"]):  # towards a matrix whose singular values are 1
+                    gram = wide @ wide.T
+                    wide = a * wide + (b * gram + c * gram @ gram) @ wide
+                update = wide if len(update) <= update.shape[1] else wide.T
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.sub_(update, alpha=0.2 * max(weight.shape) ** 0.5 * group["lr"])
+
+
 def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim.Optimizer]:
     """Make AdamW for all weights, or Muon for the blocks' matrices and AdamW for the others."""
     rate, decay = options.learning_rate, options.weight_decay
@@ -146,7 +175,8 @@ def make_optimizers(model: Transformer, options: RunOptions) -> list[torch.optim
         blocks = [p for p in model.model.layers.parameters() if p.ndim == 2]
         in_blocks = {id(p) for p in blocks}
         matrices = [p for p in matrices if id(p) not in in_blocks]
+        muon = torch.optim.Muon if multiplies_bfloat16(model.device) else FloatMuon
         scale = "match_rms_adamw"  # so that AdamW's learning rate serves both
-        optimizers.append(torch.optim.Muon(blocks, rate, decay, adjust_lr_fn=scale))
+        optimizers.append(muon(blocks, rate, decay, adjust_lr_fn=scale))
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return [*optimizers, torch.optim.AdamW(groups, rate, (0.9, 0.95), weight_decay=decay)]

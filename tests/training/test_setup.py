@@ -8,7 +8,13 @@ from diagd.families.presets import PRESETS
 from diagd.tokenizers.shards import codebook_fingerprint
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.loop import draw_batch
-from diagd.training.setup import check_fit, fit_config, make_optimizers, start_model
+from diagd.training.setup import (
+    FloatMuon,
+    check_fit,
+    fit_config,
+    make_optimizers,
+    start_model,
+)
 from tests.worlds import SHARD_CODES as NUM_CODES
 from tests.worlds import clips_of, model_config, tokenizer, write_shard_model
 
@@ -33,10 +39,29 @@ def test_tokens_of_another_tokenizer_do_not_fit_a_model_that_brings_its_own(tmp_
         check_fit(str(tmp_path), config, replace(clips_of(), codebook="0" * 16))
 
 
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_muon_of_float32_steps_as_torchs_does(shape):
+    """Up to the rounding of bfloat16, which torch's is computed in."""
+    generator = torch.Generator().manual_seed(0)
+    start, *gradients = (torch.randn(shape, generator=generator) for _ in range(4))
+    ended = []
+    for kind in (FloatMuon, torch.optim.Muon):
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = kind([weight], 0.02, 0.1, adjust_lr_fn="match_rms_adamw")
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+        ended.append((weight.detach(), optimizer.state_dict()["state"][0]["momentum_buffer"]))
+    (ours, our_average), (theirs, their_average) = ended
+    assert torch.equal(our_average, their_average)
+    assert (ours - theirs).norm() < 0.02 * (theirs - start).norm()
+
+
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_once(options):
     model = start_model(model_config(), seed=0)
     muon, adamw = make_optimizers(model, options(optimizer="muon", weight_decay=0.2))
-    assert {type(muon), type(adamw)} == {torch.optim.Muon, torch.optim.AdamW}
+    assert isinstance(muon, torch.optim.Muon)
+    assert type(adamw) is torch.optim.AdamW
     blocks = [id(p) for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
     assert [id(p) for p in muon.param_groups[0]["params"]] == blocks
     others = [id(p) for group in adamw.param_groups for p in group["params"]]
