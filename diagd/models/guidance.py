@@ -1,11 +1,13 @@
-"""Classifier-free guidance: two prompts, one forward pass, one token for both.
+"""Classifier-free guidance: several prompts, one forward pass, one token for all.
 
 logits = unconditional + scale * (conditional - unconditional)
 
 Every batch row is run twice, side by side: once after the prompt that the engine feeds, once after
-another one. Generated tokens are fed to both. To the engine the pair is one model.
+another one. Generated tokens are fed to both. To the engine the pair is one model. A prompt of a
+picture and a text makes three: with both, with the picture alone, with neither.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,89 +18,109 @@ from torch.nn import functional
 
 from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
 
+# token ids (B, L) of one prompt's rows, their positions (L,), slots (L,) and mask (L, M)
+Lanes = tuple[Tensor, Tensor, Tensor, Tensor]
+
 
 class GuidedModel(ModelWrapper[CausalModel]):
     """A model steered away from what it would write after an unconditional prompt.
 
-    Where the two prompts are of one length, the two rows differ in tokens alone. Otherwise the
-    unconditional rows have slots ahead of the engine's for all but the last of their tokens, which
-    is fed when the engine feeds its own last prompt token; a model that takes no positions for each
-    row is then run twice, with two caches. Slots and positions of a lane are the same here, as in
-    the engine.
+    Where the prompts are of one length, their rows differ in tokens alone. Otherwise the others
+    have slots ahead of the engine's for all but the last of their tokens, which is fed when the
+    engine feeds its own last prompt token; a model that takes no positions for each row is then run
+    once for each prompt, with a cache for each. Slots and positions of a lane are the same here, as
+    in the engine.
 
     Args:
         unconditional: (1, U) or (B, U) int64, an empty or a negative prompt with the model's own
             image start; it replaces the first `prompt_length` tokens of the engine's prompt, the
-            text before the context frames. Both rows see what comes after.
+            text before the context frames. All rows see what comes after. Of several, which say
+            less and less, each is steered away from by the one before it.
         prompt_length: at least 1.
-        scale: 1 is the model as it is; a larger one follows the prompt more closely.
+        scale: 1 is the model as it is; a larger one follows the prompt more closely. One for each
+            unconditional prompt.
 
     Raises:
         ValueError: an argument out of its range.
     """
 
     def __init__(
-        self, model: CausalModel, unconditional: Tensor, prompt_length: int, scale: float
+        self,
+        model: CausalModel,
+        unconditional: Tensor | Sequence[Tensor],
+        prompt_length: int,
+        scale: float | Sequence[float],
     ) -> None:
-        if unconditional.ndim != 2 or not unconditional.numel():
+        others = [unconditional] if isinstance(unconditional, Tensor) else list(unconditional)
+        self.scales = list(scale) if isinstance(scale, Sequence) else [scale]
+        if len(others) != len(self.scales):
             raise ValueError(
-                "unconditional must be of shape (1 or batch, at least 1), "
-                f"got {tuple(unconditional.shape)}"
+                f"expected a scale for each of {len(others)} prompts, got {len(self.scales)}"
             )
-        if unconditional.dtype != torch.int64 or not (
-            0 <= int(unconditional.min()) <= int(unconditional.max()) < model.num_embeddings
-        ):
-            raise ValueError(
-                f"unconditional must be int64 ids in [0, {model.num_embeddings}), "
-                f"got {unconditional.dtype} {unconditional.min()}..{unconditional.max()}"
-            )
+        for one in others:
+            _check_prompt(one, model.num_embeddings)
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
-        length = unconditional.shape[1]
-        if model.shape.on_grid and length != prompt_length:
+        lengths = [one.shape[1] for one in others]
+        if model.shape.on_grid and set(lengths) != {prompt_length}:
             raise ValueError(
                 "both prompts must be of one length for a model with positions on a grid, "
-                f"got prompts of {prompt_length} and {length}"
+                f"got prompts of {prompt_length} and {max(lengths, key=prompt_length.__ne__)}"
             )
         super().__init__(model)
-        self.scale, self.prompt_length = scale, prompt_length
-        self.unconditional = unconditional.to(model.device)
-        self.shift = length - prompt_length  # of the unconditional positions
-        self.num_ahead = length - 1 if self.shift else 0  # slots before the engine's
+        self.prompt_length = prompt_length
+        self.others = [one.to(model.device) for one in others]
+        self.shifts = [length - prompt_length for length in lengths]  # of the others' positions
+        # of each prompt, the engine's first: slots before the engine's that it has, and that it
+        # sees, the last of them
+        self.seen = [0, *(length - 1 for length in lengths)] if any(self.shifts) else []
+        most = max(self.seen, default=0)
+        self.ahead = [most for _ in self.seen] if model.takes_rows else self.seen
 
     @property
     def shape(self) -> ModelShape:
-        """The model's, but for the longest sequence, which both rows have to hold."""
-        held = self.model.max_positions - max(0, self.shift)
+        """The model's, but for the longest sequence, which all rows have to hold."""
+        held = self.model.max_positions - max(0, *self.shifts)
         return replace(self.model.shape, max_positions=held)
 
     @torch.no_grad()
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate a cache of pairs that holds an unconditional prompt of another length.
+        """Allocate a cache of all rows that holds the other prompts, where their lengths differ.
 
-        Its last token is left out. A model that is run twice has two caches.
+        The last token of each is left out. A model that is run once for each has as many caches.
         """
-        given, ahead = len(self.unconditional), self.num_ahead
-        if given not in (1, batch_size):
-            raise ValueError(f"expected 1 or {batch_size} unconditional prompts, got {given}")
-        rows = self.unconditional[:, :-1].expand(batch_size, -1)
-        if not self.shift or self.model.takes_rows:
-            cache = theirs = self.model.make_cache(2 * batch_size, ahead + num_slots, context)
-            rows = rows.repeat(2, 1)
+        for one in self.others:
+            if len(one) not in (1, batch_size):
+                raise ValueError(
+                    f"expected 1 or {batch_size} unconditional prompts, got {len(one)}"
+                )
+        make = self.model.make_cache
+        if not self.ahead or self.model.takes_rows:
+            ahead = max(self.ahead, default=0)
+            cache = make((1 + len(self.others)) * batch_size, ahead + num_slots, context)
         else:
-            theirs = self.model.make_cache(batch_size, ahead + num_slots, context)
-            cache = self.model.make_cache(batch_size, num_slots, context), theirs
-        if ahead:
-            slots = torch.arange(ahead, device=self.device)
-            self.model.forward(rows, slots, slots, slots <= slots[:, None], theirs, 1)
+            cache = [make(batch_size, ahead + num_slots, context) for ahead in self.ahead]
+        if any(self.ahead):
+            none = self.others[-1][:, :0]
+            prompts = [one[:, :-1].expand(batch_size, -1) for one in (none, *self.others)]
+            lanes = [self._before(*each) for each in zip(prompts, self.ahead, strict=True)]
+            self._run(lanes, cache, 1)
         return cache
+
+    def _before(self, prompt: Tensor, ahead: int) -> Lanes:
+        """Return the lanes of a prompt that ends with the slots ahead; nobody sees those before."""
+        slots = torch.arange(ahead, device=self.device)
+        unused = ahead - prompt.shape[1]
+        visible = (slots <= slots[:, None]) & (slots >= unused) | (slots == slots[:, None])
+        tokens = functional.pad(prompt, (unused, 0))
+        return tokens, (slots - unused).clamp(min=0), slots, visible
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
         return False  # the unconditional prompt is in it
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
-        """Return the mask where rows see in two ways, else what the model makes it from."""
-        see = partial(CausalModel.see, self) if self.shift else self.model.see
+        """Return the mask where rows see in different ways, else what the model makes it from."""
+        see = partial(CausalModel.see, self) if self.ahead else self.model.see
         return see(positions, steps, held, fed_at)
 
     def forward(
@@ -110,34 +132,58 @@ class GuidedModel(ModelWrapper[CausalModel]):
         cache: Any,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        run, last, ahead = self.model.forward, self.prompt_length - 1, self.num_ahead
-        shifted = (positions + self.shift).clamp(min=0)
-        own = self.unconditional[:, shifted.clamp(max=self.unconditional.shape[1] - 1)]
-        theirs = torch.where(positions <= last, own, tokens)
-        if not self.shift:
-            pair = torch.cat([tokens, theirs])
-            return self._steer(run(pair, positions, slots, visible, cache, logits_to_keep))
-        # the unconditional rows run the prompt's lanes as well, but never see them again
-        shared = torch.arange(visible.shape[1], device=visible.device) >= last
-        theirs_visible = functional.pad(visible & shared, (ahead, 0), value=True)
-        if not self.model.takes_rows:
-            given, other = cache
-            logits = (
-                run(tokens, positions, slots, visible, given, logits_to_keep),
-                run(theirs, shifted, slots + ahead, theirs_visible, other, logits_to_keep),
+        last, rows = self.prompt_length - 1, [(tokens, positions)]
+        for other, shift in zip(self.others, self.shifts, strict=True):
+            shifted = (positions + shift).clamp(min=0)
+            own = other[:, shifted.clamp(max=other.shape[1] - 1)]
+            rows.append((torch.where(positions <= last, own, tokens), shifted))
+        if not self.ahead:
+            fed = torch.cat([fed for fed, _ in rows])
+            return self._steer(
+                self.model.forward(fed, positions, slots, visible, cache, logits_to_keep)
             )
-            return self._steer(torch.cat(logits))
-        visible = functional.pad(visible, (ahead, 0), value=False)
-        logits = run(
-            torch.cat([tokens, theirs]),
-            torch.stack([positions, shifted]).repeat_interleave(len(tokens), 0),
-            slots + ahead,
-            torch.stack([visible, theirs_visible]).repeat_interleave(len(tokens), 0),
-            cache,
-            logits_to_keep,
+        # the others' rows run the prompt's lanes as well, but never see them again
+        shared = torch.arange(visible.shape[1], device=visible.device) >= last
+        lanes: list[Lanes] = []
+        for number, ((fed, at), ahead, seen) in enumerate(
+            zip(rows, self.ahead, self.seen, strict=True)
+        ):
+            mask = visible & shared if number else visible
+            mask = functional.pad(functional.pad(mask, (seen, 0), value=True), (ahead - seen, 0))
+            lanes.append((fed, at, slots + ahead, mask))
+        return self._steer(torch.cat(self._run(lanes, cache, logits_to_keep)))
+
+    def _run(self, lanes: list[Lanes], cache: Any, logits_to_keep: int) -> list[Tensor]:
+        """Return the logits of each prompt's lanes, or of all in one tensor."""
+        run = self.model.forward
+        if not self.model.takes_rows:
+            pairs = zip(lanes, cache, strict=True)
+            return [run(*each, own, logits_to_keep) for each, own in pairs if each[0].numel()]
+        tokens, positions, slots, visible = zip(*lanes, strict=True)
+        batch = len(tokens[0])
+        positions, visible = (
+            torch.stack(one).repeat_interleave(batch, 0) for one in (positions, visible)
         )
-        return self._steer(logits)
+        return [run(torch.cat(tokens), positions, slots[0], visible, cache, logits_to_keep)]
 
     def _steer(self, logits: Tensor) -> Tensor:
-        conditional, unconditional = logits.float().chunk(2)
-        return unconditional + self.scale * (conditional - unconditional)
+        rows = logits.float().chunk(1 + len(self.others))
+        steered = rows[-1]
+        for scale, more, less in reversed(list(zip(self.scales, rows, rows[1:], strict=False))):
+            steered = steered + scale * (more - less)
+        return steered
+
+
+def _check_prompt(unconditional: Tensor, num_embeddings: int) -> None:
+    if unconditional.ndim != 2 or not unconditional.numel():
+        raise ValueError(
+            "unconditional must be of shape (1 or batch, at least 1), "
+            f"got {tuple(unconditional.shape)}"
+        )
+    if unconditional.dtype != torch.int64 or not (
+        0 <= int(unconditional.min()) <= int(unconditional.max()) < num_embeddings
+    ):
+        raise ValueError(
+            f"unconditional must be int64 ids in [0, {num_embeddings}), "
+            f"got {unconditional.dtype} {unconditional.min()}..{unconditional.max()}"
+        )

@@ -29,29 +29,31 @@ def guided(name, unconditional, scale=SCALE):
     )
 
 
-def guided_logits(full, unconditional):
-    """Both prompts whole, each in a forward of its own, without a cache."""
-    length = unconditional.shape[1]
+def guided_logits(full, *unconditional, scales=(SCALE,)):
+    """All prompts whole, each in a forward of its own, without a cache."""
     if isinstance(full, str):
         full = oracles.llama_logits(architecture(full))
 
     def logits_fn(tokens, positions, visible):
         rest = positions >= PROMPT_LENGTH
-        own = torch.arange(length)
-        num_rest = int(rest.sum())
-        theirs = torch.ones(length + num_rest, length + num_rest, dtype=torch.bool).tril()
-        theirs[length:, :length] = True
-        theirs[length:, length:] = visible[rest][:, rest]
-        other = full(
-            torch.cat([unconditional.expand(len(tokens), -1), tokens[:, rest]], 1),
-            torch.cat([own, positions[rest] + length - PROMPT_LENGTH]),
-            theirs,
-        )
-        logits = full(tokens, positions, visible)
-        other = other[:, length - 1 :]  # from the last token of the prompts on
-        start = int((~rest).sum()) - 1
-        logits[:, start:] = other + SCALE * (logits[:, start:] - other)
-        return logits
+        start = int((~rest).sum()) - 1  # the last token of the prompts
+        rows = [full(tokens, positions, visible)]
+        for prompt in unconditional:
+            length = prompt.shape[1]
+            theirs = torch.ones(2 * [length + int(rest.sum())], dtype=torch.bool).tril()
+            theirs[length:, :length] = True
+            theirs[length:, length:] = visible[rest][:, rest]
+            other = full(
+                torch.cat([prompt.expand(len(tokens), -1), tokens[:, rest]], 1),
+                torch.cat([torch.arange(length), positions[rest] + length - PROMPT_LENGTH]),
+                theirs,
+            )
+            rows.append(rows[0].clone())
+            rows[-1][:, start:] = other[:, length - 1 :]
+        steered = rows[-1]
+        for scale, more, less in zip(scales[::-1], rows[-2::-1], rows[:0:-1], strict=True):
+            steered = steered + scale * (more - less)
+        return steered
 
     return logits_fn
 
@@ -189,6 +191,23 @@ def test_our_own_models_are_guided_by_prompts_of_any_length(backend, length):
     logits_fn = guided_logits(partial(own_logits, plain), unconditional)
     expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
     assert torch.equal(out.tokens, expected)
+
+
+@pytest.mark.parametrize("lengths", [(6, 2), (4, 4), (3, 1)])
+@pytest.mark.parametrize("kind", ["rows", "native"])
+def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, lengths):
+    plain = tiny_model(num_action_tokens=0, **KINDS["chameleon"])
+    model = NativeModel(plain) if kind == "native" else plain
+    others = [random_tokens(1, one, seed=one, vocab_size=40) for one in lengths]
+    schedule, scales, prompt = diagd.DiagonalSchedule(GRID, 2, 4), (SCALE, 1.5), prompt_of(2)
+    steered = GuidedModel(model, others, PROMPT_LENGTH, scales)
+    out = diagd.generate_tokens(steered, prompt, schedule, context_frames=0)
+    logits_fn = guided_logits(partial(own_logits, plain), *others, scales=scales)
+    expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
+    assert torch.equal(out.tokens, expected)
+    assert steered.max_positions == plain.max_positions - max(0, lengths[0] - PROMPT_LENGTH)
+    with pytest.raises(ValueError, match="expected a scale for each of 2 prompts, got 1"):
+        GuidedModel(model, others, PROMPT_LENGTH, SCALE)
 
 
 def test_positions_on_a_grid_are_not_shifted():
