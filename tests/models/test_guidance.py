@@ -194,18 +194,22 @@ def test_our_own_models_are_guided_by_prompts_of_any_length(backend, length):
 
 
 @pytest.mark.parametrize("lengths", [(6, 2), (4, 4), (3, 1)])
-@pytest.mark.parametrize("kind", ["rows", "native"])
+@pytest.mark.parametrize("kind", ["one cache", "native"])
 def test_of_several_prompts_each_is_steered_away_from_by_the_one_before(kind, lengths):
-    plain = tiny_model(num_action_tokens=0, **KINDS["chameleon"])
-    model = NativeModel(plain) if kind == "native" else plain
+    if kind == "native":
+        plain = tiny_model(num_action_tokens=0, **KINDS["chameleon"])
+        model, full = NativeModel(plain), partial(own_logits, plain)
+    else:
+        model, full = diagd.HuggingFaceModel(architecture("llama")), "llama"
+    assert model.takes_rows is (kind == "one cache")
     others = [random_tokens(1, one, seed=one, vocab_size=40) for one in lengths]
     schedule, scales, prompt = diagd.DiagonalSchedule(GRID, 2, 4), (SCALE, 1.5), prompt_of(2)
     steered = GuidedModel(model, others, PROMPT_LENGTH, scales)
     out = diagd.generate_tokens(steered, prompt, schedule, context_frames=0)
-    logits_fn = guided_logits(partial(own_logits, plain), *others, scales=scales)
+    logits_fn = guided_logits(full, *others, scales=scales)
     expected = oracles.diagonal_reference(logits_fn, prompt, 2, 3, 5, row_lag=2, frame_lag=4)
     assert torch.equal(out.tokens, expected)
-    assert steered.max_positions == plain.max_positions - max(0, lengths[0] - PROMPT_LENGTH)
+    assert steered.max_positions == model.max_positions - max(0, lengths[0] - PROMPT_LENGTH)
     with pytest.raises(ValueError, match="expected a scale for each of 2 prompts, got 1"):
         GuidedModel(model, others, PROMPT_LENGTH, SCALE)
 
