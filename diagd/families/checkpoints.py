@@ -276,7 +276,8 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     folder = _text_folder(found)
     if folder is None:
         return None
-    config = require_folder(folder, "text encoder (T5, as in docs/models.md)") / CONFIG_FILE
+    encoder = found.family.text.encoder if found.family.text else ""
+    config = require_folder(folder, f"text encoder {encoder}") / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in forms:
@@ -302,7 +303,7 @@ def save_text(found: Checkpoint, target: Path) -> bool:
 
 def _text_folder(found: Checkpoint) -> Path | None:
     if found.family.text is not None:
-        return found.path.parent / found.family.text.encoder
+        return found.path.parent / Path(found.family.text.encoder).name
     folder = found.path.with_name(TEXT_FOLDER)
     return folder if found.family is OWN and folder.is_dir() else None
 

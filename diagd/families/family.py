@@ -79,7 +79,8 @@ class TextFolder:
 
     kinds: tuple[str, ...]  # `model_type` in its config.json
     load: Callable[[Path, Checkpoint], TextPrompts]
-    encoder: str = ""  # a folder beside the weights, of an encoder that is not copied
+    # a model that reads texts, by its name on the Hub: in a folder beside the weights, not copied
+    encoder: str = ""
 
 
 @dataclass(frozen=True)

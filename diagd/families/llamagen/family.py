@@ -161,7 +161,7 @@ LLAMAGEN_T2I = Family(
     licence=LLAMAGEN.licence,
     released=replace(_FORMAT, files=("t2i_*.pt",), signature=(_NO_TEXT,)),
     tokenizer=_tokenizer,
-    text=TextFolder(("t5",), LlamaGenPrompts, encoder="t5"),
+    text=TextFolder(("t5",), LlamaGenPrompts, encoder="google/flan-t5-xl"),
     defaults=lambda found: image_defaults(top_k=1000, top_p=None, guidance=7.5, keep_frames=0),
     presets=TEXT_PRESETS,
 )
