@@ -171,7 +171,7 @@ def write_torch_file(path: Path, content: dict[str, Any]) -> None:
 
 def tensors_of(content: dict[str, Any]) -> dict[str, Tensor]:
     """Return the named tensors of a checkpoint, whether or not they are wrapped in a dict."""
-    for key in ("state_dict", "model"):
+    for key in ("state_dict", "model", "module"):
         if isinstance(content.get(key), dict):
             content = content[key]
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}

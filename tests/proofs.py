@@ -13,7 +13,16 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "models.md"
 BEGIN, END = "<!-- written by tests/proofs.py -->\n", "<!-- end -->\n"
-MODELS = ("LlamaGen", "Emu3", "Janus", "Chameleon", "Lumina-mGPT", "IRIS", "WorldVLA")
+MODELS = (
+    "LlamaGen",
+    "LlamaGen-T2I",
+    "Emu3",
+    "Janus",
+    "Chameleon",
+    "Lumina-mGPT",
+    "IRIS",
+    "WorldVLA",
+)
 FEATURES = {
     "logits": "own decoder: logits within 1e-4",
     "native": "native kernels",

@@ -101,6 +101,11 @@ class CausalModel(Protocol):
         return False
 
     @property
+    def embeddings(self) -> Tensor:
+        """The table that steps read, (num_embeddings, hidden size or more), to be written to."""
+        raise ValueError("this backend takes no text of vectors: choose another --backend")
+
+    @property
     def capture_seconds(self) -> float:
         """Seconds that went into capturing steps as CUDA graphs so far."""
         return 0.0
@@ -197,6 +202,10 @@ class ModelWrapper(CausalModel, Generic[Behind]):
     @property
     def replays(self) -> bool:
         return self.model.replays
+
+    @property
+    def embeddings(self) -> Tensor:
+        return self.model.embeddings
 
     @property
     def capture_seconds(self) -> float:

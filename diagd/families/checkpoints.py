@@ -276,14 +276,15 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     folder = _text_folder(found)
     if folder is None:
         return None
-    config = folder / CONFIG_FILE
+    encoder = found.family.text.encoder if found.family.text else ""
+    config = require_folder(folder, f"text encoder {encoder}") / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in forms:
         raise ValueError(f"{config}: expected model_type {', '.join(forms)}, got {kind!r}")
     require_file(folder / "tokenizer.json", "text tokenizer")
     try:
-        return forms[kind].load(folder, found.config)
+        return forms[kind].load(folder, found)
     except (*_MISFITS, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None
@@ -302,7 +303,7 @@ def save_text(found: Checkpoint, target: Path) -> bool:
 
 def _text_folder(found: Checkpoint) -> Path | None:
     if found.family.text is not None:
-        return found.path.parent
+        return found.path.parent / Path(found.family.text.encoder).name
     folder = found.path.with_name(TEXT_FOLDER)
     return folder if found.family is OWN and folder.is_dir() else None
 

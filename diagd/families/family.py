@@ -63,6 +63,8 @@ class TextIds(NamedTuple):
 
     prompt: Tensor  # (1, P) int64, all that stands before the image
     unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
+    # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
+    vectors: Tensor | None = None
 
 
 class TextPrompts(Protocol):
@@ -73,10 +75,12 @@ class TextPrompts(Protocol):
 
 @dataclass(frozen=True)
 class TextFolder:
-    """The files of a text tokenizer, beside the weights or in a folder of ours."""
+    """The files of a text tokenizer or encoder, beside the weights or in a folder of ours."""
 
     kinds: tuple[str, ...]  # `model_type` in its config.json
-    load: Callable[[Path, ModelConfig], TextPrompts]
+    load: Callable[[Path, Checkpoint], TextPrompts]
+    # a model that reads texts, by its name on the Hub: in a folder beside the weights, not copied
+    encoder: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from diagd.families.emu3.presets import PRESETS as EMU3
 from diagd.families.iris.presets import PRESETS as IRIS
 from diagd.families.janus.presets import PRESETS as JANUS
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
+from diagd.families.llamagen.presets import TEXT_PRESETS as LLAMAGEN_T2I
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
 from diagd.families.wham.presets import PRESETS as WHAM
 from diagd.models.config import ModelConfig
@@ -53,6 +54,7 @@ PRESETS: dict[str, ModelConfig] = {
     **MINEWORLD,
     **IRIS,
     **LLAMAGEN,
+    **LLAMAGEN_T2I,
     **JANUS,
     **CHAMELEON,
     **EMU3,

@@ -7,7 +7,7 @@ from diagd.families.emu3.family import EMU3
 from diagd.families.family import Family
 from diagd.families.iris.family import IRIS
 from diagd.families.janus.family import JANUS
-from diagd.families.llamagen.family import LLAMAGEN
+from diagd.families.llamagen.family import LLAMAGEN, LLAMAGEN_T2I
 from diagd.families.mineworld.family import MINEWORLD
 from diagd.families.wham.family import WHAM
 
@@ -15,6 +15,7 @@ FAMILIES: tuple[Family, ...] = (
     WHAM,
     IRIS,
     LLAMAGEN,  # before Cosmos, whose tensors are called alike
+    LLAMAGEN_T2I,
     COSMOS,
     JANUS,
     WORLDVLA,  # a Chameleon by its tensors

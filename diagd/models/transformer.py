@@ -150,6 +150,10 @@ class Transformer(
         return shape_of(self.config, self.model.embed_tokens.weight.device)
 
     @property
+    def embeddings(self) -> Tensor:
+        return self.model.embed_tokens.weight
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 

@@ -32,6 +32,7 @@ from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.family import TextIds, TextPrompts
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
+from diagd.models.vector_prompt import VectorPrompt
 from diagd.pipeline.prompts import (
     Clip,
     Picture,
@@ -314,7 +315,8 @@ class VideoGenerator:
         taken, held = ids.prompt.shape[1] + self.height * self.width, self.config.max_positions
         if taken > held:
             raise ValueError(f"text and image take {taken} tokens, the model holds {held}")
-        return TextIds(*(row.to(self.model.device) for row in ids))
+        device = self.model.device
+        return TextIds(ids.prompt.to(device), ids.unconditional.to(device), ids.vectors)
 
     def _read_rows(
         self, rows: Sequence[tuple[Any, Any, Any]]
@@ -415,10 +417,13 @@ class VideoGenerator:
         A scale of None is the makers' own, 1 none.
         """
         scale = self.defaults.guidance if scale is None else scale
+        model = self.model
+        if said is not None and said.vectors is not None:
+            model = VectorPrompt(model, said.prompt[0], said.vectors, self.config.prefix_length)
         if scale == 1:
-            return self.model
+            return model
         if said is not None:
-            return GuidedModel(self.model, said.unconditional, said.prompt.shape[1], scale)
+            return GuidedModel(model, said.unconditional, said.prompt.shape[1], scale)
         if self.defaults.context_frames or self.vocabulary is None:
             raise ValueError(f"this model takes no guidance, got {scale}")
         idle = self.action_ids([idle_action(self.vocabulary)], 1, "image")

@@ -93,6 +93,8 @@ def load_parts(
 
 def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[str]:
     """Write what belongs to a checkpoint besides its weights into our folder; return the names."""
+    if found.family.text and found.family.text.encoder:
+        raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
     names = [DEFAULTS_FILE]
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))

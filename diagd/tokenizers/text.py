@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer, T5EncoderModel
+from torch.nn import functional
 
 from diagd.files import require_file, require_folder
 from diagd.weight_files import read_weights
@@ -17,13 +17,21 @@ from diagd.weight_files import read_weights
 NUM_PLACES = 512
 
 
-@torch.inference_mode()
 def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> Tensor:
+    """Encode a text as `text_states`: (1, num_places, size) float32, zero behind the text."""
+    states = text_states(text, folder, num_places)
+    return functional.pad(states, (0, 0, 0, num_places - len(states)))[None]
+
+
+@torch.inference_mode()
+def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
     """Encode a text with the T5 of a local folder (weights and tokenizer, as transformers saves).
 
     Returns:
-        (1, num_places, size) float32, zero behind the text; a longer text is cut.
+        (tokens, size) float32; a text longer than `max_tokens` is cut.
     """
+    from transformers import AutoTokenizer, T5EncoderModel  # slow to import
+
     if not text.strip():
         raise ValueError("text must not be empty")
     folder = require_folder(folder, "text encoder folder")
@@ -32,11 +40,8 @@ def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> 
         encoder = T5EncoderModel.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{folder} holds no T5 encoder: {str(error).splitlines()[0]}") from None
-    ids = tokenizer(text, truncation=True, max_length=num_places, return_tensors="pt").input_ids
-    states = encoder(ids).last_hidden_state.float()
-    padded = states.new_zeros(1, num_places, states.shape[2])
-    padded[:, : states.shape[1]] = states
-    return padded
+    ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt").input_ids
+    return encoder(ids).last_hidden_state[0].float()
 
 
 def read_embedding(path: str | Path) -> Tensor:

@@ -336,7 +336,7 @@ def test_prompts_of_folders_under_deepseeks_names_need_no_template(folders, tmp_
     words: Any = janus_processor().tokenizer
     words.chat_template = None
     words.save_pretrained(tmp_path)
-    ids = JanusPrompts(tmp_path, find_model(folders["janus"]).config)("a red house")
+    ids = JanusPrompts(tmp_path, find_model(folders["janus"]))("a red house")
     spoken = words("<|User|>: a red house\n\n<|Assistant|>:<boi>").input_ids
     assert to_theirs("janus", ids.prompt).tolist() == [spoken]
     assert spoken[-1] == IMAGE_START

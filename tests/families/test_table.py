@@ -26,6 +26,7 @@ def test_families_can_be_told_apart():
         ("wham-1.6b", {"fps": 10, "context_frames": 9, "keep_frames": 9, "first_id": 1}),
         ("wham-200m", {"temperature": 0.9, "top_p": None, "exclusive_top_p": True}),
         ("llamagen-b", {"context_frames": 0, "top_k": 2000, "top_p": None, "guidance": 4.0}),
+        ("llamagen-t2i-512", {"context_frames": 0, "top_k": 1000, "guidance": 7.5}),
         ("emu3", {"context_frames": 0, "top_k": 2048, "guidance": 3.0, "row_ends": True}),
         ("iris", {"fps": 15, "context_frames": 1, "top_p": None, "keep_frames": 1}),
         ("mc-ar-300m", {"fps": 20, "context_frames": 1, "num_frames": 15, "top_p": 0.8}),
@@ -46,4 +47,4 @@ def test_only_two_tables_know_the_folders_of_families():
             folders.add(module[1])
         elif module not in (("families", "table"), ("families", "presets")):
             assert not [name for name in own_imports(path) if name[0] == "families" and name[2:]]
-    assert len(folders) == len(table.FAMILIES) - 1  # Chameleon's holds WorldVLA, too
+    assert len(folders) == len(table.FAMILIES) - 2  # Chameleon's and LlamaGen's hold two

@@ -101,6 +101,12 @@ class NativeModel(CausalModel):
         return self._shape
 
     @property
+    def embeddings(self) -> Tensor:
+        table = self._laid_out.at(self._laid_out.record.embeddings)
+        assert isinstance(table, Tensor)
+        return table
+
+    @property
     def num_threads(self) -> int:
         """Threads of a step that the calling thread takes."""
         return min(torch.get_num_threads(), self.max_threads)

@@ -142,7 +142,8 @@ class ChameleonPrompts:
     the image start; without a text, there is no BOS either.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
+    def __init__(self, folder: Path, found: Checkpoint) -> None:
+        config = found.config
         self.words, self.first = read_words(folder), config.vocab_size
         names = [getattr(self.words, "boi_token", IMAGE_START)]
         self.sentence, turn_end = "{}", list[str]()

@@ -90,9 +90,9 @@ def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:
 class Emu3Prompts:
     """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
+    def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.words = names = read_words(folder)
-        size = f"{config.grid_height}*{config.grid_width - 1}"
+        size = f"{found.config.grid_height}*{found.config.grid_width - 1}"
         self.behind = f"{names.boi_token}{size}{names.image_wrapper_token}"
         theirs = _their_ids(_complete(read_json_object(folder / "config.json")))
         self.ours = torch.empty_like(theirs)

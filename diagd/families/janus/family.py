@@ -114,8 +114,8 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 class JanusPrompts:
     """What a user says, then the image start; without a text, padding between BOS and that."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
-        self.words, self.first = read_words(folder), config.vocab_size
+    def __init__(self, folder: Path, found: Checkpoint) -> None:
+        self.words, self.first = read_words(folder), found.config.vocab_size
         self.start = getattr(self.words, "boi_token", "<begin_of_image>")
 
     def __call__(self, text: str) -> TextIds:

@@ -1,15 +1,22 @@
-"""LlamaGen: class-conditional images (arXiv:2406.06525), each a video of one frame.
+"""LlamaGen: images of classes or of texts (arXiv:2406.06525), each a video of one frame.
 
 The files hold weights only. The number of heads follows from the sizes, and the size of the image
 from the name of the file (`c2i_L_384.pt`), unless a config file says `image_size` or `n_head`.
+
+A text is the states of a T5 encoder behind two layers. So many learnt vectors mean no text, of
+which as many as the text has tokens are read, the last ones. Its makers pad both in front to 120
+places, hide the padding, and count no positions: here it is left out.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
 from diagd.families.family import (
@@ -17,6 +24,8 @@ from diagd.families.family import (
     Family,
     ReleasedFormat,
     Source,
+    TextFolder,
+    TextIds,
     count_layers,
     rename,
 )
@@ -24,16 +33,20 @@ from diagd.families.llamagen.presets import (
     HEAD_DIM,
     PATCH_PX,
     PRESETS,
+    TEXT_PRESETS,
     ImageNetClasses,
     llamagen,
 )
+from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import text_states
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
 _BLOCK, _EMBEDDING, _HEAD = "model.layers.{i}.", "tok_embeddings.weight", "output.weight"
-_CLASSES, _TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
+_CLASSES, _NO_TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
+_LAYERS = tuple(f"cls_embedding.cap_proj.fc{i}.weight" for i in (1, 2))
 _MODULES = {
     "model.embed_tokens": "tok_embeddings",
     "model.norm": "norm",
@@ -50,10 +63,19 @@ _MODULES = {
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors, side = dict(source.tensors), source.side
-    if _TEXT in tensors:
-        raise ValueError("a text-conditional model, and only class-conditional ones are known here")
     tensors.pop("freqs_cis", None)  # computed anew
-    classes, codes = tensors.pop(_CLASSES), tensors[_EMBEDDING]
+    codes, places = tensors[_EMBEDDING], 0
+    # what stands before an image has ids behind the visual ones; the output layer never chooses it
+    if _NO_TEXT in tensors:
+        places = len(tensors[_NO_TEXT])
+        rows = _project(tensors, tensors.pop(_NO_TEXT))
+        for name in _LAYERS:
+            del tensors[name]
+        fed = torch.cat([torch.zeros_like(rows), rows])  # of a text, which it writes; of none
+    else:
+        fed, head = tensors.pop(_CLASSES), tensors[_HEAD]
+        tensors[_HEAD] = torch.cat([head, head.new_zeros(fed.shape)])
+    tensors[_EMBEDDING] = torch.cat([codes, fed.to(codes.dtype)])
     (num_codes, hidden_size), num_layers = codes.shape, count_layers(tensors, "layers.")
     sizes = {(p.hidden_size, p.num_layers): p.num_heads for p in PRESETS.values()}
     num_heads = sizes.get((hidden_size, num_layers), hidden_size // HEAD_DIM)
@@ -67,25 +89,49 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
             if name != "v":
                 part = part.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
             tensors[f"layers.{i}.attention.{name}.weight"] = part
-    # classes are ids behind the visual ones; the output layer never chooses them
-    tensors[_EMBEDDING] = torch.cat([codes, classes])
-    head = tensors[_HEAD]
-    tensors[_HEAD] = torch.cat([head, head.new_zeros(classes.shape)])
     config = replace(
-        llamagen(hidden_size, num_layers, num_heads, image_px // PATCH_PX),
+        llamagen(hidden_size, num_layers, num_heads, image_px // PATCH_PX, places),
         intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
-        vocab_size=num_codes + len(classes),
+        vocab_size=len(tensors[_HEAD]),
         image_vocab_size=num_codes,
     )
     return config, rename(tensors, _MODULES, num_layers)
 
 
+def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:
+    """Return rows of embeddings (N, hidden_size) of states (N, size), in float32."""
+    first, second = (tensors[name].float() for name in _LAYERS)
+    hidden = functional.linear(states.float(), first)
+    return functional.linear(functional.gelu(hidden, approximate="tanh"), second)
+
+
+class LlamaGenPrompts:
+    """A text's states, projected, a vector a token; the encoder is loaded for each new text."""
+
+    def __init__(self, folder: Path, found: Checkpoint) -> None:
+        self.folder, self.tensors = folder, found.source.tensors
+        self.first, self.places = found.config.vocab_size, found.config.prefix_length
+        size, given = self.tensors[_NO_TEXT].shape[1], read_json_object(folder / "config.json")
+        if given.get("d_model") != size:
+            raise ValueError(f"expected d_model {size}, got {given.get('d_model')}")
+        self._read = lru_cache(maxsize=1024)(self._encode)  # `evaluate` asks several times
+
+    def _encode(self, text: str) -> Tensor:
+        return _project(self.tensors, text_states(text, self.folder, self.places))
+
+    def __call__(self, text: str) -> TextIds:
+        vectors = self._read(" ".join(text.lower().split()))
+        ids = self.first + torch.arange(self.places - len(vectors), self.places)[None]
+        return TextIds(ids, ids + self.places, vectors)
+
+
 def _tokenizer(found: Checkpoint) -> VQTokenizer:
-    files = sorted(found.path.parent.glob("vq_ds16*.pt"))
+    kind = "t2i" if found.config.prefix_length else "c2i"
+    files = sorted(found.path.parent.glob(f"vq_ds16_{kind}*.pt"))
     if len(files) != 1:
         raise ValueError(
-            f"{found.path}: expected its tokenizer, such as vq_ds16_c2i.pt, beside it "
-            f"(or a folder with --tokenizer), got {len(files)} files vq_ds16*.pt"
+            f"{found.path}: expected its tokenizer, such as vq_ds16_{kind}.pt, beside it "
+            f"(or a folder with --tokenizer), got {len(files)} files vq_ds16_{kind}*.pt"
         )
     return llamagen_tokenizer(files[0])
 
@@ -95,17 +141,27 @@ def llamagen_tokenizer(path: Path) -> VQTokenizer:
     return read_vqgan(read_tensors(path), path, by_direction=True)
 
 
+_FORMAT = ReleasedFormat(
+    files=("c2i_*.pt",),
+    config_fields=frozenset({"image_size", "n_head"}),
+    signature=(_CLASSES,),
+    convert=_convert,
+)
 LLAMAGEN = Family(
     name="LlamaGen",
     licence="code: MIT; weights: see FoundationVision/LlamaGen",
-    released=ReleasedFormat(
-        files=("c2i_*.pt", "t2i_*.pt"),
-        config_fields=frozenset({"image_size", "n_head"}),
-        signature=(_CLASSES, _TEXT),
-        convert=_convert,
-    ),
+    released=_FORMAT,
     tokenizer=_tokenizer,
     actions=ImageNetClasses(),
     defaults=lambda found: image_defaults(top_k=2000, top_p=None, guidance=4.0, keep_frames=0),
     presets=PRESETS,
+)
+LLAMAGEN_T2I = Family(
+    name="LlamaGen-T2I",
+    licence=LLAMAGEN.licence,
+    released=replace(_FORMAT, files=("t2i_*.pt",), signature=(_NO_TEXT,)),
+    tokenizer=_tokenizer,
+    text=TextFolder(("t5",), LlamaGenPrompts, encoder="google/flan-t5-xl"),
+    defaults=lambda found: image_defaults(top_k=1000, top_p=None, guidance=7.5, keep_frames=0),
+    presets=TEXT_PRESETS,
 )

@@ -39,9 +39,12 @@ class ImageNetClasses:
         return action
 
 
-def llamagen(hidden_size: int, num_layers: int, num_heads: int, side: int) -> ModelConfig:
-    """Describe a model over images of side x side tokens."""
-    vocab_size = NUM_CODES + ImageNetClasses.num_ids
+def llamagen(
+    hidden_size: int, num_layers: int, num_heads: int, side: int, places: int = 0
+) -> ModelConfig:
+    """Describe a model over images of side x side tokens, behind a class or `places` of a text."""
+    classes = ImageNetClasses
+    num_ids, num_actions = (0, 0) if places else (classes.num_ids, classes.num_tokens)
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=math.ceil(hidden_size * 8 // 3 / 256) * 256,
@@ -49,16 +52,19 @@ def llamagen(hidden_size: int, num_layers: int, num_heads: int, side: int) -> Mo
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
-        vocab_size=vocab_size,
+        vocab_size=NUM_CODES + num_ids,
         image_vocab_size=NUM_CODES,
-        max_positions=side * side + ImageNetClasses.num_tokens,
+        max_positions=side * side + places + num_actions,
         grid_height=side,
         grid_width=side,
-        num_action_tokens=ImageNetClasses.num_tokens,
+        num_action_tokens=num_actions,
+        prefix_length=places,
+        extra_embeddings=2 * places,
         position="rope2d",
     )
 
 
+NUM_PLACES = 120  # of a text
 # The two small ones were released for 384 px as well.
 PRESETS = {
     "llamagen-b": llamagen(768, 12, 12, 16),
@@ -66,4 +72,8 @@ PRESETS = {
     "llamagen-xl": llamagen(1280, 36, 20, 24),
     "llamagen-xxl": llamagen(1536, 48, 24, 24),
     "llamagen-3b": llamagen(3200, 24, 32, 24),
+}
+TEXT_PRESETS = {
+    "llamagen-t2i-256": llamagen(1280, 36, 20, 16, NUM_PLACES),
+    "llamagen-t2i-512": llamagen(1280, 36, 20, 32, NUM_PLACES),
 }

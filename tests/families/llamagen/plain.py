@@ -7,7 +7,10 @@ Facts, from FoundationVision/LlamaGen (MIT):
   then the codes of the image; the output layer knows only codes;
 - rotary positions: the first half of the planes turns by the row, the second half by the column; a
   plane is a pair of neighbours (2i, 2i + 1); of the class token queries and keys become zero;
-- guidance: logits = null + scale * (class - null), where the sequence after no class is fed too.
+- guidance: logits = null + scale * (class - null), where the sequence after no class is fed too;
+- of a text: instead of the class token there are 120 vectors, states of a T5 encoder behind two
+  matrices with a tanh GELU between; padding, zeros in front of the text, is seen by itself only;
+  for guidance 120 learnt states stand there, and the padding of the text hides as many of them.
 """
 
 import torch
@@ -47,17 +50,35 @@ def random_checkpoint(
     return weights
 
 
+def random_text_checkpoint(
+    hidden_size: int, num_layers: int, num_codes: int, num_places: int, size: int
+) -> Tensors:
+    """Draw the same of a model that reads a text, `size` numbers a state."""
+    weights = random_checkpoint(hidden_size, num_layers, num_codes)
+    weights.pop("cls_embedding.embedding_table.weight")
+    generator = torch.Generator().manual_seed(1)
+    for name, shape in (
+        ("uncond_embedding", (num_places, size)),
+        ("cap_proj.fc1.weight", (hidden_size, size)),
+        ("cap_proj.fc2.weight", (hidden_size, hidden_size)),
+    ):
+        weights[f"cls_embedding.{name}"] = torch.randn(shape, generator=generator) * 0.4
+    return weights
+
+
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
 
 
-def turned(states: Tensor, positions: list[int], width: int) -> Tensor:
-    """Rotate (N, D) states of one head; the class token, at position 0, becomes zero."""
+def turned(states: Tensor, positions: list[int], width: int, first: int) -> Tensor:
+    """Rotate (N, D) states of one head; those before the `first` code become zero."""
     half = states.shape[-1] // 2  # numbers of an axis
     speeds = [THETA ** (-i / half) for i in range(0, half, 2)]
-    places = [divmod(position - 1, width) for position in positions]
+    places = [divmod(position - first, width) for position in positions]
     angles = torch.tensor([[at * speed for at in place for speed in speeds] for place in places])
-    turns = torch.polar((torch.tensor(positions) > 0).float()[:, None].expand_as(angles), angles)
+    turns = torch.polar(
+        (torch.tensor(positions) >= first).float()[:, None].expand_as(angles), angles
+    )
     pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turns).flatten(1)
 
@@ -67,21 +88,23 @@ def plain_logits(
     weights: Tensors,
     num_heads: int,
     width: int,
-    label: int,
+    label: int | Tensor,
     lanes: list[tuple[int, int]],
     seen: Tensor,
 ) -> Tensor:
-    """Return (N, V) logits of lanes (position, code), the first of which is the class token.
+    """Return (N, V) logits of lanes (position, code), the first of which stand before the image.
 
     Args:
         width: of the image, in codes.
-        label: the class; the code of the first lane is ignored.
+        label: the class, or the vectors (P, hidden_size) of a text; the codes there are ignored.
         seen: (N, N) bool, which lanes each lane attends to.
     """
     positions = [position for position, _ in lanes]
     codes = torch.tensor([code for _, code in lanes])
     x = weights["tok_embeddings.weight"][codes]
-    x[0] = weights["cls_embedding.embedding_table.weight"][label]
+    if isinstance(label, int):
+        label = weights["cls_embedding.embedding_table.weight"][label : label + 1]
+    x[: (first := len(label))] = label
     num_layers = sum(name.endswith("wqkv.weight") for name in weights)
     for i in range(num_layers):
         own = {
@@ -93,7 +116,7 @@ def plain_logits(
         queries, keys, values = (normed @ own["attention.wqkv.weight"].T).chunk(3, dim=-1)
         heads = []
         for q, k, v in zip(*(y.chunk(num_heads, -1) for y in (queries, keys, values)), strict=True):
-            q, k = turned(q, positions, width), turned(k, positions, width)
+            q, k = (turned(y, positions, width, first) for y in (q, k))
             scores = (q @ k.T / q.shape[-1] ** 0.5).masked_fill(~seen, float("-inf"))
             heads.append(scores.softmax(-1) @ v)
         x = x + torch.cat(heads, -1) @ own["attention.wo.weight"].T
@@ -117,6 +140,33 @@ def guided_logits(
     said = plain_logits(weights, num_heads, width, label, lanes, seen)
     null = plain_logits(weights, num_heads, width, num_classes, lanes, seen)
     return null + scale * (said - null)
+
+
+def text_logits(
+    weights: Tensors,
+    num_heads: int,
+    width: int,
+    states: Tensor,
+    is_text: Tensor,
+    lanes: list[tuple[int, int]],
+    seen: Tensor,
+) -> Tensor:
+    """Return logits of lanes (position, code) behind padded states (P, size), one a place.
+
+    Args:
+        is_text: (P,) bool, what is no padding.
+        lanes: those of the image.
+        seen: (P + lanes, P + lanes) bool, if nothing were padding.
+    """
+    places = len(states)
+    hidden = states @ weights["cls_embedding.cap_proj.fc1.weight"].T
+    vectors = (
+        functional.gelu(hidden, approximate="tanh") @ weights["cls_embedding.cap_proj.fc2.weight"].T
+    )
+    hidden_places = functional.pad(~is_text, (0, len(lanes)))
+    seen = seen & ~hidden_places | torch.eye(len(seen), dtype=torch.bool)
+    lanes = [(place, 0) for place in range(places)] + lanes
+    return plain_logits(weights, num_heads, width, vectors, lanes, seen)
 
 
 def greedy_image(

@@ -34,7 +34,7 @@ def test_ids_are_those_of_the_plain_model(released, weights):
     assert len(expected.unique()) > 3
 
 
-@pytest.mark.proves("LlamaGen", "pixels")
+@pytest.mark.proves("LlamaGen, LlamaGen-T2I", "pixels")
 def test_pixels_are_those_of_the_plain_model(released, weights):
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(NUM_CODES, (2, 3, 5), generator=generator)

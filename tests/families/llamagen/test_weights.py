@@ -178,7 +178,7 @@ def test_files_that_are_none_are_refused_in_one_line(weights, tmp_path):
         ),
         "1 missing tensor: norm.weight": partial(_without, "norm.weight"),
         "1 unknown tensor: bias": lambda found: found | {"bias": torch.zeros(3)},
-        "a text-conditional model, and only class": lambda found: (
+        "no 'cls_embedding.cap_proj.fc1.weight' in it": lambda found: (
             found | {"cls_embedding.uncond_embedding": torch.zeros(120, 8)}
         ),
     }
