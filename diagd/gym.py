@@ -13,7 +13,8 @@ from diagd.checks import check_at_least
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.strategies.table import Strategy, as_strategy
-from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
 
 try:
     import gymnasium

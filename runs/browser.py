@@ -34,7 +34,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.checkpoints import model_path
 from diagd.files import write_json
-from diagd.pipeline.generator import VideoGenerator, model_scenes
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import model_scenes
 from diagd.system import provenance, settings_of
 from diagd.web.play.export import export
 from diagd.web.play.options import ExportWebOptions

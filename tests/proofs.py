@@ -28,6 +28,7 @@ FEATURES = {
     "native": "native kernels",
     "int8": "int8",
     "text": "`--text`",
+    "picture": "`--image` with it",
     "pixels": "pixels",
     "guidance": "guidance",
     "raster": "raster = its own loop",

@@ -65,12 +65,20 @@ class TextIds(NamedTuple):
     unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
     # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
     vectors: Tensor | None = None
+    # (B, S) int64, the prompt without its text where it has a picture, and the scale by which that
+    # is preferred to the unconditional one
+    picture: Tensor | None = None
+    picture_scale: float = 1.0
 
 
 class TextPrompts(Protocol):
     """Turns texts into prompts."""
 
     def __call__(self, text: str) -> TextIds: ...
+
+    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
+        """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
+        raise ValueError("this model makes images from texts alone: leave the prompt out")
 
 
 @dataclass(frozen=True)

@@ -204,14 +204,11 @@ def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
 def _attend_by_parts(
     queries: Tensor, keys: Tensor, values: Tensor, groups: tuple[Tensor, ...]
 ) -> Tensor:
-    lanes = queries.split([len(group) for group in groups], 2)
-    return torch.cat(
-        [
-            attend(some, *(seen[:, :, : group.shape[1]] for seen in (keys, values)), group)
-            for some, group in zip(lanes, groups, strict=True)
-        ],
-        2,
-    )
+    parts = list[Tensor]()
+    for group, some in zip(groups, queries.split([*map(len, groups)], 2), strict=True):
+        seen = group.shape[1]
+        parts.append(attend(some, keys[:, :, :seen], values[:, :, :seen], group))
+    return torch.cat(parts, 2)
 
 
 # (L, M) bool mask, or FlexAttention's or a kernel's form of it, or its rule; None: causal

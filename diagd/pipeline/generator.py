@@ -5,7 +5,6 @@ import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,7 +20,7 @@ from diagd.data.actions import (
     idle_action,
     parse_actions,
 )
-from diagd.data.video import IMAGE_SUFFIXES, encode_video, save_frames
+from diagd.data.video import encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions
@@ -253,7 +252,7 @@ class VideoGenerator:
             FileNotFoundError, ValueError: frames, actions or a strategy that do not fit.
         """
         strategy = as_strategy(strategy)
-        rows, said = rows_of(frames, actions, context_actions), self.read_text(text)
+        rows = rows_of(frames, actions, context_actions)
         if num_frames is None:
             num_frames, coming = self.defaults.num_frames, rows[0][1]
             if coming is not None and self.vocabulary is not None:
@@ -261,6 +260,8 @@ class VideoGenerator:
         num_grids = self.num_grids(num_frames)
         ids = [self.action_ids(coming, num_frames, "generated frame") for _, coming, _ in rows]
         prompts, tokens, contexts = self._read_rows(rows)
+        if (said := self.read_text(text, torch.cat(contexts))) is not None:
+            contexts = [picture[:0] for picture in contexts]
         num_context = len(contexts[0])
         # grids of several frames are painted behind the first one, which may not leave the context
         needs_first = self.tokenizer.temporal_compression > 1
@@ -301,8 +302,13 @@ class VideoGenerator:
             videos.append(GeneratedVideo(pixels, written, out.stats, prompt.fps))
         return videos if is_batch(frames) else videos[0]
 
-    def read_text(self, text: str | Tensor | None) -> TextIds | None:
-        """Return the prompt that a text is, None for a model that makes no images from texts."""
+    def read_text(
+        self, text: str | Tensor | None, pictures: Tensor | None = None
+    ) -> TextIds | None:
+        """Return the prompts that a text is, behind each of some pictures (B, height, width).
+
+        None for a model that makes no images from texts.
+        """
         if self.text is None:
             if isinstance(text, str):
                 reads = "states of a text encoder" if self.config.context_size else "no text"
@@ -311,12 +317,17 @@ class VideoGenerator:
         if not isinstance(text, str) or not text.strip():
             got = repr(text) if text is None or isinstance(text, str) else type(text).__name__
             raise ValueError(f"this model makes images from texts: expected a text, got {got}")
-        ids = self.text(text)
+        if pictures is None or not len(pictures):
+            ids = self.text(text)
+        else:
+            ids = self.text.with_pictures(pictures.cpu(), text)
         taken, held = ids.prompt.shape[1] + self.height * self.width, self.config.max_positions
         if taken > held:
             raise ValueError(f"text and image take {taken} tokens, the model holds {held}")
         device = self.model.device
-        return TextIds(ids.prompt.to(device), ids.unconditional.to(device), ids.vectors)
+        return ids._replace(
+            prompt=ids.prompt.to(device), unconditional=ids.unconditional.to(device)
+        )
 
     def _read_rows(
         self, rows: Sequence[tuple[Any, Any, Any]]
@@ -423,7 +434,10 @@ class VideoGenerator:
         if scale == 1:
             return model
         if said is not None:
-            return GuidedModel(model, said.unconditional, said.prompt.shape[1], scale)
+            others, scales = [said.unconditional], [scale]
+            if said.picture is not None:
+                others, scales = [said.picture, *others], [scale, said.picture_scale]
+            return GuidedModel(model, others, said.prompt.shape[1], scales)
         if self.defaults.context_frames or self.vocabulary is None:
             raise ValueError(f"this model takes no guidance, got {scale}")
         idle = self.action_ids([idle_action(self.vocabulary)], 1, "image")
@@ -479,19 +493,16 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
-        if not self.defaults.context_frames:
-            if clip is not None:
-                given = "actions" if self.text is None else "texts"
-                raise ValueError(
-                    f"this model makes images from {given} alone: leave the prompt out"
-                )
+        if not self.defaults.context_frames and clip is not None and self.text is None:
+            raise ValueError("this model makes images from actions alone: leave the prompt out")
+        if not self.defaults.context_frames and clip is None:
             none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
             return Prompt(none, [], [], self.defaults.fps, [])
         if isinstance(clip, str | Path):
             prompt = read_clip(
                 Path(clip),
                 self.vocabulary,
-                self.defaults.context_frames if context_frames is None else context_frames,
+                context_frames or self.defaults.context_frames or 1,
                 num_frames,
                 model_fps=self.defaults.fps,
                 frames_per_grid=self.tokenizer.temporal_compression,
@@ -499,6 +510,8 @@ class VideoGenerator:
         else:
             prompt = Prompt(as_frames(clip), None, [], self.defaults.fps, [])
         frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
+        if not self.defaults.context_frames and len(frames) > 1:
+            raise ValueError(f"an image is made behind one picture, got {len(frames)}")
         if frames.shape[1:3] != self.frame_size_px:
             given, size = ("x".join(map(str, s)) for s in (frames.shape[1:3], self.frame_size_px))
             notes.append(f"prompt is {given} pixels: cropped to the centre and scaled to {size}")
@@ -549,46 +562,3 @@ class VideoGenerator:
         if actions is not None and len(actions):
             raise ValueError("this model takes no actions")
         return None
-
-
-SCENE_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov", *IMAGE_SUFFIXES)
-
-
-@dataclass(frozen=True, eq=False)
-class StartScene:
-    """Frames to go on from."""
-
-    name: str
-    frames: Tensor  # (m, H_px, W_px, 3) uint8 RGB, of the model's size
-    actions: tuple[str, ...]  # the m - 1 between them
-    fps: Fraction  # of the clip; of a picture that of the world
-
-
-def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
-    prompt = folder / "prompt.mp4"
-    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
-    return first + folder_scenes(folder / "scenes", world, context_frames)
-
-
-def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
-    """Read every clip and image of a folder, by name; an absent folder holds none.
-
-    A clip of several frames needs its actions beside it (.jsonl).
-    """
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [
-        read_scene(path, world, context_frames)
-        for path in files
-        if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
-    ]
-
-
-def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
-    """Read frames to go on from; where there are several, the actions are in a file beside."""
-    prompt = world.read_prompt(path, context_frames=context_frames)
-    if prompt.context_actions and not (file := path.with_suffix(".jsonl")).is_file():
-        raise FileNotFoundError(f"action file not found: {file}")
-    name = path.stem.replace("-", " ").replace("_", " ")
-    fps = Fraction(prompt.fps).limit_denominator(1001)
-    return StartScene(name, prompt.frames, tuple(prompt.context_actions or ()), fps)

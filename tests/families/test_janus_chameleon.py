@@ -25,6 +25,7 @@ from tests.families.images import check_int8, check_prices
 from tests.models.architectures import (
     BOS,
     FIRST_VISUAL,
+    IMAGE_END,
     IMAGE_START,
     NUM_VISUAL,
     PAD,
@@ -368,6 +369,48 @@ def test_a_text_makes_the_image_of_chameleon(folders):
         prefix_allowed_tokens_fn=lambda *_: list(range(*RANGES["chameleon"])),
     )
     assert torch.equal(to_ours("chameleon", expected[:, -size:]), image.tokens.flatten(1))
+
+
+@pytest.mark.proves("Chameleon", "picture")
+@torch.no_grad()
+def test_a_picture_and_a_text_make_an_image_of_chameleon(folders, command, tmp_path):
+    """As Meta's code does: guided by what it would write without the text, and without both."""
+    _write_vqgan(folders["chameleon"])
+    world = diagd.VideoGenerator.from_pretrained(folders["chameleon"])
+    photos = smooth_frames(2, *world.frame_size_px)
+    codes = world.tokenizer.encode(photos)
+    freed: Any = deepcopy(architecture("chameleon"))
+    freed.model.vocabulary_mapping.image_tokens = []
+    low, high = RANGES["chameleon"]
+    expected = []
+    for picture in codes:
+        seen = [BOS, IMAGE_START, *(picture.flatten() + low).tolist(), IMAGE_END]
+        prompts = [[*seen, 34, 35, 36, IMAGE_START], [*seen, IMAGE_START], [BOS, IMAGE_START]]
+        written = []
+        for _ in range(picture.numel()):
+            both, alone, none = (
+                freed(torch.tensor([prompt + written])).logits[0, -1, low:high]
+                for prompt in prompts
+            )
+            steered = none + 1.2 * (alone - none) + 3.0 * (both - alone)
+            written.append(low + int(steered.argmax()))
+        expected.append(torch.tensor(written) - low)
+    greedy = {"strategy": "raster", "sampling": diagd.SamplingOptions()}
+    images = world.generate([*photos[:, None]], text="a red house", **greedy)
+    assert [image.tokens.flatten().tolist() for image in images] == [e.tolist() for e in expected]
+    assert not torch.equal(*expected)
+    with pytest.raises(ValueError, match="an image is made behind one picture, got 2"):
+        world.generate(photos, text="a red house", **greedy)
+
+    Image.fromarray(photos[0].numpy()).save(tmp_path / "photo.png")
+    base = "--model", folders["chameleon"], "--text", "a red house", "--dtype", "float32"
+    flags = "--image", tmp_path / "photo.png", "--temperature", 0, "--strategy", "raster"
+    outcome = command("generate", *base, *flags, "--output", tmp_path / "out.png")
+    assert outcome.code == 0, outcome.err
+    with Image.open(tmp_path / "out.png") as written:
+        assert torch.equal(torch.tensor(list(written.tobytes())), images[0].frames.flatten())
+    base = "--model", folders["janus"], "--text", "a red house"
+    command("generate", *base, *flags).assert_refused("makes images from texts alone: leave the")
 
 
 def test_image_ids_may_stand_anywhere(folders, tmp_path):

@@ -26,7 +26,7 @@ from tests.oracles import NO_STOP, TINY, tiny_llama
 
 VOCAB_SIZE, NUM_VISUAL = 40, 24
 SEPARATOR, FIRST_VISUAL = 5, 10  # Emu3: ends every row; ids [10, 34) are visual
-PAD, BOS, EOS, IMAGE_START = 0, 1, 2, 6  # Janus and Chameleon
+PAD, BOS, EOS, IMAGE_START, IMAGE_END = 0, 1, 2, 6, 7  # Janus and Chameleon
 SIDE = 6  # Janus: tokens of an image are SIDE * SIDE; its class has square grids alone
 SIZES = {**TINY, "vocab_size": VOCAB_SIZE, "max_position_embeddings": 160}
 ARCHITECTURES = ("llama", "qwen3", "mistral", "gpt2", "emu3")

@@ -21,6 +21,7 @@ from tests import oracles
 from tests.models.architectures import (
     BOS,
     FIRST_VISUAL,
+    IMAGE_END,
     IMAGE_START,
     NUM_VISUAL,
     PAD,
@@ -293,7 +294,7 @@ def janus_processor():
 def chameleon_words() -> PreTrainedTokenizerFast:
     """Words to ids, without BOS: where that stands is the reader's to say."""
     words = {"<pad>": PAD, "<s>": BOS, "</s>": 2, "<image>": 3, "<racm3:break>": IMAGE_START}
-    words |= {"a": 34, "red": 35, "house": 36, "<unk>": 37}
+    words |= {"a": 34, "red": 35, "house": 36, "<unk>": 37, "<eoss>": IMAGE_END}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(

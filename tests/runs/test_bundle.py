@@ -7,7 +7,8 @@ import torch
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video
 from diagd.families.checkpoints import load_model
-from diagd.pipeline.generator import VideoGenerator, model_scenes
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import model_scenes
 from runs import bundle
 from tests.evaluation.lines import write_clips
 

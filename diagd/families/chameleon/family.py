@@ -26,6 +26,7 @@ from diagd.families.family import (
     Source,
     TextFolder,
     TextIds,
+    TextPrompts,
 )
 from diagd.families.llama import llama_fields
 from diagd.families.words import read_words
@@ -38,7 +39,8 @@ from diagd.weight_files import read_tensors
 _EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
 _ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
-IMAGE_START, _SIZES = "<racm3:break>", 8800
+IMAGE_START, IMAGE_END, _SIZES = "<racm3:break>", "<eoss>", 8800
+_PICTURE_SCALE = 1.2  # of guidance by a picture
 SIGNATURE = ("model.layers.0.self_attn.q_norm.bias",)
 _LUMINA = "z_loss_weight"  # a field of Lumina-mGPT's config class alone
 _LUMINA_SIDE, _PATCH_PX = 48, 16
@@ -135,8 +137,8 @@ def chameleon_tokenizer(path: Path) -> VQTokenizer:
     return read_vqgan(read_tensors(path), path)
 
 
-class ChameleonPrompts:
-    """BOS, a text and the image start; without a text, the other two.
+class ChameleonPrompts(TextPrompts):
+    """BOS, a text and the image start; without a text, the other two. A picture stands behind BOS.
 
     Lumina-mGPT is asked in a sentence, which a token ends, and reads the size of the image behind
     the image start; without a text, there is no BOS either.
@@ -159,8 +161,21 @@ class ChameleonPrompts:
     def __call__(self, text: str) -> TextIds:
         said = self.words(self.sentence.format(text), add_special_tokens=False).input_ids
         prompt = [self.words.bos_token_id, *said, *self.turn_end, *self.start]
-        rows = prompt, [*self.before, *self.start]
-        return TextIds(*(self.first + torch.tensor([row]) for row in rows))
+        rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
+        return TextIds(self.first + rows[0], self.first + rows[1])
+
+    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
+        if self.turn_end:  # Lumina-mGPT
+            return super().with_pictures(pictures, text)
+        said, count = self(text), len(pictures)
+        end = self.first + torch.tensor([[self.words.convert_tokens_to_ids(IMAGE_END)]])
+        parts = said.unconditional[:, 1:], pictures.flatten(1), end
+        seen = torch.cat([part.expand(count, -1) for part in parts], 1)
+        prompt, picture = (
+            torch.cat([row[:, :1].expand(count, -1), seen, row[:, 1:].expand(count, -1)], 1)
+            for row in (said.prompt, said.unconditional)
+        )
+        return said._replace(prompt=prompt, picture=picture, picture_scale=_PICTURE_SCALE)
 
 
 def _defaults(found: Checkpoint) -> GenerationDefaults:

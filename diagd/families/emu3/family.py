@@ -24,6 +24,7 @@ from diagd.families.family import (
     Source,
     TextFolder,
     TextIds,
+    TextPrompts,
     TokenizerFolder,
 )
 from diagd.families.llama import llama_fields
@@ -87,7 +88,7 @@ def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:
     return emu3_tokenizer(fields, tensors_under("vqmodel.", tensors), found.path)
 
 
-class Emu3Prompts:
+class Emu3Prompts(TextPrompts):
     """A text, then the start and the size of the image: as transformers' `Emu3Processor`."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:

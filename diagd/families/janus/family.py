@@ -25,6 +25,7 @@ from diagd.families.family import (
     Source,
     TextFolder,
     TextIds,
+    TextPrompts,
     count_layers,
 )
 from diagd.families.janus.presets import PRESETS
@@ -111,7 +112,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
     return read_vqgan(tensors, found.path, by_direction=True)
 
 
-class JanusPrompts:
+class JanusPrompts(TextPrompts):
     """What a user says, then the image start; without a text, padding between BOS and that."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:

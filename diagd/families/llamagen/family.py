@@ -26,6 +26,7 @@ from diagd.families.family import (
     Source,
     TextFolder,
     TextIds,
+    TextPrompts,
     count_layers,
     rename,
 )
@@ -105,7 +106,7 @@ def _project(tensors: Mapping[str, Tensor], states: Tensor) -> Tensor:
     return functional.linear(functional.gelu(hidden, approximate="tanh"), second)
 
 
-class LlamaGenPrompts:
+class LlamaGenPrompts(TextPrompts):
     """A text's states, projected, a vector a token; the encoder is loaded for each new text."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:

@@ -18,7 +18,8 @@ import torch
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.model import CausalModel
 from diagd.decoding.strategies.table import Exact
-from diagd.pipeline.generator import StartScene, VideoGenerator
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Begin, Message
 from diagd.web.play.player import (
     MAX_RECORDED_FRAMES,

@@ -23,7 +23,8 @@ import uvicorn
 from diagd.backends.devices import device_of
 from diagd.console import make_console, waiting
 from diagd.files import write_bytes
-from diagd.pipeline.generator import StartScene, VideoGenerator
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene
 from diagd.web.guard import Guard, PatientProtocol, listen, url_of
 from diagd.web.play.app import create_app
 from diagd.web.play.export import pack

@@ -10,7 +10,8 @@ from diagd.data.actions import ActionCodec, idle_action
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Diagonal, Raster, Strategy, parse_strategy
 from diagd.families.checkpoints import model_path
-from diagd.pipeline.generator import StartScene, VideoGenerator, folder_scenes, model_scenes
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene, folder_scenes, model_scenes
 from diagd.web.play.options import WorldFlags
 from diagd.web.play.session import MAX_SEED, Controls
 

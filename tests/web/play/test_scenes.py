@@ -4,7 +4,7 @@ import torch
 from diagd.data.actions import write_actions
 from diagd.data.video import read_video, write_image, write_video
 from diagd.families.checkpoints import model_path
-from diagd.pipeline.generator import folder_scenes, model_scenes
+from diagd.pipeline.scenes import folder_scenes, model_scenes
 from diagd.web.play.welcome import start_scenes
 from tests.worlds import HEIGHT_PX, NAMES, PROMPT_ACTIONS, WIDTH_PX, smooth_frames
 

@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 
-from diagd.pipeline.generator import StartScene, VideoGenerator
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import StartScene
 from diagd.web.play.messages import Adjust, Begin, Pause, Seen
 from diagd.web.play.player import Frame, Note
 from diagd.web.play.scheduler import CRASHED, KEPT_SECONDS, Scheduler

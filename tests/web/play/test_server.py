@@ -2,7 +2,7 @@ import gc
 from fractions import Fraction
 
 from diagd.decoding.strategies.table import Exact
-from diagd.pipeline.generator import StartScene
+from diagd.pipeline.scenes import StartScene
 from diagd.web.play.server import short_collections, warm_up
 from diagd.web.play.session import Controls, Session
 from tests.worlds import HEIGHT_PX, WIDTH_PX, smooth_frames

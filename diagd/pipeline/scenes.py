@@ -1,0 +1,52 @@
+"""Places that one can start from: a world's own prompt, and clips and pictures of a folder."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from torch import Tensor
+
+from diagd.data.video import IMAGE_SUFFIXES
+from diagd.pipeline.generator import VideoGenerator
+
+SCENE_SUFFIXES = (".mp4", ".webm", ".mkv", ".mov", *IMAGE_SUFFIXES)
+
+
+@dataclass(frozen=True, eq=False)
+class StartScene:
+    """Frames to go on from."""
+
+    name: str
+    frames: Tensor  # (m, H_px, W_px, 3) uint8 RGB, of the model's size
+    actions: tuple[str, ...]  # the m - 1 between them
+    fps: Fraction  # of the clip; of a picture that of the world
+
+
+def model_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
+    """Read a model folder's prompt.mp4, then all clips and images of its folder `scenes`."""
+    prompt = folder / "prompt.mp4"
+    first = [read_scene(prompt, world, context_frames)] if prompt.is_file() else []
+    return first + folder_scenes(folder / "scenes", world, context_frames)
+
+
+def folder_scenes(folder: Path, world: VideoGenerator, context_frames: int) -> list[StartScene]:
+    """Read every clip and image of a folder, by name; an absent folder holds none.
+
+    A clip of several frames needs its actions beside it (.jsonl).
+    """
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        read_scene(path, world, context_frames)
+        for path in files
+        if path.suffix.lower() in SCENE_SUFFIXES and not path.name.startswith(".")
+    ]
+
+
+def read_scene(path: Path, world: VideoGenerator, context_frames: int) -> StartScene:
+    """Read frames to go on from; where there are several, the actions are in a file beside."""
+    prompt = world.read_prompt(path, context_frames=context_frames)
+    if prompt.context_actions and not (file := path.with_suffix(".jsonl")).is_file():
+        raise FileNotFoundError(f"action file not found: {file}")
+    name = path.stem.replace("-", " ").replace("_", " ")
+    fps = Fraction(prompt.fps).limit_denominator(1001)
+    return StartScene(name, prompt.frames, tuple(prompt.context_actions or ()), fps)
