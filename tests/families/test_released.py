@@ -66,7 +66,7 @@ def change(name, edit, tmp_path):
         ),
         (
             lambda w: [w.pop(name) for name in list(w) if "tok_emb" in name],
-            r"model\.pt: no checkpoint of WHAM, IRIS, LlamaGen, .*-T2I, Cosmos, Janus, .*, MineWorld: ",
+            r"model\.pt: no checkpoint of WHAM, IRIS, LlamaGen, .*, Cosmos, Janus, .*, MineWorld: ",
         ),
     ],
 )
