@@ -276,8 +276,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     folder = _text_folder(found)
     if folder is None:
         return None
-    encoder = found.family.text.encoder if found.family.text else ""
-    config = require_folder(folder, f"text encoder {encoder}") / CONFIG_FILE
+    config = folder / CONFIG_FILE
     kind = read_json_object(config).get("model_type")
     forms = {kind: one.text for one in table.FAMILIES if one.text for kind in one.text.kinds}
     if kind not in forms:
@@ -302,8 +301,9 @@ def save_text(found: Checkpoint, target: Path) -> bool:
 
 
 def _text_folder(found: Checkpoint) -> Path | None:
-    if found.family.text is not None:
-        return found.path.parent / Path(found.family.text.encoder).name
+    if (text := found.family.text) is not None:
+        beside = found.path.parent / Path(text.encoder).name
+        return require_folder(beside, f"text encoder {text.encoder}")
     folder = found.path.with_name(TEXT_FOLDER)
     return folder if found.family is OWN and folder.is_dir() else None
 

@@ -95,6 +95,7 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[
     """Write what belongs to a checkpoint besides its weights into our folder; return the names."""
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
+    target.mkdir(parents=True, exist_ok=True)
     names = [DEFAULTS_FILE]
     if found.family.tokenizer is not None:  # else it stays where the user put it
         save_tokenizer(target, _tokenizer(found, tokenizer))
@@ -163,7 +164,6 @@ def save_world(
     folder = found.path.parent
     if target.resolve() == folder.resolve():
         raise ValueError(f"{target} is where the world was read from: name another folder")
-    target.mkdir(parents=True, exist_ok=True)
     save_parts(found, target, None if source.tokenizer is None else Path(source.tokenizer))
     write_checkpoint(target, found.config, found.weights)
     for extra in EXTRAS:

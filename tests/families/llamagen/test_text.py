@@ -19,6 +19,9 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import build_model, find_model
+from diagd.families.family import TextIds
+from diagd.models.huggingface import HuggingFaceModel
+from diagd.models.vector_prompt import VectorPrompt
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
 from tests import oracles
@@ -29,6 +32,7 @@ from tests.families.llamagen.plain import (
     random_tokenizer,
     text_logits,
 )
+from tests.models.architectures import architecture
 from tests.test_real_models import write_t5
 
 HIDDEN, LAYERS, HEADS, CODES, PLACES, SIZE = 128, 2, 2, 40, 7, 16
@@ -64,6 +68,12 @@ def world(released) -> VideoGenerator:
     return world_of(released, lambda model: model)
 
 
+def read(world, text) -> TextIds:
+    ids = world.read_text(text)
+    assert ids is not None
+    return ids
+
+
 def world_of(released, prepare) -> VideoGenerator:
     parts, found = load_parts(released), find_model(released)
     size = {"grid_height": HEIGHT, "grid_width": WIDTH, "max_positions": PLACES + HEIGHT * WIDTH}
@@ -78,8 +88,8 @@ def padded(released, text) -> tuple[torch.Tensor, torch.Tensor]:
     folder = released.parent / T5
     words, encoder = AutoTokenizer.from_pretrained(folder), T5EncoderModel.from_pretrained(folder)
     how = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
-    read = words([text.lower()], max_length=PLACES, **how)
-    (states,), (mask,) = encoder(**read).last_hidden_state, read.attention_mask
+    given = words([text.lower()], max_length=PLACES, **how)
+    (states,), (mask,) = encoder(**given).last_hidden_state, given.attention_mask
     count = int(mask.sum())
     return torch.cat([states[count:] * 0, states[:count]]), mask.flip(0).bool()
 
@@ -109,7 +119,7 @@ def plain(weights, released, text, width=WIDTH):
 def test_a_text_is_read_as_its_makers_read_it(weights, released, world, text):
     """Its vectors are the makers', in their places; so many stand for no text."""
     states, is_text = padded(released, " ".join(text.split()))
-    ids = world.read_text(text)
+    ids = read(world, text)
     hidden = states[is_text] @ weights["cls_embedding.cap_proj.fc1.weight"].T
     hidden = torch.nn.functional.gelu(hidden, approximate="tanh")
     expected = hidden @ weights["cls_embedding.cap_proj.fc2.weight"].T
@@ -124,7 +134,7 @@ def test_a_text_is_read_as_its_makers_read_it(weights, released, world, text):
 @pytest.mark.parametrize("text", [TEXT, LONG])
 def test_logits_are_those_of_the_plain_model(weights, released, world, text):
     """After a text and after none, prefilled in one go."""
-    ids = world.read_text(text)
+    ids = read(world, text)
     codes = torch.randint(CODES, (1, 14), generator=torch.Generator().manual_seed(1))
     full = plain(weights, released, text)
     for prompt in (ids.prompt, ids.unconditional):
@@ -148,7 +158,7 @@ def test_images_are_those_of_the_plain_model(weights, released, scale, backend):
     given = {} if scale == SCALE else {"guidance": scale}
     written = []
     for text, row_lag in ((TEXT, WIDTH), (TEXT, 1), (OTHER, 2), (TEXT, WIDTH)):
-        ids, full = world.read_text(text), plain(weights, released, text)
+        ids, full = read(world, text), plain(weights, released, text)
         expected = reference_image(full, ids, scale, HEIGHT, WIDTH, row_lag, oracles.greedy, None)
         image = world.generate(text=text, strategy=f"k={row_lag}", sampling=GREEDY, **given)
         assert torch.equal(image.tokens, expected)
@@ -165,7 +175,7 @@ def test_int8_keeps_close_to_float32(released):
     logits = []
     for prepare in (NativeModel, partial(NativeModel, weights="int8")):
         world = world_of(released, prepare)
-        ids = world.read_text(TEXT)
+        ids = read(world, TEXT)
         tokens = torch.cat([ids.prompt, torch.tensor([[3]])], 1)
         model, slots = world.guided(1.0, ids), torch.arange(tokens.shape[1])
         cache = model.make_cache(1, len(slots) + 1)
@@ -215,3 +225,16 @@ def test_what_is_missing_is_said_in_one_line(released, command, tmp_path):
     (folder / "vq_ds16_t2i.pt").unlink()
     refused("such as vq_ds16_t2i.pt, beside it", "generate", "--model", model, *flags)
     assert diagd.load_model(model).vocab_size == CODES  # tokens need neither
+
+
+def test_a_world_is_not_saved_without_what_reads_its_texts(released, tmp_path):
+    world = VideoGenerator.from_pretrained(released)
+    with pytest.raises(ValueError, match="use it as it is, its text encoder is not stored with it"):
+        world.save_pretrained(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_backend_whose_embeddings_cannot_be_written_is_refused():
+    model = HuggingFaceModel(architecture("llama"))
+    with pytest.raises(ValueError, match="takes no text of vectors: choose another --backend"):
+        VectorPrompt(model, torch.arange(2), torch.zeros(2, 8), 3).make_cache(1, 9)
