@@ -5,11 +5,11 @@ from typing import Any
 
 
 def check_at_least(options: Any, **bounds: int) -> None:
-    """Refuse a number, or one of several, of some options that is given and below its bound."""
+    """Refuse a number, or one of several, that is given and not at least its bound, such as NaN."""
     for name, bound in bounds.items():
         value = getattr(options, name)
         values = value if isinstance(value, tuple) else (value,)
-        if any(one is not None and one < bound for one in values):
+        if any(one is not None and not one >= bound for one in values):
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 

@@ -397,7 +397,7 @@ def main(options: BenchOptions) -> dict[str, Any]:
     device = device_of(options.device)
     config = config_of(options.model)
     held = config.frames_held
-    size = f"{min(2, held)}x{config.grid_height}x{config.grid_width}"
+    size = f"{min(2, max(1, held - 1))}x{config.grid_height}x{config.grid_width}"
     grid = TokenGrid.parse(options.grid or size)
     strategies, sampling = options.strategies(grid), options.sampling()
     for strategy in strategies:

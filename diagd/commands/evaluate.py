@@ -71,6 +71,8 @@ def choose_clips(clips: Path, num_clips: int | None, seed: int) -> list[str]:
 
     More of one seed contain the fewer ones.
     """
+    if not clips.exists():
+        raise FileNotFoundError(f"folder of clips, or file of prompts, not found: {clips}")
     of_images = clips.is_file()
     names = read_prompts(clips) if of_images else list(find_clips(clips))
     num_clips = len(names) if num_clips is None else num_clips

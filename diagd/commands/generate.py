@@ -70,6 +70,8 @@ class PromptWorker:
         self.num_frames = options.frames or world.defaults.num_frames
         world.check(self.strategy, self.sampling)  # before anything ran in vain
         world.num_grids(self.num_frames)
+        if options.context_frames and not world.defaults.context_frames:
+            raise ValueError("this model makes images without a prompt: leave context_frames out")
         self._provenance = provenance(self.device)
         self._notes: list[str] = []
         self._actions = self._read_actions(options.actions)
@@ -115,7 +117,8 @@ class PromptWorker:
     def _one_a_frame(self, actions: list[str]) -> list[str]:
         wanted, given = self.num_frames, len(actions)
         if given != wanted:
-            raise ValueError(f"expected {wanted} actions (one a frame), got {given}")
+            hint = f": --frames {given} makes as many" if self.options.frames is None else ""
+            raise ValueError(f"expected {wanted} actions (one a frame), got {given}{hint}")
         return actions
 
     def read(self, path: Path | None = None) -> Prompt:
@@ -124,6 +127,8 @@ class PromptWorker:
         is_own = path is None
         if path is None and self.world.defaults.context_frames:
             path = folder / "prompt.mp4"
+            if not path.is_file():
+                raise FileNotFoundError(f"no {path} to go on from: give --prompt")
         given = self.options.context_frames
         prompt = self.world.read_prompt(path, context_frames=given, num_frames=self.num_frames)
         notes = [*prompt.notes]
@@ -214,6 +219,11 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
 
 def find_prompts(folder: Path) -> list[Path]:
     """List the videos, pictures and recordings of a folder by name; not those of its subfolders."""
+    if folder.is_file():
+        raise ValueError(
+            f"prompts must be a folder of clips, got the file {folder}: an image is made of one "
+            "--text or class, those of a file by diagd evaluate"
+        )
     require_folder(folder, "folder of prompts")
     suffixes = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES, *recording_formats())
     paths: dict[str, Path] = {}

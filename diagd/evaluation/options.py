@@ -99,7 +99,7 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
         lengths = self.lengths
         generated = lengths.frames - lengths.context_frames
         check_at_least(lengths, num_clips=1, context_frames=1, frames=lengths.context_frames + 1)
-        check_at_least(self, start=0, revisit=1)
+        check_at_least(self, start=0, revisit=1, guidance=0)
         if self.revisit and self.frames is not None:
             raise ValueError("revisit says how many frames there are: leave frames out")
         if self.lpips_heads is not None and self.lpips_backbone is None:

@@ -7,6 +7,7 @@ another one. Generated tokens are fed to both. To the engine the pair is one mod
 picture and a text makes three: with both, with the picture alone, with neither.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,6 +68,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
                 "both prompts must be of one length for a model with positions on a grid, "
                 f"got prompts of {prompt_length} and {max(lengths, key=prompt_length.__ne__)}"
             )
+        if not all(0 <= one < math.inf for one in self.scales):
+            raise ValueError(f"scale must be a finite number of at least 0, got {scale}")
         super().__init__(model)
         self.prompt_length = prompt_length
         self.others = [one.to(model.device) for one in others]

@@ -275,11 +275,6 @@ class VideoGenerator:
         if states is not None and len(states) == 1:
             states = states.expand(len(rows), -1, -1)
         if said is not None:
-            if num_frames != 1:
-                raise ValueError(
-                    f"a text makes one image, got {num_frames} frames: for several images give "
-                    "--images, or [None] * 2 in Python"
-                )
             tokens = said.prompt.expand(len(rows), -1)
         max_slots, keep_frames = self.window(num_context)
         out = generate_tokens(
@@ -463,7 +458,15 @@ class VideoGenerator:
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:
-        """Return the grids of `num_frames` generated frames; ValueError if one is not full."""
+        """Return the grids of `num_frames` generated frames; ValueError if one is not full.
+
+        Of a text there is one frame alone.
+        """
+        if self.text is not None and num_frames != 1:
+            raise ValueError(
+                f"a text makes one image, got {num_frames} frames: for several images give "
+                "--images, or [None] * 2 in Python"
+            )
         step = self.tokenizer.temporal_compression
         if num_frames % step:
             raise ValueError(

@@ -108,7 +108,7 @@ class GenerateOptions(DecodingFlags, SamplingFlags, MachineFlags, Pool):
     out: OutputFolder | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0)
+        check_at_least(self, frames=1, context_frames=1, images=1, raster_frames=0, guidance=0)
         strategy = self.decoding(GenerationDefaults(), 1)
         strategy.check(Conditions(self.sampling(GenerationDefaults()).temperature))
         if self.output is not None:

@@ -29,7 +29,7 @@ from diagd.families.family import (
     TextPrompts,
 )
 from diagd.families.llama import llama_fields
-from diagd.families.words import read_words
+from diagd.families.words import check_known, ids_of, read_words
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
@@ -145,22 +145,24 @@ class ChameleonPrompts(TextPrompts):
     """
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
-        config = found.config
+        config, side = found.config, read_json_object(folder / "config.json")
         self.words, self.first = read_words(folder), config.vocab_size
+        self.known = side.get("vocabulary_map", {})
         names = [getattr(self.words, "boi_token", IMAGE_START)]
         self.sentence, turn_end = "{}", list[str]()
         self.before = [self.words.bos_token_id]
-        if _LUMINA in read_json_object(folder / "config.json"):
+        if _LUMINA in side:
             height, width = config.grid_height, config.grid_width - 1
             names += size_names(height, width)[1:]
             size, turn_end = f"{width * _PATCH_PX}x{height * _PATCH_PX}", [TURN_END]
             self.sentence = f"Generate an image of {size} according to the following prompt:\n{{}}"
             self.before = []
-        self.turn_end, self.start = map(self.words.convert_tokens_to_ids, (turn_end, names))
+        self.turn_end, self.start = ids_of(self.words, turn_end), ids_of(self.words, names)
 
     def __call__(self, text: str) -> TextIds:
         said = self.words(self.sentence.format(text), add_special_tokens=False).input_ids
         prompt = [self.words.bos_token_id, *said, *self.turn_end, *self.start]
+        check_known(self.words, prompt, self.known)
         rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
         return TextIds(self.first + rows[0], self.first + rows[1])
 
@@ -168,7 +170,7 @@ class ChameleonPrompts(TextPrompts):
         if self.turn_end:  # Lumina-mGPT
             return super().with_pictures(pictures, text)
         said, count = self(text), len(pictures)
-        end = self.first + torch.tensor([[self.words.convert_tokens_to_ids(IMAGE_END)]])
+        end = self.first + torch.tensor([ids_of(self.words, [IMAGE_END])])
         parts = said.unconditional[:, 1:], pictures.flatten(1), end
         seen = torch.cat([part.expand(count, -1) for part in parts], 1)
         prompt, picture = (

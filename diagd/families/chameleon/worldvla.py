@@ -35,7 +35,7 @@ from diagd.families.chameleon.family import (
 )
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Family, ReleasedFormat, Source
-from diagd.families.words import read_words
+from diagd.families.words import check_known, read_words
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
 
@@ -105,6 +105,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     require_file(folder / "tokenizer.json", "text tokenizer")
     words = read_words(folder)
     said = words(SENTENCE, add_special_tokens=False).input_ids
+    check_known(words, [words.bos_token_id, *said], vocabulary)
     size = [vocabulary[name] for name in size_names(height, width)]
     bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]
     prefix = [words.bos_token_id, *said, *size]

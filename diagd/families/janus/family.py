@@ -30,7 +30,7 @@ from diagd.families.family import (
 )
 from diagd.families.janus.presets import PRESETS
 from diagd.families.llama import llama_fields
-from diagd.families.words import read_words
+from diagd.families.words import ids_of, read_words
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
@@ -118,6 +118,7 @@ class JanusPrompts(TextPrompts):
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.words, self.first = read_words(folder), found.config.vocab_size
         self.start = getattr(self.words, "boi_token", "<begin_of_image>")
+        _, self.padding = ids_of(self.words, [self.start, self.words.pad_token])
 
     def __call__(self, text: str) -> TextIds:
         said = f"<|User|>: {text}\n\n<|Assistant|>:"  # DeepSeek's folders have no template
@@ -128,7 +129,7 @@ class JanusPrompts(TextPrompts):
             )
         prompt = torch.tensor([self.words(said + self.start).input_ids])
         unconditional = prompt.clone()
-        unconditional[:, 1:-1] = self.words.pad_token_id
+        unconditional[:, 1:-1] = self.padding
         return TextIds(self.first + prompt, self.first + unconditional)
 
 
