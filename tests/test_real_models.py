@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import T5Config, T5EncoderModel
 
+import diagd
 from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model, save_model
@@ -148,6 +149,38 @@ def test_cosmos_goes_on_from_real_footage(context, dreamt, command, tmp_path):
     video = read_video(tmp_path / "dream.mp4")
     assert video.frames.shape == (context + dreamt, 32, 48, 3)
     assert video.fps == 25  # Cosmos makes as many: a faster clip is read at its pace
+
+
+def test_a_clip_costs_what_the_logits_of_its_tokens_say(command, tmp_path):
+    """Two grids are given, three are priced, behind a token that stands before the clip."""
+    changes = {name: TEXT[name] for name in ("prefix_length", "extra_embeddings", "max_positions")}
+    _, model, *tokenizer = write_cosmos(tmp_path, **changes)
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", smooth_frames(33, 32, 48), fps=25)
+    outcome = command(
+        *("evaluate", "--models", f"tiny={model}", *tokenizer, "--clips", tmp_path / "clips"),
+        *("--protocol", "cosmos", "--num-clips", 1, "--strategy", "k=1", "--teacher-forced"),
+        *("--out", tmp_path / "out", "--json"),
+    )
+    assert outcome.code == 0, outcome.err
+    rows = {row["strategy"]: row for row in outcome.document["rows"]}
+    world = diagd.VideoGenerator.from_pretrained(model, tokenizer=tokenizer[-1])
+    frames = read_video(tmp_path / "clips" / "a.mp4").frames
+    tokens = world.tokenizer.encode(frames).flatten()
+    begin = torch.tensor(list(world.config.prefix_ids))
+    with torch.no_grad():
+        logits = diagd.load_model(model).logits(torch.cat([begin, tokens])[None])[0]
+    costs = -logits[:-1].log_softmax(-1).gather(1, tokens[:, None])
+    priced = costs[2 * world.config.tokens_per_frame :].mean().item()
+    assert len(costs) == len(tokens) == 5 * world.config.tokens_per_frame
+    assert rows["raster"]["nll"] == pytest.approx(priced, abs=1e-4)
+    assert rows["k=1"]["gap"] != 0
+    _, model, *_ = write_cosmos(tmp_path, **TEXT)
+    outcome = command(
+        *("evaluate", "--models", model, *tokenizer, "--clips", tmp_path / "clips"),
+        *("--protocol", "cosmos", "--num-clips", 1, "--out", tmp_path / "b"),
+    )
+    outcome.assert_refused("reads a text with each clip, and clips come without texts here")
 
 
 def test_cosmos_is_evaluated_under_its_protocol(command, tmp_path):

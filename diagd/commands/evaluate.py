@@ -323,6 +323,8 @@ def _check_world(world: VideoGenerator, options: EvaluateOptions, model: str) ->
         raise ValueError(f"{model} makes images of {given}: give a file of them with --prompts")
     if options.of_images and not makes_images:
         raise ValueError(f"{model} continues clips: give a folder of them with --clips")
+    if world.config.context_size:
+        raise ValueError(f"{model} reads a text with each clip, and clips come without texts here")
     joined = world.tokenizer.temporal_compression
     if (options.drift or options.revisit) and joined > 1:
         raise ValueError(

@@ -268,6 +268,11 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
+    if config.prefix_length:
+        raise ValueError(
+            f"attention of a sequence that begins with a frame is measured, that of "
+            f"{options.model} begins with {config.prefix_length} other tokens"
+        )
     known = parts.tokenizer, parts.vocabulary, parts.defaults
     world = VideoGenerator(parts.model, config, *known, text=parts.text)
     clips = _clips(options)

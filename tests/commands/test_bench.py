@@ -125,6 +125,7 @@ def test_the_grid_is_two_frames_of_the_model_s_by_default(bench):
     outcome = bench("--row-lag", 3)
     assert outcome.document["grid"] == [2, 3, 5]
     assert rows_of(outcome)["k=3"]["steps"] == 2 * 11
+    assert bench("--row-lag", 3, max_positions=40).document["grid"] == [1, 3, 5]  # after another
 
 
 def test_a_context_that_is_full_is_timed_beside_an_empty_one(bench):

@@ -186,6 +186,11 @@ def test_bad_files_of_prompts_are_refused_in_one_line(content, message, evaluate
     evaluate("--prompts", path).assert_refused(message)
 
 
+def test_a_file_of_prompts_that_is_not_there_is_asked_for(evaluate):
+    message = r"folder of clips, or file of prompts, not found: nowhere\.txt"
+    evaluate("--prompts", "nowhere.txt").assert_refused(message)
+
+
 def test_a_text_that_is_too_long_stops_no_other(evaluate, tmp_path):
     path = tmp_path / "some.txt"
     path.write_text("a red house\n" + "a " * 40)

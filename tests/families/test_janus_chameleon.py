@@ -14,7 +14,7 @@ from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.families.checkpoints import find_model, load_tokenizer
+from diagd.families.checkpoints import find_model, load_text, load_tokenizer
 from diagd.families.janus.family import JanusPrompts
 from diagd.families.presets import PRESETS
 from diagd.models.guidance import GuidedModel
@@ -464,6 +464,71 @@ def test_chameleon_says_where_its_decoder_belongs(folders, tmp_path):
     architecture("chameleon").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds no decoder of images: put vqgan\.ckpt of Meta's"):
         load_parts(tmp_path)
+
+
+def copy_of(folder, tmp_path):
+    for file in folder.rglob("*"):
+        target = tmp_path / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_file():
+            target.write_bytes(file.read_bytes())
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--frames", 3), "a text makes one image, got 3 frames: for several images give --images"),
+        (("--guidance", "nan"), "guidance must be at least 0, got nan"),
+        (("--guidance", -2), "guidance must be at least 0, got -2.0"),
+        (("--guidance", "inf"), "scale must be a finite number of at least 0, got inf"),
+        (("--context-frames", 2), "makes images without a prompt: leave context_frames out"),
+        (("-k", 99), f"row_lag must be in \\[1, width={SIDE}\\], got 99"),
+        (
+            ("--prompts", "texts.txt", "--out", "a"),
+            "prompts must be a folder of clips, got the file",
+        ),
+    ],
+)
+def test_flags_that_do_not_fit_an_image_are_refused(
+    flags, message, folders, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("a house\n")
+    start = "generate", "--model", folders["janus"], "--text", "a house"
+    command(*start, *flags).assert_refused(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("janus", {"tokenizer_config.json": "{}"}, "no token for the begin of a sequence"),
+        ("chameleon", {"tokenizer_config.json": "{}"}, "no token for the begin of a sequence"),
+        ("janus", "chameleon", "it has no token <begin_of_image>: is it another model's"),
+        ("chameleon", ("<s>", 7), "'<s>' is 7 in the model's config.json and 1 in its text tok"),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_refused(name, edit, message, folders, tmp_path):
+    folder = copy_of(folders[name], tmp_path)
+    if isinstance(edit, str):
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).write_bytes((folders[edit] / file).read_bytes())
+    elif isinstance(edit, dict):
+        for file, text in edit.items():
+            (folder / file).write_text(text)
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        config["vocabulary_map"] |= dict([edit])
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def read_a_text() -> None:
+        prompts = load_text(find_model(folder))
+        assert prompts is not None
+        prompts("a red house")
+
+    with pytest.raises(ValueError, match=message) as caught:
+        read_a_text()
+    assert "\n" not in str(caught.value)
 
 
 def test_presets_are_as_large_as_the_released_models():

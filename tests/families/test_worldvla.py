@@ -247,6 +247,13 @@ def test_two_cameras_are_refused_in_one_line(folder, theirs, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_picture_to_go_on_from_is_asked_for(folder, command):
+    refused = command("generate", "--model", folder, "--actions", "none")
+    refused.assert_refused(r"no .*prompt\.mp4 to go on from: give --prompt")
+    refused = command("attention", "--model", folder)
+    refused.assert_refused("begins with 16 other tokens")
+
+
 def test_its_text_tokenizer_has_to_be_there(folder, tmp_path):
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())

@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.sampling import SamplingOptions, truncate
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
+from diagd.decoding.strategies.table import parse_strategy
+from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import find_model, load_model
 from diagd.families.cosmos.presets import PRESETS
 from diagd.models.rotary import PositionTable, Rotary, rotary_frequencies_3d
@@ -54,6 +56,22 @@ def test_cosmos_greedy_tokens_are_those_of_its_own_generate(name):
     model, data = load_model(FIXTURES / name), model_golden(name)
     tokens = raster_frame(model, data["greedy_prompt"], 4, 6, context=data.get("context"))
     assert torch.equal(tokens, data["greedy_tokens"])
+
+
+@pytest.mark.parametrize("name", COSMOS)
+def test_a_clip_costs_what_its_own_logits_say(name):
+    """Two grids after one, and what stands before them; its text is attended to."""
+    model, data = load_model(FIXTURES / name), model_golden(name)
+    prefix, clip = data["tokens"].split([model.config.prefix_length, 72], 1)
+    assert prefix.unique().tolist() == list(model.config.prefix_ids)
+    costs = -data["full_logits"][:, -49:-1].log_softmax(-1).gather(2, clip[:, 24:, None])
+    grids = clip.view(2, 3, 4, 6)
+    given = {"prefix": prefix, "context": data.get("context")}
+    nll = strategy_nll(model, grids, None, parse_strategy("raster"), 1, **given)
+    close(nll, costs.view(2, 2, 4, 6))
+    lagged = strategy_nll(model, grids, None, parse_strategy("k=1,d=4"), 1, **given)
+    close(lagged[:, 0, 0], nll[:, 0, 0])  # there is nothing yet that a diagonal could miss
+    assert (lagged - nll).abs().mean() > 0.01
 
 
 @pytest.mark.parametrize("name", COSMOS)
