@@ -29,7 +29,8 @@ from diagd.files import save_figure, write_json
 from diagd.models.attention import Attention, split_heads
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
-from diagd.pipeline.generator import VideoGenerator, read_scene
+from diagd.pipeline.generator import VideoGenerator
+from diagd.pipeline.scenes import read_scene
 from diagd.pipeline.world_folder import load_parts
 
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)

@@ -68,8 +68,9 @@ class GuidedModel(ModelWrapper[CausalModel]):
                 "both prompts must be of one length for a model with positions on a grid, "
                 f"got prompts of {prompt_length} and {max(lengths, key=prompt_length.__ne__)}"
             )
-        if not all(0 <= one < math.inf for one in self.scales):
-            raise ValueError(f"scale must be a finite number of at least 0, got {scale}")
+        for one in self.scales:
+            if not 0 <= one < math.inf:
+                raise ValueError(f"scale must be a finite number of at least 0, got {one}")
         super().__init__(model)
         self.prompt_length = prompt_length
         self.others = [one.to(model.device) for one in others]
