@@ -153,6 +153,7 @@ class ReferenceStream:
     sample_fn: SampleFn = greedy
     row_ends: list[int] | None = None  # ids that end the rows, where they are known beforehand
     window: int | None = None  # frames that may be seen, the one under way included
+    num_seam_tokens: int = 0  # of the action tokens, the last ones, above row height / 2
     ids: dict[int, Tensor] = field(
         init=False, default_factory=dict
     )  # slot -> (B,) id, once it is known
@@ -180,7 +181,9 @@ class ReferenceStream:
                 for column in reversed(range(self.width)):
                     slot -= 1
                     self.slot_of[frame, row, column] = slot
-            slot -= self.num_action_tokens
+                if row == self.height // 2:
+                    slot -= self.num_seam_tokens
+            slot -= self.num_action_tokens - self.num_seam_tokens
 
     def decode(
         self, num_frames: int, row_lag: int, frame_lag: int, actions: Tensor | None = None
@@ -205,22 +208,25 @@ class ReferenceStream:
         if self.window is not None:
             self.leave(first + num_frames - 1 - self.window)
         for g in range(num_frames):
-            for n in range(self.num_action_tokens):
-                action_slots[g, n] = self.num_slots
-                self.num_slots += 1
+            numbers = iter(range(self.num_action_tokens))
+            before = {0: self.num_action_tokens - self.num_seam_tokens}
+            before[self.height // 2] = before.get(self.height // 2, 0) + self.num_seam_tokens
             for i in range(self.height):
+                for _ in range(before.get(i, 0)):
+                    action_slots[g, next(numbers)] = self.num_slots, g * frame_lag + i * row_lag
+                    self.num_slots += 1
                 for j in range(self.width):
                     self.slot_of[first + g, i, j] = self.num_slots
                     self.num_slots += 1
 
         steps = simulate_schedule(num_frames, self.height, self.width, row_lag, frame_lag)
         for step, targets in enumerate(steps):
-            # 1. feed the last token so far at step 0, the actions of frame g at g * frame_lag,
-            # and what the step before wrote
+            # 1. feed the last token so far at step 0, the actions of frame g when the token behind
+            # them is written (g * frame_lag without a seam), and what the step before wrote
             if step == 0 and last_slot >= 0:  # an empty prompt has no last token
                 self.fed_at[last_slot] = self.now
-            for (g, n), slot in action_slots.items():
-                if step == g * frame_lag:
+            for (g, n), (slot, fed) in action_slots.items():
+                if step == fed:
                     assert actions is not None
                     self.ids[slot] = actions[:, g, n]
                     self.fed_at[slot] = self.now
@@ -251,9 +257,11 @@ class ReferenceStream:
     def leave(self, number: int) -> None:
         """Let a frame leave, with the actions before it, if it was there."""
         if (number, 0, 0) in self.slot_of:
-            actions = self.num_action_tokens * (number != -self.context_frames or number == 0)
+            leading = self.num_action_tokens - self.num_seam_tokens
+            actions = leading * (number != -self.context_frames or number == 0)
             first = self.slot_of[number, 0, 0]
-            slots = range(first - actions, first + self.height * self.width)
+            size = self.height * self.width + self.num_seam_tokens
+            slots = range(first - actions, first + size)
             self.left_at |= dict.fromkeys(slots, self.now)
 
     def frame(self, number: int) -> Tensor:

@@ -22,6 +22,7 @@ MODELS = (
     "Lumina-mGPT",
     "IRIS",
     "WorldVLA",
+    "RynnVLA-002",
 )
 FEATURES = {
     "logits": "own decoder: logits within 1e-4",

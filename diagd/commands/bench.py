@@ -111,16 +111,18 @@ def engine_rows(
 
     All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
-    num_action_tokens, on_cpu = model.config.num_action_tokens, model.device.type == "cpu"
+    config, on_cpu = model.config, model.device.type == "cpu"
     prepared, backend = prepare(model, backend, dtype == "int8")
     for strategy in strategies:
-        strategy.check(Conditions(sampling.temperature, grid, replays=prepared.replays))
+        replays, seam = prepared.replays, config.num_seam_tokens
+        strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
     stopwatch = Stopwatch(prepared, on_cpu and not prepared.replays, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
         grid.width,
-        num_action_tokens=num_action_tokens,
+        num_action_tokens=config.num_action_tokens,
+        num_seam_tokens=config.num_seam_tokens,
         sampling=sampling,
         context=inputs[0].text,
     )
@@ -452,7 +454,9 @@ def _inputs(
 
     frames = draw(image_ids, count, grid.tokens_per_frame)
     sequence = torch.cat([draw(other_ids, count, num_actions), frames], 2).flatten(1)
-    prompt = torch.cat([draw(other_ids, config.prefix_length), sequence[:, num_actions:]], 1)
+    prompt = torch.cat(
+        [draw(other_ids, config.prefix_length), sequence[:, config.num_leading :]], 1
+    )
     coming = draw(other_ids, grid.num_frames, num_actions)
     length = prompt.numel() + grid.num_tokens + coming.numel()
     if length > config.max_positions:

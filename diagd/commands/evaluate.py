@@ -290,8 +290,8 @@ class ClipMeter:
         given = 1 + (self.options.lengths.context_frames - 1) // step
         strategy = parse_strategy(task.strategy)
         assert strategy.has_schedule
-        length = world.config.prefix_length + tokens.numel()
-        length += 0 if actions is None else actions[:, 1:].numel()
+        length = world.config.prefix_length + tokens.numel() - world.config.num_leading
+        length += len(clip.frames) * world.config.num_action_tokens
         held, keep_frames = world.window(given)
         if keep_frames is not None and length > held:
             raise ValueError(
@@ -306,6 +306,7 @@ class ClipMeter:
             given,
             prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,
+            num_seam_tokens=world.config.num_seam_tokens,
         )
         return {
             "nll": nll.mean().item(),

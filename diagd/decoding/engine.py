@@ -120,7 +120,7 @@ class Stream:
         rule: Rule = raster_rule,
     ) -> None:
         self.model, self.frame, self.max_slots, self.rule = model, frame, max_slots, rule
-        fit = (max_slots + frame.num_action_tokens) // frame.slots_per_frame
+        fit = (max_slots + frame.num_leading) // frame.slots_per_frame
         self.keep_frames = max(1, fit // 2) if keep_frames is None else keep_frames
         self.reads_again = keep_frames is not None or not model.relative_positions
         self.buffers, self.held, self.fed_at = buffers, buffers.held, buffers.fed_at
@@ -155,7 +155,7 @@ class Stream:
     ) -> SequenceLayout:
         """Return the layout of so many frames of this stream."""
         grid = replace(self.frame.grid, num_frames=num_frames)
-        return SequenceLayout(grid, self.frame.num_action_tokens, context_frames, has_prompt)
+        return replace(self.frame, grid=grid, context_frames=context_frames, has_prompt=has_prompt)
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
         """Draw otherwise from the next step on; what was compiled is made anew."""
@@ -230,16 +230,16 @@ class Stream:
     @torch.inference_mode()
     def open(self, layout: SequenceLayout, actions: Tensor) -> None:
         """Lay frames out behind the slots in use: actions (B, T, n) and separators are known."""
-        num_actions, width = layout.num_action_tokens, layout.grid.width
+        width = layout.grid.width
         end = self.num_used + layout.num_slots
         slots = self.slots_between(self.num_used, end)
         self.held[slots] = torch.arange(self.num_used, end, device=slots.device)
         before = (self.held >= 0) & (self.held < self.num_used)
         self.fed_at.copy_(torch.where(before, -1, NEVER))
         frames = slots.view(-1, layout.slots_per_frame)
-        self.tokens[:, frames[:, :num_actions]] = actions
+        self.tokens[:, frames[:, layout.action_slots]] = actions
         if self.ranges.row_ends is not None:
-            self.tokens[:, frames[:, num_actions + width - 1 :: width]] = self.ranges.row_ends
+            self.tokens[:, frames[:, layout.token_slots[width - 1 :: width]]] = self.ranges.row_ends
 
     def follow(self, order: Order, layout: SequenceLayout) -> Iterator[None]:
         """Write the frames that were laid out in an order; yield as each becomes whole."""
@@ -290,7 +290,7 @@ class Stream:
             ValueError: a token could not be drawn; once a frame, a GPU is waited for to know.
         """
         grid, end = self.frame.grid, self.num_used + self.frame.slots_per_frame
-        visual = self.tokens[:, self.slots_between(end - grid.tokens_per_frame, end)]
+        visual = self.tokens[:, self.slots_between(self.num_used, end)[self.frame.token_slots]]
         undrawn = (visual == UNDRAWN).any(0)
         if undrawn.any():
             row, column = divmod(int(undrawn.int().argmax()), grid.width)
@@ -306,6 +306,17 @@ class Stream:
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
         return visual.view(-1, grid.height, grid.width)
+
+
+def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
+    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
+
+    What stands before the first frame is left out where that is a context frame.
+    """
+    frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
+    frames[..., layout.action_slots] = actions
+    frames[..., layout.token_slots] = tokens.flatten(2)
+    return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]
 
 
 @lru_cache(maxsize=64)

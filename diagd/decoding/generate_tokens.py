@@ -25,7 +25,8 @@ class DecodingEngine:
     Args:
         model, sampling, seed, context, rule: as of `generate_tokens`.
         height, width: tokens of a frame.
-        num_action_tokens: conditioning tokens before each generated frame, 0 or more.
+        num_action_tokens: conditioning tokens of each generated frame, 0 or more.
+        num_seam_tokens: of them, those between the halves of its rows (see `SequenceLayout`).
         batch_size: videos decoded side by side.
         max_slots: longest sequence to hold, in tokens, at most the model's context (the default).
         keep_frames: frames that are read again when the context is full; by default none where
@@ -45,6 +46,7 @@ class DecodingEngine:
         width: int,
         *,
         num_action_tokens: int = 0,
+        num_seam_tokens: int = 0,
         batch_size: int = 1,
         max_slots: int | None = None,
         keep_frames: int | None = None,
@@ -56,7 +58,8 @@ class DecodingEngine:
         if keep_frames is not None and keep_frames < 0:
             raise ValueError(f"keep_frames must be 0 or more, got {keep_frames}")
         seeds = torch.tensor(_check_seeds(seed, batch_size))
-        frame = SequenceLayout(TokenGrid(1, height, width), num_action_tokens)
+        grid = TokenGrid(1, height, width)
+        frame = SequenceLayout(grid, num_action_tokens, num_seam_tokens=num_seam_tokens)
         longest = model.max_positions
         max_slots = longest if max_slots is None else min(max_slots, longest)
         buffers = model.make_buffers(batch_size, max_slots + num_action_tokens + 1, context)
@@ -138,8 +141,9 @@ class DecodingEngine:
                 raise ValueError("num_frames is needed where there are no actions to count")
             num_frames = actions.shape[1]
         strategy = as_strategy(strategy)
-        temperature, frame = stream.sampling.temperature, stream.frame.grid
-        strategy.check(Conditions(temperature, frame, stream.batch_size, stream.model.replays))
+        frame, kind = stream.frame, (stream.batch_size, stream.model.replays)
+        temperature = stream.sampling.temperature
+        strategy.check(Conditions(temperature, frame.grid, *kind, frame.num_seam_tokens))
         layout = stream.layout(num_frames, 0, stream.num_used > 0)
         if actions is None and not layout.num_action_tokens:
             actions = stream.tokens.new_empty(stream.batch_size, num_frames, 0)
@@ -227,7 +231,7 @@ def _check_room(stream: Stream) -> None:
             f"keep_frames={kept} and one more frame take {slots} slots, "
             f"the context holds {stream.max_slots} slots"
         )
-    if not kept and not stream.num_prefix and not layout.num_action_tokens:
+    if not kept and not stream.num_prefix and not layout.num_leading:
         raise ValueError("keep_frames must be at least 1 without prefix and actions, got 0")
 
 
@@ -278,6 +282,7 @@ def generate_tokens(
     max_slots: int | None = None,
     keep_frames: int | None = None,
     rule: Rule = raster_rule,
+    num_seam_tokens: int = 0,
 ) -> GeneratedTokens:
     """Continue a prompt by so many frames (arXiv:2503.14070, section 3.2).
 
@@ -298,6 +303,8 @@ def generate_tokens(
         max_slots, keep_frames: what the context holds, and what of it is read again when it is full
             (see `DecodingEngine`).
         rule: who may see whom, the paper's by default (see `diagd.decoding.visibility`).
+        num_seam_tokens: of `actions`, the last ones that stand within a frame, between the two
+            halves of its rows: the images of two cameras (see `SequenceLayout`).
 
     Raises:
         ValueError: arguments that do not fit the model, the schedule or each other.
@@ -318,6 +325,7 @@ def generate_tokens(
         grid.height,
         grid.width,
         num_action_tokens=num_actions,
+        num_seam_tokens=num_seam_tokens,
         batch_size=prompt.shape[0],
         max_slots=num_slots if max_slots is None else min(num_slots, max_slots),
         keep_frames=keep_frames,

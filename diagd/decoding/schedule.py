@@ -8,10 +8,11 @@ which lanes stand where and write what. Integers only; nothing here knows torch.
 
 import operator
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Literal, NamedTuple, Protocol, SupportsIndex, get_args
 
@@ -153,20 +154,28 @@ class SequenceLayout:
 
     The prompt's last token stands at slot -1. Behind it come, for every generated frame, its
     conditioning tokens (actions) and its visual tokens. With the start of the generation added,
-    slots are the positions that the model is told.
+    slots are the positions that the model is told. Where a frame is the images of two cameras, the
+    last of its conditioning tokens stand in a seam between the two halves of its rows.
     """
 
     grid: TokenGrid
-    num_action_tokens: int = 0  # before each generated frame
+    num_action_tokens: int = 0  # of each generated frame, before it but for those in a seam
     context_frames: int = 0  # that the prompt ends with, all but the first after their actions
     has_prompt: bool = True  # whether anything stands before the first generated frame
+    num_seam_tokens: int = 0  # of the action tokens, those in the seam
 
     def __post_init__(self) -> None:
         for name in ("num_action_tokens", "context_frames"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not self.has_prompt and not self.num_action_tokens:
+        check_seam(self.num_seam_tokens, self.num_action_tokens, self.grid.height)
+        if not self.has_prompt and not self.num_leading:
             raise ValueError("an empty prompt needs conditioning tokens before the first frame")
+
+    @property
+    def num_leading(self) -> int:
+        """Conditioning tokens that stand before a frame's first visual token."""
+        return self.num_action_tokens - self.num_seam_tokens
 
     @property
     def slots_per_frame(self) -> int:
@@ -181,12 +190,31 @@ class SequenceLayout:
     def context_slots(self) -> int:
         """Slots that the context frames take in the prompt."""
         tokens = self.context_frames * self.slots_per_frame
-        return tokens - self.num_action_tokens if tokens else 0
+        return tokens - self.num_leading if tokens else 0
+
+    @cached_property
+    def token_slots(self) -> list[int]:
+        """The slots of the visual tokens of frame 0, in raster order."""
+        size, lead, seam = self.grid.tokens_per_frame, self.num_leading, self.num_seam_tokens
+        return [lead + place + (seam if 2 * place >= size else 0) for place in range(size)]
+
+    @cached_property
+    def action_slots(self) -> list[int]:
+        """The slots of the conditioning tokens of frame 0."""
+        lead, seam = self.num_leading, self.num_leading + self.grid.tokens_per_frame // 2
+        return [*range(lead), *range(seam, seam + self.num_seam_tokens)]
 
     def slot_of(self, t: int, i: int, j: int) -> int:
         """Return the slot of a visual token; t < 0 counts back through the context frames."""
-        start = t * self.slots_per_frame + self.num_action_tokens
-        return start + i * self.grid.width + j
+        start = t * self.slots_per_frame + self.num_leading
+        seam = self.num_seam_tokens if 2 * i >= self.grid.height else 0
+        return start + i * self.grid.width + seam + j
+
+    def place_of(self, slot: int) -> Place:
+        """Return the place of a slot's token, of a conditioning token that of the next one."""
+        t, within = divmod(slot, self.slots_per_frame)
+        i, j = divmod(bisect_left(self.token_slots, within), self.grid.width)
+        return t, i, j
 
 
 class Feed(NamedTuple):
@@ -263,19 +291,21 @@ def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) ->
     it is fed in that very step; where it is not known by then, another token stands in for it. The
     token written last would be fed at step `num_steps`, which nobody runs.
     """
-    grid, num_actions = order.grid, layout.num_action_tokens
+    grid, num_actions = order.grid, layout.num_leading
     if layout.has_prompt:
         yield Feed(0, -1, -1, None if num_actions else (0, 0, 0))
     for t in range(grid.num_frames):
-        first = layout.slot_of(t, 0, 0)
-        for slot in range(first - num_actions, first):
-            yield Feed(order.step_of(t, 0, 0), slot, slot, (t, 0, 0) if slot == first - 1 else None)
+        for i, count in ((0, layout.num_leading), (grid.height // 2, layout.num_seam_tokens)):
+            first, step = layout.slot_of(t, i, 0), order.step_of(t, i, 0)
+            for slot in range(first - count, first):
+                yield Feed(step, slot, slot, (t, i, 0) if slot == first - 1 else None)
         for i in range(grid.height):
             for j in range(grid.width):
                 slot, step, successor = layout.slot_of(t, i, j), order.step_of(t, i, j), None
-                if j + 1 < grid.width or i + 1 < grid.height:
+                above_seam = layout.num_seam_tokens and 2 * (i + 1) == grid.height
+                if j + 1 < grid.width or (i + 1 < grid.height and not above_seam):
                     successor = t, *divmod(i * grid.width + j + 1, grid.width)
-                elif t + 1 < grid.num_frames and not num_actions:
+                elif i + 1 == grid.height and t + 1 < grid.num_frames and not num_actions:
                     successor = t + 1, 0, 0
                 on_time = successor is not None and order.step_of(*successor) == step + 1
                 yield Feed(step + 1, slot, slot, successor if on_time else None)
@@ -289,7 +319,7 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
     """Return the slot whose token id stands in for the unknown predecessor of (t, i, j)."""
     grid, step, row_start = order.grid, order.step_of(t, i, j), order.row_start
     if row_start == "action":
-        if layout.num_action_tokens:
+        if layout.num_leading:
             return layout.slot_of(t, 0, 0) - 1
         row_start = "predecessor"
 
@@ -308,6 +338,15 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
         for place in filter(is_known, candidates[policy]):
             return layout.slot_of(*place)
     raise ValueError(f"the order writes {(t, i, j)} before anything that could stand in for it")
+
+
+def check_seam(num_seam_tokens: int, num_action_tokens: int, height: int) -> None:
+    """Raise ValueError unless so many action tokens can stand in the seam of so many rows."""
+    if not 0 <= num_seam_tokens <= num_action_tokens or (num_seam_tokens and height % 2):
+        raise ValueError(
+            f"num_seam_tokens must be in [0, num_action_tokens={num_action_tokens}], and need an "
+            f"even number of rows, got {num_seam_tokens} and {height} rows"
+        )
 
 
 def check_row_start(row_start: str) -> None:

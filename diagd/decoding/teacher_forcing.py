@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from diagd.decoding.engine import in_sequence
 from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
@@ -120,9 +121,8 @@ def teacher_view(
         raise ValueError(f"has_prompt is {layout.has_prompt}, and the prompt has {length} tokens")
     learnt: set[int] = set()
     if learn_context:
-        places = range(layout.grid.tokens_per_frame)
-        starts = [layout.slot_of(t, 0, 0) for t in range(-layout.context_frames, 0)]
-        learnt = {length + start + place for start in starts for place in places}
+        starts = [t * layout.slots_per_frame for t in range(-layout.context_frames, 0)]
+        learnt = {length + start + slot for start in starts for slot in layout.token_slots}
     lanes = [
         (slot, slot - length + 1, slot, slot + 1 if slot + 1 in learnt else -1)
         for slot in range(length - 1)
@@ -146,7 +146,7 @@ def teacher_view(
     leaves_at = torch.full_like(positions, NEVER)
     if window is not None:
         # frames counted from the first context frame, before which no actions stand
-        actions = layout.num_action_tokens if layout.context_frames else 0
+        actions = layout.num_leading if layout.context_frames else 0
         frames = (positions - prefix_length + actions) // layout.slots_per_frame
         for newest in range(window - layout.context_frames, num_frames):
             oldest = layout.context_frames + newest - window
@@ -181,18 +181,21 @@ def strategy_nll(
     context: Tensor | None = None,
     row_ends: bool = False,
     num_ids: int | None = None,
+    num_seam_tokens: int = 0,
 ) -> Tensor:
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
     Args:
         tokens: (B, context_frames + T, height, width) int64 true frames.
         actions: (B, context_frames + T, n) int64 ids of the model, actions[:, t] standing before
-            frame t; those of the first frame of all are not used. None where there are none.
+            frame t; those of the first frame of all are not used, but for those of its seam. None
+            where there are none.
         context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
         row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
         num_ids: ids that may be drawn are [0, num_ids); by default all.
+        num_seam_tokens: of the actions, those in the seam (see `SequenceLayout`).
 
     Returns:
         (B, T, height, width) float32, nats; a column less with row ends.
@@ -209,15 +212,11 @@ def strategy_nll(
     check_ids(tokens, model.vocab_size, "tokens")
     check_ids(actions[:, int(context_frames > 0) :], model.num_embeddings, "actions")
     check_ids(prefix, model.num_embeddings, "prefix")
-    num_actions = actions.shape[2]
-    sequence = torch.cat([actions, tokens.flatten(2)], dim=2).flatten(1)
-    if context_frames:
-        sequence = sequence[:, num_actions:]
     has_prompt = context_frames > 0 or prefix.shape[1] > 0
-    layout = SequenceLayout(grid, num_actions, context_frames, has_prompt)
+    layout = SequenceLayout(grid, actions.shape[2], context_frames, has_prompt, num_seam_tokens)
     schedule, length = strategy.schedule(grid), prefix.shape[1]
     view = teacher_view(schedule, layout, length, known_row_ends=row_ends)
-    whole = torch.cat([prefix, sequence], dim=1)
+    whole = torch.cat([prefix, in_sequence(layout, actions, tokens)], dim=1)
     nll = view_nll(model, whole, view, context=context, num_ids=num_ids)
     return nll.view(batch_size, grid.num_frames, height, width - row_ends)
 

@@ -1,7 +1,7 @@
 """The released families that diagd knows, one line each; a checkpoint is the first one's to fit."""
 
 from diagd.families.chameleon.family import CHAMELEON
-from diagd.families.chameleon.worldvla import WORLDVLA
+from diagd.families.chameleon.worldvla import RYNNVLA, WORLDVLA
 from diagd.families.cosmos.family import COSMOS
 from diagd.families.emu3.family import EMU3
 from diagd.families.family import Family
@@ -18,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     LLAMAGEN_T2I,
     COSMOS,
     JANUS,
+    RYNNVLA,  # a WorldVLA by its class's name
     WORLDVLA,  # a Chameleon by its tensors
     CHAMELEON,  # before MineWorld, whose tensors are called alike
     EMU3,

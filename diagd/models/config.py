@@ -33,7 +33,8 @@ class ModelConfig:
     max_positions: int  # longest sequence, in tokens
     grid_height: int  # token rows of a frame
     grid_width: int  # token columns of a frame
-    num_action_tokens: int = 0  # conditioning tokens before each generated frame
+    num_action_tokens: int = 0  # conditioning tokens of each generated frame, before it
+    num_seam_tokens: int = 0  # but for so many between the halves of its rows: of two cameras
     prefix_length: int = 0  # tokens before the first frame (BOV, text)
     extra_embeddings: int = 0  # rows beyond vocab_size: ids that are fed but never predicted
     norm: Norm = "rms"  # RMSNorm or LayerNorm
@@ -64,6 +65,10 @@ class ModelConfig:
         _refuse(width > _MAX_SIZE, f"num_heads * head_dim must be at most {_MAX_SIZE}", width)
         rule = f"image_vocab_size must be at most vocab_size={self.vocab_size}"
         _refuse(codes > self.vocab_size, rule, codes)
+        seam, rows = self.num_seam_tokens, self.grid_height
+        rule = f"num_seam_tokens must be at most num_action_tokens={self.num_action_tokens}"
+        _refuse(seam > self.num_action_tokens, rule, seam)
+        _refuse(seam and rows % 2, "num_seam_tokens need an even grid_height", rows)
         rule = f"prefix_length must be below max_positions={self.max_positions}"
         _refuse(prefix >= self.max_positions, rule, prefix)
         rule = "position='rope' needs an even head_dim"
@@ -101,8 +106,13 @@ class ModelConfig:
     @property
     def frames_held(self) -> int:
         """Frames that fit into the context, with the actions between them."""
-        slots = self.max_positions + self.num_action_tokens - self.prefix_length
+        slots = self.max_positions + self.num_leading - self.prefix_length
         return slots // (self.tokens_per_frame + self.num_action_tokens)
+
+    @property
+    def num_leading(self) -> int:
+        """Conditioning tokens that stand before a frame."""
+        return self.num_action_tokens - self.num_seam_tokens
 
     @property
     def prefix_ids(self) -> range:

@@ -289,6 +289,7 @@ class VideoGenerator:
             context=states,
             max_slots=max_slots,
             keep_frames=keep_frames,
+            num_seam_tokens=self.config.num_seam_tokens,
         )
         videos = []
         for context, written, prompt in zip(contexts, out.tokens, prompts, strict=True):
@@ -395,6 +396,7 @@ class VideoGenerator:
             self.height,
             self.width,
             num_action_tokens=self.config.num_action_tokens,
+            num_seam_tokens=self.config.num_seam_tokens,
             batch_size=len(prompts),
             sampling=self.sampling(sampling),
             seed=seed,
@@ -413,7 +415,7 @@ class VideoGenerator:
         if self.remembers is None:
             return config.max_positions, keep_frames
         num_frames, num_actions = max(self.remembers, context_frames + 1), config.num_action_tokens
-        taken = num_frames * (self.height * self.width + num_actions) - num_actions
+        taken = num_frames * (config.tokens_per_frame + num_actions) - config.num_leading
         max_slots = min(config.max_positions, config.prefix_length + taken)
         return max_slots, keep_frames and min(keep_frames, num_frames - 1)
 
@@ -435,9 +437,7 @@ class VideoGenerator:
             return GuidedModel(model, others, said.prompt.shape[1], scales)
         if self.defaults.context_frames or self.vocabulary is None:
             raise ValueError(f"this model takes no guidance, got {scale}")
-        idle = self.action_ids([idle_action(self.vocabulary)], 1, "image")
-        assert idle is not None
-        return GuidedModel(self.model, idle[0], 1, scale)
+        return GuidedModel(self.model, self._idle_ids()[0], 1, scale)
 
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
@@ -447,8 +447,8 @@ class VideoGenerator:
         `strategy` and `sampling` are as in `generate`, the strategy as a value.
         """
         temperature = self.sampling(sampling).temperature
-        grid = TokenGrid(1, self.height, self.width)
-        strategy.check(Conditions(temperature, grid, batch_size, self.model.replays))
+        grid, kind = TokenGrid(1, self.height, self.width), (batch_size, self.model.replays)
+        strategy.check(Conditions(temperature, grid, *kind, self.config.num_seam_tokens))
 
     def sampling(self, options: SamplingOptions | None = None) -> SamplingOptions:
         """Return `options`, or else the defaults, restricted to visual ids."""
@@ -542,7 +542,16 @@ class VideoGenerator:
             return none.view(1, 0), none
         grids = self.tokenizer.encode(frames.to(self.model.device))
         ids = self.action_ids(context_actions, len(grids) - 1, "context frame after the first")
-        return prompt_tokens(self.config.prefix_ids, grids, ids), grids
+        if ids is not None:
+            ids = torch.cat([self._idle_ids(), ids], 1)
+        seam = self.config.num_seam_tokens
+        return prompt_tokens(self.config.prefix_ids, grids, ids, seam), grids
+
+    def _idle_ids(self) -> Tensor:
+        assert self.vocabulary is not None
+        ids = self.action_ids([idle_action(self.vocabulary)], 1, "frame")
+        assert ids is not None
+        return ids
 
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
+from diagd.decoding.engine import in_sequence
+from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.families.clip_files import ClipFile
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.text import encode_text, read_embedding
@@ -189,11 +191,15 @@ def as_frames(given: Picture | Sequence[Picture] | None) -> Tensor:
     return pixels if pixels.ndim == 4 else pixels[None]
 
 
-def prompt_tokens(prefix: Sequence[int], grids: Tensor, actions: Tensor | None) -> Tensor:
-    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T - 1, n) between."""
-    tokens = grids.flatten(1)
-    if actions is not None:
-        first = actions.new_zeros(1, actions.shape[2])  # nothing stands before the first frame
-        between = torch.cat([first, actions[0]])
-        tokens = torch.cat([between, tokens], dim=1).flatten()[actions.shape[2] :]
-    return torch.cat([tokens.new_tensor(list(prefix)), tokens.flatten()])[None]
+def prompt_tokens(
+    prefix: Sequence[int], grids: Tensor, actions: Tensor | None, num_seam_tokens: int = 0
+) -> Tensor:
+    """Return (1, P): prefix, and grids (T, height, width) with actions (1, T, n) between.
+
+    What of the first actions would stand before the first grid, is left out.
+    """
+    actions = grids.new_empty(1, len(grids), 0) if actions is None else actions
+    grid = TokenGrid(1, *grids.shape[1:])
+    layout = SequenceLayout(grid, actions.shape[2], 1, num_seam_tokens=num_seam_tokens)
+    frames = in_sequence(layout, actions, grids[None])
+    return torch.cat([grids.new_tensor(list(prefix))[None], frames], dim=1)

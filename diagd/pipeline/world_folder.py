@@ -35,7 +35,7 @@ from diagd.families.family import Checkpoint, TextPrompts
 from diagd.files import copy_whole, read_json_lines, write_text
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
-from diagd.tokenizers.vq import RowEnds, VideoTokenizer, VQTokenizer
+from diagd.tokenizers.vq import RowEnds, TwoCameras, VideoTokenizer, VQTokenizer
 
 
 class Parts(NamedTuple):
@@ -69,6 +69,8 @@ def load_parts(
         video_tokenizer.painting = dtype if multiplies_bfloat16(device) else torch.float32
     if defaults.row_ends:
         video_tokenizer = RowEnds(video_tokenizer)
+    if shape.num_seam_tokens:
+        video_tokenizer = TwoCameras(video_tokenizer)
     if video_tokenizer.codebook_size != shape.image_vocab_size:
         raise ValueError(
             f"{folder}: the model has {shape.image_vocab_size} visual ids, "

@@ -111,6 +111,49 @@ class RowEnds:
         return self
 
 
+class TwoCameras:
+    """A tokenizer of frames that are two pictures, one above the other, each coded on its own."""
+
+    temporal_compression = 1
+
+    def __init__(self, tokenizer: VideoTokenizer) -> None:
+        self.tokenizer, self.compression = tokenizer, tokenizer.compression
+        self.codebook_size = tokenizer.codebook_size
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        height_px, width_px = self.tokenizer.frame_size_px(height // 2, width)
+        return 2 * height_px, width_px
+
+    def fit_frames(self, frames: Tensor, height_px: int, width_px: int) -> Tensor:
+        height, width = frames.shape[1:3]
+        if height % 2 or 10 * height * width_px < 7 * width * height_px:
+            raise ValueError(
+                "a frame is the pictures of two cameras, the third-person one above the one at the "
+                f"wrist, {width_px}x{height_px} pixels in all or its like, got {width}x{height}"
+            )
+        fitted = self.tokenizer.fit_frames(_apart(frames), height_px // 2, width_px)
+        return _together(fitted)
+
+    def encode(self, frames: Tensor) -> Tensor:
+        return _together(self.tokenizer.encode(_apart(frames)))
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return _together(self.tokenizer.decode(_apart(tokens)))
+
+    def to(self, device: torch.device | str) -> Self:
+        self.tokenizer.to(device)
+        return self
+
+
+def _apart(rows: Tensor) -> Tensor:
+    """(T, 2 * H, ...) -> (2 * T, H, ...), the upper half of each first."""
+    return rows.unflatten(1, (2, -1)).flatten(0, 1)
+
+
+def _together(halves: Tensor) -> Tensor:
+    return halves.unflatten(0, (-1, 2)).flatten(1, 2)
+
+
 class VQTokenizer(FrameTokenizer):
     """A frame-by-frame tokenizer with a learned codebook: a VQModel of 3 * p * p channels."""
 

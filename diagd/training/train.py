@@ -339,7 +339,7 @@ class DreamStrip:
         given = self.tokens[0, :num_given]
         out = generate_tokens(
             model,
-            prompt_tokens((), given, self.actions[:, 1:num_given]).to(model.device),
+            prompt_tokens((), given, self.actions[:, :num_given]).to(model.device),
             STRATEGY,
             self.actions[:, num_given:].to(model.device),
             context_frames=num_given,

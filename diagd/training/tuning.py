@@ -162,7 +162,7 @@ def _speeds(
     What a step takes is measured over two frames, twice.
     """
     prepared, _ = prepare(model)
-    prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, 1:context_frames])
+    prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, :context_frames])
     timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
     coming = actions[:, context_frames:][:, : timed.num_frames]
     speeds = list[float]()

@@ -239,14 +239,6 @@ def test_actions_are_seven_numbers():
         codec.action_of({"action": 3})
 
 
-def test_two_cameras_are_refused_in_one_line(folder, theirs, tmp_path):
-    tensors = {**theirs.state_dict(), "action_head.fc1.bias": torch.zeros(3)}
-    torch.save(tensors, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="RynnVLA-002 writes images of two cameras a") as caught:
-        find_model(tmp_path / "pytorch_model.bin", folder / "config.json")
-    assert "\n" not in str(caught.value)
-
-
 def test_a_picture_to_go_on_from_is_asked_for(folder, command):
     refused = command("generate", "--model", folder, "--actions", "none")
     refused.assert_refused(r"no .*prompt\.mp4 to go on from: give --prompt")

@@ -78,9 +78,12 @@ class Drafts:
         # of each row of tokens, all frames' in turn: how many were fed, from its left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
         self.stale: set[int] = set()  # lanes to be fed again
-        self.places = [self._place(lane) for lane in range(self.size)]
-        inside = (lane % layout.slots_per_frame for lane in range(self.size))
-        self.is_action = [within < layout.num_action_tokens for within in inside]
+        self.places = [layout.place_of(lane) for lane in range(self.size)]
+        self.row_starts = [
+            layout.slot_of(*divmod(row, self.height), 0) for row in range(len(self.fed_columns))
+        ]
+        of_frame = [slot in layout.action_slots for slot in range(layout.slots_per_frame)]
+        self.is_action = of_frame * layout.grid.num_frames
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
         # chances that a draw will change its draft
         self.doubts = [0.0 if is_action else FRESH for is_action in self.is_action]
@@ -93,7 +96,7 @@ class Drafts:
         """Return the lanes of a frame's tokens that were not fed; none behind the last frame."""
         rows = islice(enumerate(self.fed_columns), frame * self.height, (frame + 1) * self.height)
         width = self.layout.grid.width
-        return [self._first_of(row) + j for row, fed in rows for j in range(fed, width)]
+        return [self.row_starts[row] + j for row, fed in rows for j in range(fed, width)]
 
     def choose(self) -> list[int]:
         """Return the lanes of the next step, ascending, at least one and at most num_lanes."""
@@ -149,7 +152,7 @@ class Drafts:
         first = frame * self.height + row
         limit = width  # columns that the row above leaves free
         for row in range(first, min(first + self.height, len(self.fed_columns))):
-            fed, lane = self.fed_columns[row], self._first_of(row)
+            fed, lane = self.fed_columns[row], self.row_starts[row]
             opened += range(lane + fed, lane + min(fed + self.width, limit))
             limit = fed - self.lag if fed < width else width
         last = opened[-1] if opened else 0  # drafts see their actions
@@ -158,26 +161,19 @@ class Drafts:
 
     def _spread(self, lanes: set[int]) -> None:
         """Let the fed neighbours of tokens that changed be stale, and doubted."""
-        width = self.layout.grid.width
         for lane, (number, (down, right)) in product(lanes, enumerate(NEIGHBOURS)):
             frame, row, column = self.places[lane]
-            row, column, near = row + down, column + right, lane + down * width + right
-            if row >= self.height or not 0 <= column < width:
+            row, column = row + down, column + right
+            if row >= self.height or not 0 <= column < self.layout.grid.width:
                 continue
+            row += frame * self.height
+            near = self.row_starts[row] + column
             if not number:
                 self.doubts[near] = max(self.doubts[near], BESIDE_A_CHANGE)
             if near > self.num_verified:
                 self.doubts[near] = max(self.doubts[near], STALE)
-                if column < self.fed_columns[frame * self.height + row]:
+                if column < self.fed_columns[row]:
                     self.stale.add(near)
-
-    def _first_of(self, row: int) -> int:
-        return self.layout.slot_of(*divmod(row, self.height), 0)
-
-    def _place(self, lane: int) -> tuple[int, int, int]:
-        frame, within = divmod(lane, self.layout.slots_per_frame)
-        row, column = divmod(max(0, within - self.layout.num_action_tokens), self.layout.grid.width)
-        return frame, row, column
 
 
 class VerifiedStep(NamedTuple):
@@ -215,14 +211,13 @@ def verify_frames(
 
 @torch.inference_mode()
 def _draft_first(stream: Stream, layout: SequenceLayout) -> None:
-    base, num_actions, grid = stream.num_used, layout.num_action_tokens, layout.grid
-    slots = stream.slots_between(base, base + layout.num_slots)
-    visual = slots.view(-1, layout.slots_per_frame)[:, num_actions:]
+    base, of_frame = stream.num_used, layout.slots_per_frame
+    slots = stream.slots_between(base - of_frame, base + layout.num_slots)
+    visual = slots.view(-1, of_frame)[:, layout.token_slots]
     if layout.context_frames:
-        newest = stream.tokens[:, stream.slots_between(base - grid.tokens_per_frame, base)]
-        stream.tokens[:, visual] = newest[:, None]
+        stream.tokens[:, visual[1:]] = stream.tokens[:, visual[:1]]
     else:
-        stream.tokens[:, visual] = stream.ranges.low
+        stream.tokens[:, visual[1:]] = stream.ranges.low
 
 
 @torch.inference_mode()

@@ -39,6 +39,7 @@ class Conditions(NamedTuple):
     grid: TokenGrid | None = None  # of the frames; None where it is not known yet
     batch_size: int = 1
     replays: bool = False  # steps are compiled or captured
+    num_seam_tokens: int = 0  # between the halves of a frame's rows
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,8 @@ class AdaptiveZipAR(Strategy):
         check_at_least(self, window=1)
         if conditions.batch_size > 1:
             raise ValueError(f"{self} decodes one batch row, got {conditions.batch_size}")
+        if conditions.num_seam_tokens:
+            raise ValueError(f"{self} decodes frames of one image, these have two")
         super().check(conditions)
 
 

@@ -1,4 +1,4 @@
-"""WorldVLA (arXiv:2506.21539): a Chameleon that predicts what a robot's camera sees next.
+"""WorldVLA (arXiv:2506.21539), RynnVLA-002 (2511.17502): what a robot's cameras see next.
 
 Every frame is asked for anew, from the one before it and an action of seven numbers:
 
@@ -10,15 +10,21 @@ stands between the two are conditioning tokens. Only ids of this prompt are kept
 ends in a token, as Lumina-mGPT's, from which it was trained; `grid_height` and `grid_width` in
 config.json say another size than 32 x 32 codes, which are 512 pixels.
 
-RynnVLA-002 (arXiv:2511.17502) writes the images of two cameras a frame, with an end, a start and a
-size between them. No grid of rows holds these, so it is refused.
+RynnVLA-002 sees and writes the images of two cameras, the third-person one and the one at the
+wrist, and is asked in another sentence:
+
+    BOS, SENTENCE, image, image, action, turn end, image start, height, width -> rows of codes,
+    image end, image start, height, width -> rows of codes
+
+So the rows of both are one grid, with a seam of four tokens. Its makers train it with the sentence
+below; their code of evaluation still has WorldVLA's. `sentence` in config.json says another.
 """
 
 import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +46,12 @@ from diagd.files import require_file
 from diagd.models.config import ModelConfig
 
 SENTENCE = "Generate the image based on the current image and the action."
+SENTENCE_OF_TWO = (
+    "Generate the next image based on the provided sequence of historical images and corresponding "
+    "actions."
+)
 _CLASS = "ChameleonXLLMXForConditionalGeneration_ck"
+_ACTIONS_OF_TWO = "action_head.output_projection.model.fc2.bias"  # as many as an action has
 _BETWEEN = ("<eoss>", "<reserved10000>", "<reserved15000>", TURN_END)  # ends of image, action, turn
 _NUM_BINS, _FIRST_BIN = 256, 10002
 _SIDE = 32  # codes of an image of 512 px
@@ -54,19 +65,33 @@ _STILL = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 class RobotActions:
     """Actions of a robot arm, `move(X,Y,Z,ROLL,PITCH,YAW,GRIP)`, in the tokens of the prompt."""
 
+    num_cameras: int = 1
+
     names = ("none",)
-    num_tokens = 14
     num_ids = len(_BETWEEN) + 3 + _NUM_BINS  # three of image start, height and width
     combines = False
 
+    @property
+    def num_tokens(self) -> int:
+        return 14 + self.num_seam_tokens
+
+    @property
+    def num_seam_tokens(self) -> int:
+        """Tokens between the images of two cameras: image end, image start, height, width."""
+        return 4 * (self.num_cameras - 1)
+
     def tokens_of(self, action: str) -> tuple[int, ...]:
-        """Return what stands between two images; numbers beyond the ranges count as their ends."""
+        """Return what stands between two frames, then within one.
+
+        Numbers beyond the ranges count as their ends.
+        """
         lowest, highest = np.array(_LOWEST), np.array(_HIGHEST)
         scaled = 2 * (np.array(_numbers(action)) - lowest) / (highest - lowest + 1e-8) - 1
         edges = np.linspace(-1, 1, _NUM_BINS)
         bins = np.digitize(scaled.clip(-1, 1), edges) - 1 + len(_BETWEEN) + 3
         image_end, action_start, action_end, turn_end, *size = range(len(_BETWEEN) + 3)
-        return (image_end, action_start, *bins.tolist(), action_end, turn_end, *size)
+        seam = (image_end, *size)[: self.num_seam_tokens]
+        return (image_end, action_start, *bins.tolist(), action_end, turn_end, *size, *seam)
 
     def action_of(self, record: dict[str, Any]) -> str:
         """Read `{"action": [X, Y, Z, ROLL, PITCH, YAW, GRIP]}`, or an action in words."""
@@ -95,30 +120,48 @@ def _numbers(action: str) -> Sequence[float]:
 
 
 def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    if any(name.startswith("action_head.") for name in source.tensors):
-        raise ValueError(
-            "RynnVLA-002 writes images of two cameras a frame, and only models of one camera are "
-            "known here"
-        )
+    return _build(source, RobotActions(), SENTENCE)
+
+
+def _convert_two(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    length = len(source.tensors[_ACTIONS_OF_TWO])
+    if length != len(_STILL):
+        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
+    tensors = {
+        name: tensor
+        for name, tensor in source.tensors.items()
+        if not name.startswith("action_head.")
+    }
+    return _build(replace(source, tensors=tensors), RobotActions(2), SENTENCE_OF_TWO)
+
+
+def _build(
+    source: Source, codec: RobotActions, sentence: str
+) -> tuple[ModelConfig, dict[str, Tensor]]:
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
     height, width = grid_of(source.side, _SIDE)
     require_file(folder / "tokenizer.json", "text tokenizer")
     words = read_words(folder)
-    said = words(SENTENCE, add_special_tokens=False).input_ids
+    sentence = source.side.get("sentence", sentence)
+    said = words(sentence, add_special_tokens=False).input_ids
     check_known(words, [words.bos_token_id, *said], vocabulary)
     size = [vocabulary[name] for name in size_names(height, width)]
     bins = [vocabulary[f"<reserved{_FIRST_BIN + number}>"] for number in range(_NUM_BINS)]
     prefix = [words.bos_token_id, *said, *size]
-    return build(
+    config, weights = build(
         source,
         visual_ids(vocabulary, has_row_ends=True),
         [*(vocabulary[name] for name in _BETWEEN), *size, *bins],
         prefix,
-        grid_height=height,
+        grid_height=codec.num_cameras * height,
         grid_width=width + 1,
-        num_action_tokens=RobotActions.num_tokens,
+        num_action_tokens=codec.num_tokens,
+        num_seam_tokens=codec.num_seam_tokens,
         prefix_length=len(prefix),
     )
+    # positions are relative, and its makers' loop goes on past those that a config names
+    taken = len(prefix) + 2 * (config.tokens_per_frame + codec.num_tokens)
+    return replace(config, max_positions=max(config.max_positions, taken)), weights
 
 
 def _is_one(source: Source) -> bool:
@@ -146,4 +189,15 @@ WORLDVLA = Family(
         keep_frames=1,
         row_ends=True,
     ),
+)
+RYNNVLA = replace(
+    WORLDVLA,
+    name="RynnVLA-002",
+    released=ReleasedFormat(
+        files=("*.index.json", "model.safetensors"),
+        config_fields=frozenset({"vocabulary_map"}),
+        signature=(_ACTIONS_OF_TWO,),
+        convert=_convert_two,
+    ),
+    actions=RobotActions(2),
 )

@@ -1,0 +1,239 @@
+"""RynnVLA-002 in miniature: Chameleon's class, asked for two images, as in its makers' code."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import diagd
+from diagd.data.actions import write_actions
+from diagd.data.video import read_video, write_image, write_video
+from diagd.families.chameleon.worldvla import SENTENCE_OF_TWO
+from diagd.families.checkpoints import find_model
+from tests import oracles
+from tests.families import test_worldvla as one_camera
+from tests.families.images import check_int8, raster_images
+from tests.families.test_worldvla import (
+    ACTION_END,
+    ACTION_START,
+    ACTIONS,
+    BOS,
+    HEIGHT,
+    IMAGE_END,
+    ROW_END,
+    SIZE,
+    TURN_END,
+    VISUAL,
+    WIDTH,
+    bins_of,
+    to_theirs,
+)
+from tests.models.architectures import FIRST_VISUAL
+from tests.models.tiny import random_tokens
+from tests.worlds import smooth_frames
+
+theirs, folder_of_one = one_camera.theirs, one_camera.folder
+SEAM = [IMAGE_END, *SIZE]
+WORDS = {word: 20 + place for place, word in enumerate(dict.fromkeys(SENTENCE_OF_TWO[:-1].split()))}
+
+
+@pytest.fixture(scope="module")
+def folder(theirs, folder_of_one, tmp_path_factory):
+    """That of WorldVLA with an action head, whose weights are read by nobody here."""
+    path = tmp_path_factory.mktemp("rynnvla")
+    for file in folder_of_one.rglob("*"):
+        target = path / file.relative_to(folder_of_one)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_file():
+            target.write_bytes(file.read_bytes())
+    write_head(theirs, path, 7)
+    config = json.loads((path / "config.json").read_text())
+    config["architectures"] = ["ChameleonXLLMXForConditionalGeneration_ck_action_head"]
+    (path / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= WORDS
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+def write_head(theirs, path, size):
+    """Write the weights with what of an action head tells how many numbers an action has."""
+    head = "action_head.output_projection.model.fc2.bias", "action_head.hidden_projection.bias"
+    tensors = {name: value.clone() for name, value in theirs.state_dict().items()}
+    save_file(
+        tensors | {head[0]: torch.zeros(size), head[1]: torch.zeros(3)}, path / "model.safetensors"
+    )
+
+
+@pytest.fixture(scope="module")
+def world(folder) -> diagd.VideoGenerator:
+    return diagd.VideoGenerator.from_pretrained(folder)
+
+
+def stacked(count, world, seed=0):
+    return smooth_frames(count, *world.frame_size_px, seed=seed)
+
+
+def cameras(world, frame):
+    """Their ids of the images of one frame, each (HEIGHT, WIDTH + 1), the third person's first."""
+    upper, lower = frame.tensor_split(2, 1)
+    codes = [world.tokenizer.tokenizer.encode(half) for half in (upper, lower)]
+    return [to_theirs(rows[0]) for rows in codes]
+
+
+def prompt_of(images, action):
+    """What a frame is asked for with, (1, P) of their ids."""
+    numbers = [0, 0, 0, 0, 0, 0, -1]
+    if action != "none":
+        numbers = [float(number) for number in action[5:-1].split(",")]
+    said = [WORDS[word] for word in SENTENCE_OF_TWO[:-1].split()] + [50]
+    shown = [id for rows in images for id in [*SIZE, *rows.flatten().tolist(), IMAGE_END]]
+    order = [ACTION_START, *bins_of(numbers), ACTION_END]
+    return torch.tensor([[BOS, *said, *shown, *order, TURN_END, *SIZE]])
+
+
+@pytest.mark.proves("RynnVLA-002", "logits")
+@torch.no_grad()
+def test_logits_are_those_of_the_class(theirs, world):
+    """Over a whole prompt; the order of the tokens is the makers'."""
+    frame = stacked(1, world)
+    prompt, _ = world.prompt(frame, [])
+    ids = world.action_ids(ACTIONS[:1], 1, "frame")
+    assert ids is not None
+    ours = torch.cat([prompt, ids[0, :, :14]], 1)
+    expected = theirs(prompt_of(cameras(world, frame), ACTIONS[0]), use_cache=False).logits
+    logits = diagd.load_model(world.source.name_or_path).logits(ours)[..., : len(VISUAL)]
+    torch.testing.assert_close(logits, expected[..., VISUAL], atol=1e-4, rtol=0)
+
+
+@pytest.mark.proves("RynnVLA-002", "native", "raster")
+@pytest.mark.parametrize("backend", ["eager", "native"])
+def test_raster_order_asks_anew_for_every_frame(theirs, folder, backend):
+    world = diagd.VideoGenerator.from_pretrained(folder, backend=backend)
+    frame = stacked(1, world)
+    video = world.generate(frame, ACTIONS, strategy="raster")
+    images, size = cameras(world, frame), (HEIGHT, WIDTH)
+    for action, tokens in zip(ACTIONS, video.tokens, strict=True):
+        sequence, images = prompt_of(images, action), []
+        for _ in range(2):
+            images += raster_images(theirs, sequence, sequence, 1, VISUAL, *size)
+            written = images[-1].flatten().tolist() + SEAM
+            sequence = torch.cat([sequence, torch.tensor([written])], 1)
+        assert torch.equal(to_theirs(tokens), torch.cat(images))
+    assert len(video.tokens.unique()) > 4
+
+
+@pytest.mark.parametrize("strategy", ["exact", "exact,lanes=12", "jacobi"])
+def test_exact_strategies_write_what_raster_order_does(world, strategy):
+    frame, sampling = stacked(1, world), diagd.SamplingOptions(temperature=1.0)
+    given = {"sampling": sampling, "seed": 3}
+    raster = world.generate(frame, ACTIONS[:2], strategy="raster", **given)
+    exact = world.generate(frame, ACTIONS[:2], strategy=strategy, **given)
+    assert torch.equal(exact.tokens, raster.tokens)
+    assert exact.stats.num_steps < raster.stats.num_steps
+
+
+@pytest.mark.proves("RynnVLA-002", "diagonals")
+@pytest.mark.parametrize("row_lag", [1, 3])
+def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
+    @torch.no_grad()
+    def logits_fn(tokens, positions, visible):
+        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+        states = theirs.model(
+            tokens,
+            position_ids=positions.expand(len(tokens), -1),
+            attention_mask=bias.expand(len(tokens), 1, -1, -1),
+            use_cache=False,
+        ).last_hidden_state
+        return theirs.lm_head(states)
+
+    def choose(logits, _frame, _row, column):
+        chosen = logits[:, VISUAL[:-1]].argmax(-1) + FIRST_VISUAL
+        return torch.full_like(chosen, ROW_END) if column == WIDTH else chosen
+
+    frame = stacked(1, world, seed=1)
+    video = world.generate(frame, ACTIONS, strategy=f"k={row_lag}")
+    images, frame_lag = cameras(world, frame), (2 * HEIGHT - 1) * row_lag + WIDTH + 1
+    for action, tokens in zip(ACTIONS, video.tokens, strict=True):
+        reference = oracles.ReferenceStream(
+            logits_fn,
+            prompt_of(images, action),
+            *(2 * HEIGHT, WIDTH + 1),
+            num_action_tokens=4,
+            sample_fn=choose,
+            row_ends=[ROW_END] * 2 * HEIGHT,
+            num_seam_tokens=4,
+        )
+        rows = reference.decode(1, row_lag, frame_lag, torch.tensor([[SEAM]]))[0, 0]
+        assert torch.equal(to_theirs(tokens), rows)
+        images = rows.chunk(2)
+    assert video.stats.num_steps == 3 * frame_lag
+
+
+@pytest.mark.proves("RynnVLA-002", "int8")
+def test_int8_keeps_close_to_float32(folder):
+    num_ids = diagd.load_model(folder).num_embeddings
+    check_int8(folder, random_tokens(2, 9, vocab_size=num_ids))
+
+
+@pytest.mark.proves("RynnVLA-002", "pixels")
+def test_cameras_are_painted_apart_and_a_folder_of_ours_makes_the_same(
+    world, folder, command, tmp_path
+):
+    frame = stacked(1, world)
+    video = world.generate(frame, ACTIONS)
+    assert video.frames.shape == (3, 4 * HEIGHT, 2 * WIDTH, 3)
+    for half, tokens in zip(video.frames.chunk(2, 1), video.tokens.chunk(2, 1), strict=True):
+        assert torch.equal(world.tokenizer.tokenizer.decode(tokens), half)
+    assert command("convert", folder, tmp_path / "ours").code == 0
+    ours = diagd.VideoGenerator.from_pretrained(tmp_path / "ours")
+    again = ours.generate(frame, ACTIONS)
+    assert torch.equal(again.tokens, video.tokens)
+    assert torch.equal(again.frames, video.frames)
+    stream = list(ours.stream(frame, ACTIONS, strategy="k=1"))
+    assert torch.equal(torch.stack(stream), ours.generate(frame, ACTIONS, strategy="k=1").frames)
+
+
+@pytest.mark.proves("RynnVLA-002", "evaluate")
+def test_a_clip_costs_what_it_does_their_class(theirs, world, folder, command, tmp_path):
+    frames = stacked(2, world)
+    (tmp_path / "clips").mkdir()
+    write_video(tmp_path / "clips" / "a.mp4", frames, fps=20)
+    write_actions(tmp_path / "clips" / "a.jsonl", ["none", ACTIONS[0]])
+    flags = "--model", folder, "--clips", tmp_path / "clips", "--num-clips", 1, "--strategy", "k=1"
+    flags = *flags, "--out", tmp_path / "out", "--frames", 2, "--teacher-forced", "--json"
+    priced = command("evaluate", *flags)
+    assert priced.code == 0, priced.err
+    rows = {row["strategy"]: row for row in priced.document["rows"]}
+    seen = read_video(tmp_path / "clips" / "a.mp4").frames
+    before, after = (cameras(world, seen[i : i + 1]) for i in (0, 1))
+    prompt = prompt_of(before, ACTIONS[0])
+    targets = torch.cat([torch.tensor(SEAM).expand(1, -1), after[1].view(1, -1)], 1)
+    targets = torch.cat([after[0].view(1, -1), targets], 1)
+    with torch.no_grad():
+        whole = torch.cat([prompt, targets], 1)
+        logits = theirs(whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]
+    codes = torch.tensor([*VISUAL, *SEAM, ACTION_START, ACTION_END, TURN_END])
+    bins = torch.arange(one_camera.FIRST_BIN, one_camera.FIRST_BIN + 256)
+    columns = torch.cat([codes, bins])  # all that has columns
+    costs = logits[:, columns].logsumexp(-1) - logits.gather(1, targets.T)[:, 0]
+    size = HEIGHT * (WIDTH + 1)
+    images = torch.stack([costs[:size], costs[size + len(SEAM) :]]).view(2, HEIGHT, WIDTH + 1)
+    assert rows["raster"]["nll"] == pytest.approx(images[..., :-1].mean().item(), abs=1e-3)
+    assert rows["k=1"]["gap"] != 0
+
+
+def test_a_picture_of_one_camera_and_other_robots_are_refused(theirs, folder, command, tmp_path):
+    picture = tmp_path / "view.png"
+    write_image(picture, smooth_frames(1, 2 * HEIGHT, 2 * WIDTH)[0])
+    refused = command("generate", "--model", folder, "--prompt", picture, "--frames", 1)
+    refused.assert_refused(r"pictures of two cameras, .* 12x16 pixels .*, got 12x8")
+    world = "--model", folder, "--prompt", picture, "--frames", 1, "--strategy"
+    refused = command("generate", *world, "zipar-adaptive=2")
+    refused.assert_refused("zipar-adaptive=2 decodes frames of one image, these have two")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    write_head(theirs, tmp_path, 6)
+    with pytest.raises(ValueError, match="actions must be LIBERO's 7 numbers, got 6"):
+        find_model(tmp_path)
