@@ -1,7 +1,8 @@
 """Checks of options, which raise ValueError."""
 
+import operator
 import re
-from typing import Any
+from typing import Any, SupportsIndex
 
 
 def check_at_least(options: Any, **bounds: int) -> None:
@@ -38,3 +39,11 @@ def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:
     for name, is_valid, expected in rules:
         if not is_valid:
             raise ValueError(f"{name} must be {expected}, got {getattr(options, name)!r}")
+
+
+def whole(value: SupportsIndex, name: str) -> int:
+    """Return a whole number as an int, or raise ValueError."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None

@@ -170,11 +170,7 @@ class Stream:
         self.run: StepFunction = torch.inference_mode()(step)
 
     def prefill(self, prompt: Tensor, layout: SequenceLayout) -> None:
-        """Start the stream from a prompt (B, P), forgetting what was there.
-
-        Args:
-            layout: of one frame behind it, with its context frames.
-        """
+        """Start anew from a prompt (B, P); `layout` is of a frame behind it, with its context."""
         self.num_prefix = prompt.shape[1] - layout.context_slots
         self.num_held = layout.context_frames
         self.num_generated = self.num_dropped_frames = self.num_steps = self.num_fed = 0
@@ -306,17 +302,6 @@ class Stream:
         self.num_dropped_frames += self.num_held == self.window
         self.num_held = min(self.num_held + 1, self.window)
         return visual.view(-1, grid.height, grid.width)
-
-
-def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
-    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
-
-    What stands before the first frame is left out where that is a context frame.
-    """
-    frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
-    frames[..., layout.action_slots] = actions
-    frames[..., layout.token_slots] = tokens.flatten(2)
-    return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]
 
 
 @lru_cache(maxsize=64)

@@ -9,10 +9,11 @@ from inspect import GEN_CLOSED, getgeneratorstate
 import torch
 from torch import Tensor, int64
 
+from diagd.checks import whole
 from diagd.decoding.engine import Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
-from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, whole
+from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
 from diagd.decoding.strategies.decode import decode
 from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
@@ -367,3 +368,14 @@ def synchronized_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
+    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
+
+    What stands before the first frame is left out where that is a context frame.
+    """
+    frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
+    frames[..., layout.action_slots] = actions
+    frames[..., layout.token_slots] = tokens.flatten(2)
+    return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]

@@ -6,15 +6,15 @@ row_lag = width and frame_lag = height * width. `make_plan` spells a schedule ou
 which lanes stand where and write what. Integers only; nothing here knows torch.
 """
 
-import operator
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Literal, NamedTuple, Protocol, SupportsIndex, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from diagd.checks import whole
 
 RowStart = Literal["action", "predecessor", "temporal", "spatial"]
 Place = tuple[int, int, int]  # frame t, row i, column j
@@ -139,8 +139,7 @@ class DiagonalSchedule:
     @property
     def max_lanes(self) -> int:
         """The most tokens written in one step."""
-        grid = self.grid
-        places = product(range(grid.num_frames), range(grid.height), range(grid.width))
+        places = SequenceLayout(self.grid).places.values()
         return max(Counter(self.step_of(*place) for place in places).values())
 
     def step_of(self, t: int, i: int, j: int) -> int:
@@ -165,10 +164,12 @@ class SequenceLayout:
     num_seam_tokens: int = 0  # of the action tokens, those in the seam
 
     def __post_init__(self) -> None:
-        for name in ("num_action_tokens", "context_frames"):
+        for name in ("num_action_tokens", "context_frames", "num_seam_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        check_seam(self.num_seam_tokens, self.num_action_tokens, self.grid.height)
+        if self.num_leading < 0 or (self.num_seam_tokens and self.grid.height % 2):
+            given = f"{self.num_seam_tokens} of {self.num_action_tokens}, {self.grid.height} rows"
+            raise ValueError(f"num_seam_tokens must be action tokens, rows even, got {given}")
         if not self.has_prompt and not self.num_leading:
             raise ValueError("an empty prompt needs conditioning tokens before the first frame")
 
@@ -201,20 +202,18 @@ class SequenceLayout:
     @cached_property
     def action_slots(self) -> list[int]:
         """The slots of the conditioning tokens of frame 0."""
-        lead, seam = self.num_leading, self.num_leading + self.grid.tokens_per_frame // 2
-        return [*range(lead), *range(seam, seam + self.num_seam_tokens)]
+        return sorted({*range(self.slots_per_frame)} - {*self.token_slots})
 
     def slot_of(self, t: int, i: int, j: int) -> int:
         """Return the slot of a visual token; t < 0 counts back through the context frames."""
-        start = t * self.slots_per_frame + self.num_leading
-        seam = self.num_seam_tokens if 2 * i >= self.grid.height else 0
-        return start + i * self.grid.width + seam + j
+        return t * self.slots_per_frame + self.token_slots[i * self.grid.width + j]
 
-    def place_of(self, slot: int) -> Place:
-        """Return the place of a slot's token, of a conditioning token that of the next one."""
-        t, within = divmod(slot, self.slots_per_frame)
-        i, j = divmod(bisect_left(self.token_slots, within), self.grid.width)
-        return t, i, j
+    @cached_property
+    def places(self) -> dict[int, Place]:
+        """The place of each slot that has a visual token."""
+        grid = self.grid
+        places = product(range(grid.num_frames), range(grid.height), range(grid.width))
+        return {self.slot_of(*place): place for place in places}
 
 
 class Feed(NamedTuple):
@@ -291,28 +290,21 @@ def feeds(order: Order, layout: SequenceLayout, known_row_ends: bool = False) ->
     it is fed in that very step; where it is not known by then, another token stands in for it. The
     token written last would be fed at step `num_steps`, which nobody runs.
     """
-    grid, num_actions = order.grid, layout.num_leading
     if layout.has_prompt:
-        yield Feed(0, -1, -1, None if num_actions else (0, 0, 0))
-    for t in range(grid.num_frames):
-        for i, count in ((0, layout.num_leading), (grid.height // 2, layout.num_seam_tokens)):
-            first, step = layout.slot_of(t, i, 0), order.step_of(t, i, 0)
-            for slot in range(first - count, first):
-                yield Feed(step, slot, slot, (t, i, 0) if slot == first - 1 else None)
-        for i in range(grid.height):
-            for j in range(grid.width):
-                slot, step, successor = layout.slot_of(t, i, j), order.step_of(t, i, j), None
-                above_seam = layout.num_seam_tokens and 2 * (i + 1) == grid.height
-                if j + 1 < grid.width or (i + 1 < grid.height and not above_seam):
-                    successor = t, *divmod(i * grid.width + j + 1, grid.width)
-                elif i + 1 == grid.height and t + 1 < grid.num_frames and not num_actions:
-                    successor = t + 1, 0, 0
-                on_time = successor is not None and order.step_of(*successor) == step + 1
-                yield Feed(step + 1, slot, slot, successor if on_time else None)
-                if successor is not None and not on_time:
-                    is_known = known_row_ends or step < order.step_of(*successor)
-                    source = slot if is_known else _stand_in(order, layout, *successor)
-                    yield Feed(order.step_of(*successor), slot, source, successor)
+        yield Feed(0, -1, -1, layout.places.get(0))
+    step = order.num_steps
+    for slot in reversed(range(layout.num_slots)):
+        successor = layout.places.get(slot + 1)
+        if slot not in layout.places:  # a conditioning token, fed with the one behind it
+            yield Feed(step, slot, slot, successor)
+            continue
+        step = order.step_of(*layout.places[slot])
+        on_time = successor is not None and order.step_of(*successor) == step + 1
+        yield Feed(step + 1, slot, slot, successor if on_time else None)
+        if successor is not None and not on_time:
+            is_known = known_row_ends or step < order.step_of(*successor)
+            source = slot if is_known else _stand_in(order, layout, *successor)
+            yield Feed(order.step_of(*successor), slot, source, successor)
 
 
 def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> int:
@@ -340,26 +332,9 @@ def _stand_in(order: Order, layout: SequenceLayout, t: int, i: int, j: int) -> i
     raise ValueError(f"the order writes {(t, i, j)} before anything that could stand in for it")
 
 
-def check_seam(num_seam_tokens: int, num_action_tokens: int, height: int) -> None:
-    """Raise ValueError unless so many action tokens can stand in the seam of so many rows."""
-    if not 0 <= num_seam_tokens <= num_action_tokens or (num_seam_tokens and height % 2):
-        raise ValueError(
-            f"num_seam_tokens must be in [0, num_action_tokens={num_action_tokens}], and need an "
-            f"even number of rows, got {num_seam_tokens} and {height} rows"
-        )
-
-
 def check_row_start(row_start: str) -> None:
     """Raise ValueError unless the name is a `RowStart`."""
     if row_start not in get_args(RowStart):
         raise ValueError(
             f"row_start must be one of {', '.join(get_args(RowStart))}, got {row_start!r}"
         )
-
-
-def whole(value: SupportsIndex, name: str) -> int:
-    """Return a whole number as an int, or raise ValueError."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.engine import in_sequence
-from diagd.decoding.generate_tokens import check_ids
+from diagd.decoding.generate_tokens import check_ids, in_sequence
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.table import Strategy

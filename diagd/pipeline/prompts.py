@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
-from diagd.decoding.engine import in_sequence
+from diagd.decoding.generate_tokens import in_sequence
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.families.clip_files import ClipFile
 from diagd.metrics.quality import psnr

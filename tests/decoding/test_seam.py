@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.engine import in_sequence
-from diagd.decoding.generate_tokens import DecodingEngine
+from diagd.decoding.generate_tokens import DecodingEngine, in_sequence
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.table import Diagonal
 from diagd.decoding.teacher_forcing import strategy_nll, teacher_view
@@ -164,7 +163,7 @@ def test_raster_order_reads_tokens_as_they_stand():
     ("height", "num_action_tokens", "seam"), [(4, 1, 2), (3, 2, 1), (4, 2, -1)]
 )
 def test_a_seam_that_fits_no_frame_is_refused(height, num_action_tokens, seam):
-    with pytest.raises(ValueError, match="num_seam_tokens must be in"):
+    with pytest.raises(ValueError, match="num_seam_tokens must be"):
         SequenceLayout(diagd.TokenGrid(1, height, 5), num_action_tokens, num_seam_tokens=seam)
     sizes = "hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim"
     fields = dict.fromkeys(sizes.split(), 4) | {"num_action_tokens": num_action_tokens}

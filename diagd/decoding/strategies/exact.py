@@ -78,12 +78,15 @@ class Drafts:
         # of each row of tokens, all frames' in turn: how many were fed, from its left
         self.fed_columns = [0] * (layout.grid.num_frames * self.height)
         self.stale: set[int] = set()  # lanes to be fed again
-        self.places = [layout.place_of(lane) for lane in range(self.size)]
+        # of an action, that of the token behind it
+        self.places = [layout.places.get(lane, (0, 0, 0)) for lane in range(self.size)]
+        for lane in reversed(range(self.size)):
+            if lane not in layout.places:
+                self.places[lane] = self.places[lane + 1]
         self.row_starts = [
             layout.slot_of(*divmod(row, self.height), 0) for row in range(len(self.fed_columns))
         ]
-        of_frame = [slot in layout.action_slots for slot in range(layout.slots_per_frame)]
-        self.is_action = of_frame * layout.grid.num_frames
+        self.is_action = [lane not in layout.places for lane in range(self.size)]
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
         # chances that a draw will change its draft
         self.doubts = [0.0 if is_action else FRESH for is_action in self.is_action]
