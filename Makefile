@@ -9,7 +9,7 @@ quick:
 	pytest -q --quick -m "not gpu and not slow and not download"
 
 test:
-	pytest -n 2 --dist loadfile -m "not gpu and not slow and not download"
+	pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow and not download"
 
 # the quick tests under the other installed versions of Python
 test-pythons:

@@ -20,8 +20,14 @@ torch.set_num_threads(1)
 os.environ.pop("COLUMNS", None)  # a pipe has no width, whatever pytest-xdist's processes are told
 
 
+# Files of a minute or two begin first, so that two processes end together
+LONGEST = {"test_page", "test_compiler", "test_conformance", "test_browser_engine", "test_builds"}
+LONGEST |= {"test_hard_times", "test_variants", "test_tokens", "test_compiled", "test_gpu_report"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked `gpu` where there is none."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
