@@ -70,6 +70,8 @@ class TokenizeOptions:
             ("seed", self.seed >= 0, "0 or more"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )
+        if self.heldout is not None and self.heldout.resolve() == self.clips.resolve():
+            raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
         size_px = self.size_px

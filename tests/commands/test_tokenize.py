@@ -62,6 +62,13 @@ def test_mistakes_are_told_in_one_line_and_nothing_is_written(flags, message, co
     assert not out.exists()
 
 
+def test_what_is_learnt_from_is_not_held_out(command, tmp_path):
+    write_clips(tmp_path / "clips", num_clips=2)
+    flags = "--heldout", tmp_path / "out" / ".." / "clips", "--out", tmp_path / "out"
+    outcome = command("tokenize", "--clips", tmp_path / "clips", *flags)
+    outcome.assert_refused("heldout must be another folder than clips, got .*clips twice")
+
+
 def test_sizes_that_do_not_fit_are_found_before_the_work(command, tmp_path):
     write_clips(tmp_path / "clips", num_clips=2)
     (other,) = write_clips(tmp_path / "heldout", num_clips=1)
