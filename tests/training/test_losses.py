@@ -63,7 +63,7 @@ def test_a_mask_in_parts_attends_as_the_whole_one():
     found = []
     for visible in (mask, parts):
         leaves = [one.clone().requires_grad_() for one in given]
-        out = attend(*leaves, visible)
+        out = attend(leaves[0], leaves[1], leaves[2], visible)
         found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for whole, cut in zip(*found, strict=True):
         torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
