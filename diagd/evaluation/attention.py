@@ -269,10 +269,10 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
-    if config.prefix_length:
+    if config.prefix_length or not parts.defaults.context_frames:
         raise ValueError(
-            f"attention of a sequence that begins with a frame is measured, that of "
-            f"{options.model} begins with {config.prefix_length} other tokens"
+            "attention is measured in sequences that begin with a frame, which those of "
+            f"{options.model} do not"
         )
     known = parts.tokenizer, parts.vocabulary, parts.defaults
     world = VideoGenerator(parts.model, config, *known, text=parts.text)

@@ -74,11 +74,16 @@ class TextIds(NamedTuple):
 class TextPrompts(Protocol):
     """Turns texts into prompts."""
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether a text may stand behind a picture."""
+        return False
+
     def __call__(self, text: str) -> TextIds: ...
 
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
         """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
-        raise ValueError("this model makes images from texts alone: leave the prompt out")
+        raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
 @dataclass(frozen=True)

@@ -496,9 +496,13 @@ class VideoGenerator:
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
-        if not self.defaults.context_frames and clip is not None and self.text is None:
-            raise ValueError("this model makes images from actions alone: leave the prompt out")
-        if not self.defaults.context_frames and clip is None:
+        if not self.defaults.context_frames and clip is not None:
+            if self.text is None or not self.text.takes_pictures:
+                given = "actions" if self.text is None else "texts"
+                raise ValueError(
+                    f"this model makes images from {given} alone: leave the prompt out"
+                )
+        elif not self.defaults.context_frames:
             none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
             return Prompt(none, [], [], self.defaults.fps, [])
         if isinstance(clip, str | Path):

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from diagd.data.video import write_video
@@ -25,8 +27,9 @@ def test_the_command_leaves_all_that_training_needs(command, tmp_path):
     assert read_shards(tokens / "train").action_names == ("none", "forward", "left")
     assert VQTokenizer.from_pretrained(tokens / "tokenizer").compression == 4  # 24x40 px are small
 
+    others = shutil.copytree(clips, tmp_path / "others")
     applying = command(
-        *("tokenize", "--clips", clips, "--heldout", clips, "--out", again),
+        *("tokenize", "--clips", clips, "--heldout", others, "--out", again),
         *("--tokenizer", tokens / "tokenizer"),
     )
     assert applying.code == 0, applying

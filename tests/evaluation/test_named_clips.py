@@ -44,5 +44,5 @@ def test_clips_that_cannot_be_used_are_named(folder, tmp_path):
         find_clips(folder, CODEC)["clip_1"].read(5, 0, 10, SIZE)
     with pytest.raises(ValueError, match="expected a number of clips from 1 to 6, got 7"):
         choose_clips(folder, 7, 0)
-    with pytest.raises(FileNotFoundError, match="folder of clips not found"):
+    with pytest.raises(FileNotFoundError, match="folder of clips, or file of prompts, not found"):
         choose_clips(tmp_path / "absent", 1, 0)

@@ -100,6 +100,9 @@ class Hearing:
         self.heard.append(text)
         return self.words(text, **how)
 
+    def convert_ids_to_tokens(self, ids):
+        return self.words.convert_ids_to_tokens(ids)
+
 
 @pytest.mark.proves("Lumina-mGPT", "native", "guidance", "raster")
 @pytest.mark.parametrize("backend", ["eager", "native"])

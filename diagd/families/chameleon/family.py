@@ -166,9 +166,11 @@ class ChameleonPrompts(TextPrompts):
         rows = torch.tensor([prompt]), torch.tensor([[*self.before, *self.start]])
         return TextIds(self.first + rows[0], self.first + rows[1])
 
+    @property
+    def takes_pictures(self) -> bool:
+        return not self.turn_end  # Lumina-mGPT's stand elsewhere
+
     def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
-        if self.turn_end:  # Lumina-mGPT
-            return super().with_pictures(pictures, text)
         said, count = self(text), len(pictures)
         end = self.first + torch.tensor([ids_of(self.words, [IMAGE_END])])
         parts = said.unconditional[:, 1:], pictures.flatten(1), end
