@@ -258,7 +258,9 @@ def test_commands_that_need_clips_say_so_in_one_line(folder, command, tmp_path):
     outcome.assert_refused("tiny makes images of texts: give a file of them with --prompts")
     outcome = command("attention", "--model", folder, "--clips", clips)
     outcome.assert_refused("sequences that begin with a frame, which those of .* do not")
-    command("play", "--model", folder).assert_refused("takes no actions, so there is nothing to p")
+    command("play", "--model", folder, "--port", 0).assert_refused(
+        "takes no actions, so there is nothing to p"
+    )
 
 
 def encoder(folder):

@@ -69,7 +69,7 @@ def test_several_images_follow_from_several_classes(world):
 
 
 def test_what_does_not_fit_is_refused(world, released, command):
-    outcome = command("play", "--model", released)
+    outcome = command("play", "--model", released, "--port", 0)
     outcome.assert_refused("makes single images, so there is nothing to play: diagd generate")
     outcome = command("generate", "--model", released, "--actions", "class 3,class 4")
     outcome.assert_refused(r"expected 1 actions \(one a frame\), got 2: --frames 2 makes as many")
