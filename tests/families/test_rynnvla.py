@@ -27,9 +27,10 @@ from tests.families.test_worldvla import (
     VISUAL,
     WIDTH,
     bins_of,
+    choose,
+    logits_of,
     to_theirs,
 )
-from tests.models.architectures import FIRST_VISUAL
 from tests.models.tiny import random_tokens
 from tests.worlds import smooth_frames
 
@@ -137,27 +138,12 @@ def test_exact_strategies_write_what_raster_order_does(world, strategy):
 @pytest.mark.proves("RynnVLA-002", "diagonals")
 @pytest.mark.parametrize("row_lag", [1, 3])
 def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
-    @torch.no_grad()
-    def logits_fn(tokens, positions, visible):
-        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-        states = theirs.model(
-            tokens,
-            position_ids=positions.expand(len(tokens), -1),
-            attention_mask=bias.expand(len(tokens), 1, -1, -1),
-            use_cache=False,
-        ).last_hidden_state
-        return theirs.lm_head(states)
-
-    def choose(logits, _frame, _row, column):
-        chosen = logits[:, VISUAL[:-1]].argmax(-1) + FIRST_VISUAL
-        return torch.full_like(chosen, ROW_END) if column == WIDTH else chosen
-
     frame = stacked(1, world, seed=1)
     video = world.generate(frame, ACTIONS, strategy=f"k={row_lag}")
     images, frame_lag = cameras(world, frame), (2 * HEIGHT - 1) * row_lag + WIDTH + 1
     for action, tokens in zip(ACTIONS, video.tokens, strict=True):
         reference = oracles.ReferenceStream(
-            logits_fn,
+            logits_of(theirs),
             prompt_of(images, action),
             *(2 * HEIGHT, WIDTH + 1),
             num_action_tokens=4,

@@ -141,9 +141,9 @@ def test_raster_order_asks_anew_for_every_frame(theirs, folder, backend):
     assert len(video.tokens.unique()) > 4
 
 
-@pytest.mark.proves("WorldVLA", "diagonals")
-@pytest.mark.parametrize("row_lag", [1, 2])
-def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
+def logits_of(theirs):
+    """Its logits of all ids; its forward, which bans images, is by-passed."""
+
     @torch.no_grad()
     def logits_fn(tokens, positions, visible):
         bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
@@ -155,16 +155,24 @@ def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag
         ).last_hidden_state
         return theirs.lm_head(states)
 
-    def choose(logits, _frame, _row, column):
-        chosen = logits[:, VISUAL[:-1]].argmax(-1) + FIRST_VISUAL
-        return torch.full_like(chosen, ROW_END) if column == WIDTH else chosen
+    return logits_fn
 
+
+def choose(logits, _frame, _row, column):
+    """Draw greedily, among images and the end of a row in its place."""
+    chosen = logits[:, VISUAL[:-1]].argmax(-1) + FIRST_VISUAL
+    return torch.full_like(chosen, ROW_END) if column == WIDTH else chosen
+
+
+@pytest.mark.proves("WorldVLA", "diagonals")
+@pytest.mark.parametrize("row_lag", [1, 2])
+def test_diagonals_are_those_of_a_decoder_without_a_cache(theirs, world, row_lag):
     frame = smooth_frames(1, *world.frame_size_px, seed=1)
     video = world.generate(frame, ACTIONS, strategy=f"k={row_lag}")
     rows = to_theirs(world.tokenizer.encode(frame)[0])
     for action, tokens in zip(ACTIONS, video.tokens, strict=True):
         reference = oracles.ReferenceStream(
-            logits_fn,
+            logits_of(theirs),
             prompt_of(rows, action),
             *(HEIGHT, WIDTH + 1),
             sample_fn=choose,
