@@ -226,7 +226,7 @@ class VideoGenerator:
                 (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
                 pictures; or what `read_prompt` returned. A list of clips is a batch; their contexts
                 are of one length. None for a model of images, which follow from their action or
-                text alone; `[None] * 4` makes four of them at once.
+                text; `[None] * 4` makes four of them at once. Chameleon takes one picture, too.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
@@ -487,7 +487,7 @@ class VideoGenerator:
 
         Args:
             clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`), or
-                None for a model of images.
+                None for an image of an action or a text alone.
             actions: between the frames, instead of those that the file has; by default the idle
                 action stands there.
             context_frames: of a file, frames that the model sees; its default if None.
