@@ -29,7 +29,7 @@ from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.families.family import Source
-from diagd.families.janus.family import JANUS
+from diagd.families.janus import JANUS
 from diagd.families.presets import PRESETS
 from diagd.files import write_json
 from diagd.models.config import ModelConfig

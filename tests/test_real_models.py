@@ -19,8 +19,7 @@ from diagd.data.video import read_video, resize, write_image, write_video
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import find_model, load_model, save_model
 from diagd.families.clip_files import ClipFile
-from diagd.families.cosmos.presets import CODEBOOK_SIZE
-from diagd.families.cosmos.tokenizer import fit_frames
+from diagd.families.cosmos import CosmosTokenizer, fit_frames
 from diagd.families.defaults import GenerationDefaults, visual_ranges
 from diagd.families.wham.presets import WHAMActions
 from diagd.families.wham.tokenizer import ViTVQGAN, ViTVQGANConfig, WHAMTokenizer
@@ -101,8 +100,8 @@ def cosmos_config(**changes):
         "num_heads": 4,
         "num_kv_heads": 2,
         "head_dim": 8,
-        "vocab_size": CODEBOOK_SIZE,
-        "image_vocab_size": CODEBOOK_SIZE,
+        "vocab_size": CosmosTokenizer.codebook_size,
+        "image_vocab_size": CosmosTokenizer.codebook_size,
         "max_positions": 5 * 2 * 3,
         "grid_height": 2,
         "grid_width": 3,

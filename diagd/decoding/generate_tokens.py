@@ -2,8 +2,9 @@
 
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from inspect import GEN_CLOSED, getgeneratorstate
 
 import torch
@@ -14,8 +15,25 @@ from diagd.decoding.engine import Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
-from diagd.decoding.strategies.decode import decode
-from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
+from diagd.decoding.strategies.exact import (
+    Coupling,
+    Drafts,
+    KeepWithin,
+    best_num_lanes,
+    step_costs,
+    verify_frames,
+)
+from diagd.decoding.strategies.table import (
+    AdaptiveZipAR,
+    Conditions,
+    Exact,
+    Jacobi,
+    SpeculativeJacobi,
+    Strategy,
+    Tolerant,
+    as_strategy,
+)
+from diagd.decoding.strategies.zipar import AdaptiveFrame
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
@@ -379,3 +397,47 @@ def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tens
     frames[..., layout.action_slots] = actions
     frames[..., layout.token_slots] = tokens.flatten(2)
     return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]
+
+
+@singledispatch
+def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Write the frames of a layout behind the slots in use; yield as each becomes whole.
+
+    The stream holds the actions already and hides what is not written (`Stream.open`). Between two
+    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy is
+    added by `@decode.register`.
+    """
+    raise ValueError(f"{strategy} has no schedule, and does not say how it decodes")
+
+
+@decode.register
+def _(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    for _ in range(layout.grid.num_frames):
+        AdaptiveFrame(stream, layout, strategy.window).write()
+        yield
+
+
+@decode.register
+def _(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
+    lag, width = strategy.draft_lag, strategy.draft_width
+    drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
+    return verify_frames(stream, layout, drafts)
+
+
+@decode.register
+def _(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    return decode(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
+
+
+@decode.register
+def _(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
+    rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
+    return verify_frames(stream, layout, drafts, rule)
+
+
+@decode.register
+def _(strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
+    return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))

@@ -1,13 +1,9 @@
 """Models by name: the bundled ones, and shapes (`Transformer.random(PRESETS[name])`)."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
-from diagd.families.chameleon.presets import PRESETS as CHAMELEON
-from diagd.families.cosmos.presets import PRESETS as COSMOS
-from diagd.families.emu3.presets import PRESETS as EMU3
-from diagd.families.iris.presets import PRESETS as IRIS
-from diagd.families.janus.presets import PRESETS as JANUS
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.llamagen.presets import TEXT_PRESETS as LLAMAGEN_T2I
 from diagd.families.mineworld.presets import PRESETS as MINEWORLD
@@ -45,6 +41,115 @@ def _doom(hidden_size: int, num_layers: int) -> ModelConfig:
 
 # World models of 0.8 to 42 million weights, among which `diagd train` chooses.
 WORLD_SIZES = {f"mc-ar-{width}x{depth}": _doom(width, depth) for width, depth in _SIZES}
+_COSMOS_4B = ModelConfig(
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=64000,
+    image_vocab_size=64000,
+    max_positions=5 * 40 * 64,
+    grid_height=40,
+    grid_width=64,
+    qk_norm=True,
+    position="rope3d",
+    rope_theta=500000.0,
+)
+_COSMOS_12B = replace(_COSMOS_4B, hidden_size=5120, num_layers=40, yarn_factor=2.0)
+_TEXT = {"max_positions": _COSMOS_4B.max_positions + 1, "prefix_length": 1}
+_TEXT |= {"extra_embeddings": 64, "context_size": 1024, "position_table": True}
+COSMOS = {
+    "cosmos-4b": _COSMOS_4B,
+    "cosmos-5b": replace(_COSMOS_4B, **_TEXT),
+    "cosmos-12b": _COSMOS_12B,
+    "cosmos-13b": replace(_COSMOS_12B, **_TEXT),
+}
+
+
+def _janus_pro(hidden_size: int, intermediate_size: int, num_layers: int) -> ModelConfig:
+    head_dim = 128
+    return ModelConfig(
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        num_layers=num_layers,
+        num_heads=hidden_size // head_dim,
+        num_kv_heads=hidden_size // head_dim,
+        head_dim=head_dim,
+        vocab_size=16384,
+        image_vocab_size=16384,
+        extra_embeddings=102400,
+        max_positions=16384,
+        grid_height=24,
+        grid_width=24,
+        norm_eps=1e-6,
+        head_size=hidden_size,
+    )
+
+
+JANUS = {
+    "janus-pro-1b": _janus_pro(2048, 5632, 24),
+    "janus-pro-7b": _janus_pro(4096, 11008, 30),
+}
+CHAMELEON = {
+    "chameleon-7b": ModelConfig(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        vocab_size=8192,
+        image_vocab_size=8192,
+        extra_embeddings=65536,
+        max_positions=4096,
+        grid_height=32,
+        grid_width=32,
+        norm_eps=1e-5,
+        qk_norm=True,
+        head_norm=True,
+    )
+}
+EMU3 = {
+    "emu3": ModelConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=32768 + 1,  # codes, and what ends a row
+        image_vocab_size=32768 + 1,
+        max_positions=9216,
+        grid_height=90,  # 720 px
+        grid_width=90 + 1,
+        prefix_length=1,
+        extra_embeddings=184622 - 32768 - 1,
+        rope_theta=1e6,
+    )
+}
+IRIS = {
+    "iris": ModelConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_layers=10,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=64,
+        vocab_size=512 + 18,  # codes, and all buttons of an Atari
+        image_vocab_size=512,
+        max_positions=20 * (4 * 4 + 1),
+        grid_height=4,
+        grid_width=4,
+        num_action_tokens=1,
+        norm="layer",
+        mlp="exact_gelu",
+        bias=True,
+        position="learned",
+        head_size=256,
+    )
+}
 PRESETS: dict[str, ModelConfig] = {
     "mc-ar-doom": WORLD_SIZES["mc-ar-320x6"],  # the bundled world model
     "mc-ar-doom-small": WORLD_SIZES["mc-ar-192x4"],  # beside it, to compare sizes

@@ -2,11 +2,11 @@
 
 from diagd.families.chameleon.family import CHAMELEON
 from diagd.families.chameleon.worldvla import RYNNVLA, WORLDVLA
-from diagd.families.cosmos.family import COSMOS
-from diagd.families.emu3.family import EMU3
+from diagd.families.cosmos import COSMOS
+from diagd.families.emu3 import EMU3
 from diagd.families.family import Family
-from diagd.families.iris.family import IRIS
-from diagd.families.janus.family import JANUS
+from diagd.families.iris import IRIS
+from diagd.families.janus import JANUS
 from diagd.families.llamagen.family import LLAMAGEN, LLAMAGEN_T2I
 from diagd.families.mineworld.family import MINEWORLD
 from diagd.families.wham.family import WHAM

@@ -15,7 +15,7 @@ from transformers.models.janus.modeling_janus import JanusVQVAEDecoder
 import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.families.checkpoints import find_model, load_text, load_tokenizer
-from diagd.families.janus.family import JanusPrompts
+from diagd.families.janus import JanusPrompts
 from diagd.families.presets import PRESETS
 from diagd.models.guidance import GuidedModel
 from diagd.models.transformer import Transformer

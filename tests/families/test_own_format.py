@@ -4,7 +4,7 @@ import pytest
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import read_actions_file, save_tokenizer, write_actions_file
-from diagd.families.cosmos.tokenizer import CosmosTokenizer
+from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.mineworld.presets import MinecraftActions
 from diagd.families.wham.presets import WHAMActions

@@ -5,7 +5,7 @@ import pytest
 from diagd.families import table
 from diagd.families.family import Checkpoint, Source
 from diagd.families.presets import PRESETS
-from tests.test_architecture import MODULES, dotted, own_imports
+from tests.test_architecture import FAMILIES, MODULES, dotted, own_imports
 
 
 def test_families_can_be_told_apart():
@@ -39,12 +39,11 @@ def test_models_are_used_as_their_makers_and_the_paper_do(preset, expected):
     assert {name: getattr(defaults, name) for name in expected} == expected
 
 
-def test_only_two_tables_know_the_folders_of_families():
-    """So a new family is one folder and one line in each: presets are read without PyTorch."""
-    folders = set()
+def test_only_two_tables_know_families():
+    """So a new family is one file or folder and a line in each: sizes are read without PyTorch."""
+    tables = ("families", "table"), ("families", "presets")
     for module, path in ((dotted(path), path) for path in MODULES):
-        if module[0] == "families" and len(module) == 3:
-            folders.add(module[1])
-        elif module not in (("families", "table"), ("families", "presets")):
-            assert not [name for name in own_imports(path) if name[0] == "families" and name[2:]]
-    assert len(folders) == len(table.FAMILIES) - 3  # Chameleon's holds three, LlamaGen's two
+        if module not in tables and not (module[0] == "families" and module[1] in FAMILIES):
+            known = [name for name in own_imports(path) if name[0] == "families"]
+            assert not FAMILIES.intersection(name[1] for name in known if name[1:]), module
+    assert len(FAMILIES) == len(table.FAMILIES) - 3  # Chameleon's holds three, LlamaGen's two

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diagd.families.checkpoints import load_tokenizer
-from diagd.families.cosmos.tokenizer import CosmosTokenizer
+from diagd.families.cosmos import CosmosTokenizer
 from diagd.families.wham.tokenizer import WHAMTokenizer
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from tests.families.cosmos.scripts import write_scripts

@@ -16,12 +16,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diagd.backends.check_draws import check_draws
 from diagd.backends.linears import can_pack, merge_linears
 from diagd.backends.native.model import NativeModel
 from diagd.backends.native.trained_attention import run_backward, run_forward, trained_mask
 from diagd.backends.native.weights import NativeDType
 from diagd.backends.step_times import REFERENCE, StepTimes, time_steps
+from diagd.decoding.sampling import check_draws
 from diagd.models.attention import attend
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer

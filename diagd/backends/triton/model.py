@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.backends.check_draws import check_draws
 from diagd.decoding.model import ModelWrapper
-from diagd.decoding.sampling import Draw
+from diagd.decoding.sampling import Draw, check_draws
 from diagd.decoding.visibility import NEVER, visible_slots
 from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig

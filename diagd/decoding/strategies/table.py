@@ -10,7 +10,7 @@
 
 Without lanes, `exact` and `jacobi` measure what a step costs; what they write does not depend on
 it. A new strategy is a class here and a line in `STRATEGIES`; one without a schedule also says how
-it decodes (`decode.py`). Nothing here knows PyTorch, so commands refuse mistakes at once.
+it decodes (`generate_tokens.py`). Nothing here knows PyTorch, so commands refuse mistakes at once.
 """
 
 import re

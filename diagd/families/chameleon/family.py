@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.families.chameleon.presets import EPS, HEADS, MAX_POSITIONS, PRESETS
 from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import (
     Checkpoint,
@@ -29,13 +28,15 @@ from diagd.families.family import (
     TextPrompts,
 )
 from diagd.families.llama import llama_fields
-from diagd.families.words import check_known, ids_of, read_words
+from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import check_known, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
+_7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
 _EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
 _ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
@@ -67,13 +68,12 @@ def build(
         fed: ids that are fed alone.
         fields: further fields of the config.
     """
-    side: Mapping[str, Any] = {"num_attention_heads": HEADS, "rms_norm_eps": EPS} | dict(
-        source.side
-    )
+    usual = {"num_attention_heads": _7B.num_heads, "rms_norm_eps": _7B.norm_eps}
+    side: Mapping[str, Any] = usual | dict(source.side)
     if side.get("swin_norm"):
         raise ValueError("swin_norm must be false: a block of the 30B model is not known here")
-    if side["rms_norm_eps"] != EPS:  # else the norms of heads would differ
-        raise ValueError(f"rms_norm_eps must be {EPS}, got {side['rms_norm_eps']}")
+    if side["rms_norm_eps"] != _7B.norm_eps:  # else the norms of heads would differ
+        raise ValueError(f"rms_norm_eps must be {_7B.norm_eps}, got {side['rms_norm_eps']}")
     weights = {
         name: tensor.flatten() if "_norm." in name else tensor
         for name, tensor in source.tensors.items()
@@ -88,7 +88,7 @@ def build(
         vocab_size=len(predicted),
         image_vocab_size=len(visual),
         extra_embeddings=len(fed),
-        max_positions=int(side.get("max_position_embeddings", MAX_POSITIONS)),
+        max_positions=int(side.get("max_position_embeddings", _7B.max_positions)),
         qk_norm=True,
         head_norm=True,
     )

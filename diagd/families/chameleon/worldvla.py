@@ -41,9 +41,9 @@ from diagd.families.chameleon.family import (
 )
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Family, ReleasedFormat, Source
-from diagd.families.words import check_known, read_words
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import check_known, read_words
 
 SENTENCE = "Generate the image based on the current image and the action."
 SENTENCE_OF_TWO = (

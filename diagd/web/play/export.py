@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from diagd.backends.native.wasm import Play, pack_world, places_of
-from diagd.backends.webgpu.page import describe_shaders
+from diagd.backends.webgpu.shader import describe_shaders
 from diagd.console import make_console, waiting
 from diagd.decoding.sampling import ValidRanges
 from diagd.decoding.schedule import TokenGrid

@@ -11,8 +11,8 @@ import torch
 
 import diagd
 from diagd.decoding.engine import Stream
+from diagd.decoding.generate_tokens import decode as strategy_decode
 from diagd.decoding.schedule import SequenceLayout
-from diagd.decoding.strategies.decode import decode as strategy_decode
 from diagd.decoding.strategies.table import STRATEGIES, Conditions, Strategy
 from tests.decoding.cases import NUM_VISUAL, Case, model_of, reference_sampler
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from diagd.families.cosmos.presets import LEVELS
-from diagd.families.cosmos.tokenizer import codes_to_indices
+from diagd.families.cosmos import LEVELS, codes_to_indices
 
 PATCH = (8, 16, 16)  # frames, rows and columns of pixels per token
 SLACK = 1e-3  # how far beyond the outermost levels the squashed numbers reach
@@ -28,7 +27,7 @@ def quantize(numbers: Tensor) -> Tensor:
 
 
 def indices_to_codes(indices: Tensor) -> Tensor:
-    """Look ids up: (B, ...) integers in [0, CODEBOOK_SIZE) -> (B, 6, ...) float32 codes."""
+    """Look ids up: (B, ...) integers in [0, 64000) -> (B, 6, ...) float32 codes."""
     codes = []
     for levels in LEVELS:
         half = levels // 2

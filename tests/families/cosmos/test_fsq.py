@@ -1,7 +1,6 @@
 import torch
 
-from diagd.families.cosmos.presets import CODEBOOK_SIZE, LEVELS
-from diagd.families.cosmos.tokenizer import codes_to_indices
+from diagd.families.cosmos import LEVELS, CosmosTokenizer, codes_to_indices
 from tests.families.cosmos.scripts import indices_to_codes, quantize
 from tests.golden import golden
 
@@ -20,7 +19,7 @@ def test_ids_become_the_codes_of_cosmos():
 
 
 def test_every_id_has_a_code_of_its_own_even_in_bfloat16():
-    ids = torch.arange(CODEBOOK_SIZE).view(2, 100, 320)
+    ids = torch.arange(CosmosTokenizer.codebook_size).view(2, 100, 320)
     codes = indices_to_codes(ids)
     assert (codes.shape, codes.dtype) == ((2, len(LEVELS), 100, 320), torch.float32)
     assert (float(codes.min()), float(codes.max())) == (-1, 1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos.tokenizer import CosmosTokenizer, fit_frames
+from diagd.families.cosmos import CosmosTokenizer, fit_frames
 from tests.families.cosmos.scripts import indices_to_codes, write_scripts
 from tests.tokenizers.rectangles import rectangles
 

@@ -12,7 +12,7 @@ from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
 from diagd.families.checkpoints import find_model, load_model
-from diagd.families.cosmos.presets import PRESETS
+from diagd.families.presets import COSMOS as PRESETS
 from diagd.models.rotary import PositionTable, Rotary, rotary_frequencies_3d
 from tests.families.goldens import close, feed_in_turn, model_golden
 from tests.golden import FIXTURES

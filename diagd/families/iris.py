@@ -16,12 +16,17 @@ from torch.nn import functional
 from diagd.data.actions import ActionVocabulary
 from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers, rename
-from diagd.families.iris.presets import ATARI, NUM_HEADS, PRESETS
+from diagd.families.presets import IRIS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import tensors_under
 
+ATARI = (
+    *("noop", "fire", "up", "right", "left", "down", "upright", "upleft", "downright", "downleft"),
+    *("upfire", "rightfire", "leftfire", "downfire"),
+    *("uprightfire", "upleftfire", "downrightfire", "downleftfire"),
+)
 _BLOCK, _THEIRS = "model.layers.{i}.", "transformer.blocks.{i}."
 _EMBEDDING, _POSITIONS = "embedder.embedding_tables.{}.weight", "pos_emb.weight"
 _HEAD, _OTHER_HEADS = "head_observations.", ("head_rewards.", "head_ends.")
@@ -71,7 +76,8 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors[f"{last}.bias"] = functional.pad(bias, (0, len(actions)), value=-1e4)
     num_layers = count_layers(tensors, "transformer.blocks.")
     weights = rename(tensors, _MODULES, num_layers)
-    (num_codes, hidden_size), num_heads = codes.shape, int(source.side.get("num_heads", NUM_HEADS))
+    num_codes, hidden_size = codes.shape
+    num_heads = int(source.side.get("num_heads", PRESETS["iris"].num_heads))  # nothing tells
     config = replace(
         PRESETS["iris"],
         hidden_size=hidden_size,

@@ -6,6 +6,7 @@ fed and never predicted. So an image has a column more than its tokenizer's grid
 `grid_width` in config.json say another size of images than 90 x 90 tokens.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,6 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import image_defaults
-from diagd.families.emu3.presets import PRESETS, SIDE
-from diagd.families.emu3.tokenizer import KIND, Emu3Tokenizer, emu3_tokenizer, load_emu3_tokenizer
 from diagd.families.family import (
     Checkpoint,
     Family,
@@ -28,11 +27,15 @@ from diagd.families.family import (
     TokenizerFolder,
 )
 from diagd.families.llama import llama_fields
-from diagd.families.words import read_words
+from diagd.families.presets import EMU3 as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.weight_files import tensors_under
+from diagd.tokenizers.text import read_words
+from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
+from diagd.weight_files import assign_weights, check_fit, read_tensors, tensors_under
 
+KIND = "emu3_vqgan"  # of tokenizer folders
+_SIDE = PRESETS["emu3"].grid_height  # tokens each way
 _ROW_END = "<|extra_200|>"
 _TEXT_MODEL = r"^(model\.)?text_model\.(model\.)?|^(?=lm_head)"  # names differ by version
 _PIXELS = r"^(model\.)?vqmodel\."
@@ -72,14 +75,73 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         vocab_size=num_codes,
         image_vocab_size=num_codes,
         max_positions=text["max_position_embeddings"],
-        grid_height=int(side.get("grid_height", SIDE)),
-        grid_width=int(side.get("grid_width", SIDE)) + 1,
+        grid_height=int(side.get("grid_height", _SIDE)),
+        grid_width=int(side.get("grid_width", _SIDE)) + 1,
         prefix_length=1,
         extra_embeddings=len(order) - num_codes,
     )
     embedding = named[_EMBEDDING]
     head = named.get(_HEAD, embedding)  # tied, it is the embedding
     return config, {**named, _EMBEDDING: embedding[order], _HEAD: head[order[:num_codes]]}
+
+
+class Emu3Tokenizer(FrameTokenizer):
+    """The VQ model of transformers; images one by one."""
+
+    batch_size = 1  # a frame of 720 px has 133 million activations at its widest
+
+    @property
+    def codebook_size(self) -> int:
+        return self.model.config.codebook_size
+
+    @property
+    def compression(self) -> int:
+        return self.model.spatial_scale_factor
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        return height * self.compression, width * self.compression
+
+    @torch.inference_mode()
+    def encode(self, frames: Tensor) -> Tensor:
+        return self.in_batches(self._encode, frames)
+
+    def _encode(self, frames: Tensor) -> Tensor:
+        sizes = torch.tensor([frames.shape[1:3]]).expand(len(frames), 2)
+        return torch.stack(self.model.encode(normalise(frames), sizes).image_tokens).long()
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        return self.in_batches(self._decode, tokens)
+
+    def _decode(self, tokens: Tensor) -> Tensor:
+        return paint((self.model.decode(tokens.long()) + 1) * 127.5, "nearest")
+
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float16) -> None:
+        config = {**self.model.config.to_diff_dict(), "kind": KIND}
+        self.write(Path(folder), config, WEIGHTS_NAME, dtype)
+
+
+def load_emu3_tokenizer(folder: Path) -> Emu3Tokenizer:
+    """Load what `save_pretrained` wrote."""
+    fields, weights = read_json_object(folder / CONFIG_NAME), folder / WEIGHTS_NAME
+    return emu3_tokenizer(fields, read_tensors(weights), weights)
+
+
+def emu3_tokenizer(
+    fields: Mapping[str, Any], weights: Mapping[str, Tensor], where: str | Path
+) -> Emu3Tokenizer:
+    """Build the tokenizer that fields of `Emu3VQVAEConfig` describe around its weights."""
+    from transformers import Emu3VQVAE, Emu3VQVAEConfig  # slow to import
+
+    known = {field.name for field in dataclasses.fields(Emu3VQVAEConfig)}
+    config = Emu3VQVAEConfig(**{name: fields[name] for name in known & fields.keys()})
+    with torch.device("meta"):
+        model = Emu3VQVAE(config)
+    # counts of training steps are whole numbers
+    own = {name: value.float().clone() for name, value in weights.items()}
+    check_fit(model, own, where)
+    assign_weights(model, own, where)
+    return Emu3Tokenizer(model)
 
 
 def _tokenizer(found: Checkpoint) -> Emu3Tokenizer:

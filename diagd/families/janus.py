@@ -28,10 +28,10 @@ from diagd.families.family import (
     TextPrompts,
     count_layers,
 )
-from diagd.families.janus.presets import PRESETS
 from diagd.families.llama import llama_fields
-from diagd.families.words import ids_of, read_words
+from diagd.families.presets import JANUS as PRESETS
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import tensors_under

@@ -1,11 +1,16 @@
-"""The video tokenizer of Cosmos: TorchScript networks about finite scalar quantisation.
+"""NVIDIA Cosmos-Predict1 autoregressive checkpoints: 4B and 12B, and 5B and 13B Video2World.
 
+The file holds weights only. Sizes come from their shapes; what leaves no trace in them (the grid,
+YaRN) is that of the released models unless a config file with the original field names says other.
+
+The video tokenizer is TorchScript networks about finite scalar quantisation.
 A code is six numbers in [-1, 1], each one of a few levels, and the codebook is the grid of all
 combinations, so an id is a mixed-radix number and nothing has to be looked up (arXiv:2309.15505;
 the levels are those of Cosmos-Tokenize1-DV8x16x16): digit d of L levels is (d - L // 2) / (L // 2).
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,16 +18,109 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.families.cosmos import presets
-from diagd.families.cosmos.presets import LEVELS, WINDOW, WINDOW_GRIDS
+from diagd.families.defaults import GenerationDefaults
+from diagd.families.family import (
+    Checkpoint,
+    Family,
+    ReleasedFormat,
+    Source,
+    TokenizerFolder,
+    count_layers,
+    rename,
+)
+from diagd.families.presets import COSMOS as PRESETS
+from diagd.models.config import ModelConfig
 from diagd.tokenizers import vq
 from diagd.weight_files import load_torchscript
 
+LEVELS = (8, 8, 8, 5, 5, 5)  # of the tokenizer's codes
+COMPRESSION, TEMPORAL_COMPRESSION = 16, 8  # pixels a token, frames a grid after the first
+WINDOW = 33  # frames
+WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
+_4B, _12B = PRESETS["cosmos-4b"], PRESETS["cosmos-12b"]
+
+_BLOCK = "model.layers.{i}."
+_MODULES = {
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    _BLOCK + "input_layernorm": "layers.{i}.attention_norm",
+    _BLOCK + "post_attention_layernorm": "layers.{i}.ffn_norm",
+    _BLOCK + "mlp.gate_proj": "layers.{i}.feed_forward.w1",
+    _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
+    _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
+}
+_ATTENTION = {f"{letter}_proj": f"w{letter}" for letter in "qkvo"}
+_ATTENTION |= {"q_norm": "q_norm", "k_norm": "k_norm"}
+_SELF = {_BLOCK + f"self_attn.{a}": f"layers.{{i}}.attention.{b}" for a, b in _ATTENTION.items()}
+_CROSS = {_BLOCK + "cross_attention_layernorm": "layers.{i}.cross_attention_norm"}
+_CROSS |= {
+    _BLOCK + f"cross_attn.{a}": f"layers.{{i}}.cross_attention.{b}" for a, b in _ATTENTION.items()
+}
+_EMBEDDING = "tok_embeddings.weight"
+_CONTEXT_FRAMES = 1 + TEMPORAL_COMPRESSION  # two grids
+
+
+def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
+    side = source.side
+    tensors = {
+        name.removeprefix("model."): tensor
+        for name, tensor in source.tensors.items()
+        if "_extra_state" not in name  # of TransformerEngine
+    }
+    num_layers = count_layers(tensors, "layers.")
+    has_text = "layers.0.cross_attention.wq.weight" in tensors
+    weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
+    embedding_rows, hidden_size = tensors[_EMBEDDING].shape
+    head_dim = len(tensors["layers.0.attention.q_norm.weight"])
+    vocab_size = len(tensors["output.weight"])
+    sizes = {(p.hidden_size, p.num_layers): p for p in PRESETS.values()}
+    released = sizes.get((hidden_size, num_layers), _4B)
+    released_shape = WINDOW_GRIDS, released.grid_height, released.grid_width
+    frames, height, width = side.get("video_latent_shape") or released_shape
+    has_yarn = side.get("apply_yarn", released.yarn_factor != 1)
+    yarn_shape = side.get("original_latent_shape") or (released.yarn_frames, released.yarn_height)
+    config = replace(
+        released,
+        hidden_size=hidden_size,
+        intermediate_size=len(tensors["layers.0.feed_forward.w1.weight"]),
+        num_layers=num_layers,
+        num_heads=len(tensors["layers.0.attention.wq.weight"]) // head_dim,
+        num_kv_heads=len(tensors["layers.0.attention.wk.weight"]) // head_dim,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        image_vocab_size=vocab_size,
+        max_positions=frames * height * width + has_text,
+        grid_height=height,
+        grid_width=width,
+        prefix_length=int(has_text),
+        extra_embeddings=embedding_rows - vocab_size,
+        norm_eps=float(side.get("norm_eps", released.norm_eps)),
+        rope_theta=float(side.get("rope_theta", released.rope_theta)),
+        yarn_factor=float(side.get("yarn_scale") or _12B.yarn_factor) if has_yarn else 1.0,
+        yarn_frames=yarn_shape[0],
+        yarn_height=yarn_shape[1],
+        context_size=tensors["layers.0.cross_attention.wk.weight"].shape[1] if has_text else 0,
+        position_table=bool(side.get("apply_abs_pos_emb", has_text)),
+    )
+    return config, weights
+
+
+def _defaults(found: Checkpoint) -> GenerationDefaults:
+    is_small = found.config.num_layers <= _4B.num_layers
+    return GenerationDefaults(
+        fps=25,
+        context_frames=_CONTEXT_FRAMES,
+        num_frames=WINDOW - _CONTEXT_FRAMES,
+        row_lag=2 if is_small else 1,
+        overlap=True,
+        top_p=0.7 if found.config.context_size else 0.8,
+    )
 
 
 def codes_to_indices(codes: Tensor) -> Tensor:
-    """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, CODEBOOK_SIZE)."""
+    """Number the codes: (B, 6, ...) floating point -> (B, ...) int64 in [0, 64000)."""
     ids = torch.zeros_like(codes[:, 0], dtype=torch.int64)
     basis = 1  # the first digit is lowest
     for values, levels in zip(codes.unbind(1), LEVELS, strict=True):
@@ -55,9 +153,9 @@ class CosmosTokenizer:
     perhaps, a part of one: 66 frames <-> 10 grids, 67 <-> 11.
     """
 
-    codebook_size = presets.CODEBOOK_SIZE
-    compression = presets.COMPRESSION
-    temporal_compression = presets.TEMPORAL_COMPRESSION
+    codebook_size = math.prod(LEVELS)
+    compression = COMPRESSION
+    temporal_compression = TEMPORAL_COMPRESSION
     fit_frames = staticmethod(fit_frames)
 
     def __init__(self, encoder: Any, decoder: Any) -> None:
@@ -134,3 +232,20 @@ def _describe(answer: object) -> str:
     if isinstance(answer, tuple):
         return f"({', '.join(_describe(member) for member in answer)})"
     return str(tuple(answer.shape)) if isinstance(answer, Tensor) else type(answer).__name__
+
+
+COSMOS = Family(
+    name="Cosmos",
+    licence="weights: NVIDIA Open Model License; code: Apache-2.0",
+    released=ReleasedFormat(
+        files=("model.pt",),
+        config_fields=frozenset({"dim", "n_layers"}),
+        signature=(_EMBEDDING, "model." + _EMBEDDING),
+        convert=_convert,
+    ),
+    tokenizer_folder=TokenizerFolder(
+        CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
+    ),
+    defaults=_defaults,
+    presets=PRESETS,
+)
