@@ -181,6 +181,7 @@ class Scenario:
     player: type[Explorer] = Hunter
     actions: ActionVocabulary = ACTIONS
     skill: int | None = None  # of the game, from 1, easy, to 5
+    level: str | None = None  # of a game that has several
     weapon: str | None = None  # in hand from the start
     start_tics: int | None = None  # before an episode begins, in which monsters gather
 
@@ -191,6 +192,7 @@ SCENARIOS = {
     "defend_the_line": Scenario("defend_the_line", skill=3),
     "health_gathering_supreme": Scenario("health_gathering_supreme", skill=3),
     "deathmatch": Scenario("deathmatch", skill=1, weapon="chaingun", start_tics=410),
+    "canyon": Scenario("freedoom2", skill=1, level="map10"),
 }  # others of the package are played as `Scenario(name)` says
 
 
@@ -290,6 +292,8 @@ def _start_vizdoom(vizdoom: Any, config: Path, scenario: Scenario, scratch: Path
     game.set_available_buttons([getattr(vizdoom.Button, name) for name in BUTTONS.values()])
     game.set_depth_buffer_enabled(True)
     game.set_labels_buffer_enabled(True)
+    if scenario.level is not None:
+        game.set_doom_map(scenario.level)
     if scenario.skill is not None:
         game.set_doom_skill(scenario.skill)
     if scenario.start_tics is not None:
