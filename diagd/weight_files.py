@@ -64,7 +64,7 @@ UNPICKLING_ERRORS = (
     *(EOFError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError),
 )
 
-# What a pickle may ask for: functions that rebuild tensors, storages and dtypes of torch, and
+# Names that a pickle may ask for: functions that rebuild tensors, storages and dtypes of torch, and
 # classes of these packages, for which a `Record` stands.
 _REBUILD = {
     ("collections", "OrderedDict"): OrderedDict,

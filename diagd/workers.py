@@ -27,7 +27,7 @@ RETRIES = 3  # of a task whose process died
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """How many processes share the work, and with how much of a machine each."""
+    """A pool of processes that share the work, each with a part of a machine."""
 
     workers: int = 1  # processes that share the work (Ray); 1 is this one alone
     worker_cpus: float = 1  # CPU share of each

@@ -6,7 +6,7 @@ import torch
 
 from diagd.backends.names import DTypeChoice, DTypeName
 
-# What a processor has that multiplies bfloat16 itself, by torch's names of its capabilities
+# Features of processors that multiply bfloat16 themselves, by torch's names of its capabilities
 BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
 
 

@@ -30,7 +30,7 @@ class Buffers:
 
 
 class StepParts(Protocol):
-    """What a model may know of a step, which is a `diagd.decoding.engine.Step`."""
+    """The parts of a step that a model sees; the step is a `diagd.decoding.engine.Step`."""
 
     @property
     def buffers(self) -> Buffers: ...

@@ -113,7 +113,7 @@ def _tokenizer(found: Checkpoint) -> VQTokenizer:
 
 
 class JanusPrompts(TextPrompts):
-    """What a user says, then the image start; without a text, padding between BOS and that."""
+    """A user's text, then the image start; without a text, padding between BOS and that."""
 
     def __init__(self, folder: Path, found: Checkpoint) -> None:
         self.words, self.first = read_words(folder), found.config.vocab_size

@@ -1,4 +1,4 @@
-"""What LLaMAs of transformers have in common: sizes of their weights, and facts of their config."""
+"""Fields shared by LLaMAs of transformers: sizes of their weights, and facts of their config."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -159,7 +159,7 @@ class StaticKVCache:
 
 
 class SlotRule(NamedTuple):
-    """What a mask under `raster_rule` follows from, for kernels that make none."""
+    """The source of a mask under `raster_rule`, for kernels that need none."""
 
     steps: Tensor  # (L,) int64, the step at which each lane is fed
     held: Tensor  # (M,) int64, as in `diagd.decoding.visibility.visible_slots`

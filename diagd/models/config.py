@@ -116,7 +116,7 @@ class ModelConfig:
 
     @property
     def prefix_ids(self) -> range:
-        """What stands before the first frame (Cosmos' BOV): ids that follow all others."""
+        """Ids before the first frame (Cosmos' BOV), which follow all others."""
         return range(self.vocab_size, self.vocab_size + self.prefix_length)
 
     @property

@@ -78,8 +78,8 @@ class GuidedModel(ModelWrapper[CausalModel]):
         # of each prompt, the engine's first: slots before the engine's that it has, and that it
         # sees, the last of them
         self.seen = [0, *(length - 1 for length in lengths)] if any(self.shifts) else []
-        most = max(self.seen, default=0)
-        self.ahead = [most for _ in self.seen] if model.takes_rows else self.seen
+        longest = max(self.seen, default=0)
+        self.ahead = [longest for _ in self.seen] if model.takes_rows else self.seen
 
     @property
     def shape(self) -> ModelShape:

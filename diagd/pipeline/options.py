@@ -31,7 +31,7 @@ class MachineFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """How tokens are drawn; what is None is a default of the model."""
+    """Sampling of tokens; None is the model's default."""
 
     temperature: float | None = None  # 0 is greedy
     top_k: int | None = None  # keep the k likeliest tokens
@@ -49,7 +49,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingFlags:
-    """How to decode; what is None is a default of the model."""
+    """The strategy of decoding; None is the model's default."""
 
     # how to decode: raster, k=2, k=1,d=14, k=1/predecessor, exact, zipar=4 ...; or in short:
     strategy: str | None = None

@@ -133,7 +133,7 @@ def codec_of(found: Checkpoint) -> ActionCodec | None:
 
 
 CARD_FILE, LOG_FILE, CURVE_FILE = "README.md", "log.jsonl", "loss.png"
-# What a world may have besides its parts: where videos start, and how it was trained.
+# Files that a world may have besides its parts: where videos start, and how it was trained.
 EXTRAS = ("prompt.mp4", "prompt.jsonl", "walk.jsonl", "scenes", LOG_FILE, CURVE_FILE, CARD_FILE)
 
 

@@ -128,7 +128,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
 
 
 def advise(psnr: float, codes_used: float, patch: int) -> str | None:
-    """Say what would improve a tokenizer of this quality and share of codes in use, if it is poor.
+    """Format advice for a tokenizer of this quality and share of codes in use, if it is poor.
 
     `patch` is in pixels.
     """

@@ -125,7 +125,7 @@ def _call(function: Callable[..., Any], given: tuple[Tensor, ...], **others: Ten
     function(ctypes.byref(record))
 
 
-# What torch.compile takes as one piece each, with the shapes of its results and its gradients.
+# Operators, each one piece to torch.compile, with the shapes of its results and its gradients.
 @torch.library.custom_op("diagd::masked_attention", mutates_args=())
 def _forward(
     queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, seen_by: Tensor, blocks: Tensor

@@ -101,7 +101,7 @@ class Memory:
 
 
 class Play(NamedTuple):
-    """What can be played: where dreams begin, what is done in them, and how they are written."""
+    """Everything a page can play: prompts, actions, strategies, and how tokens are drawn."""
 
     prompts: Sequence[tuple[Tensor, int]]  # (P,) int64 tokens, and frames that they end with
     actions: Tensor  # (A, n) int64, the tokens of each action

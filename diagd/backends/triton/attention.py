@@ -48,8 +48,8 @@ def part_size(num_slots: int, num_tiles: int, keys: int) -> int:
 
     There are `num_tiles` programs for each part of the slots.
     """
-    most = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
-    size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, most)))
+    max_parts = max(1, min(MAX_PARTS, NUM_PROGRAMS // num_tiles))
+    size = min(num_slots, max(MIN_PART, triton.cdiv(num_slots, max_parts)))
     return triton.cdiv(size, keys) * keys
 
 

@@ -117,16 +117,16 @@ def draw_token(
     top = tl.max(tops, 0)
     is_broken = (tl.max(broken, 0) > 0) | (top == float("-inf"))
 
-    least = tl.full((), 0, tl.uint32)  # of `_ordered` scores, what is kept by top-k
+    threshold = tl.full((), 0, tl.uint32)  # of `_ordered` scores, what is kept by top-k
     if TOP_K:
         digit = tl.full((), 0x80000000, tl.uint32)
         for _ in range(32):
-            more = least | digit
+            more = threshold | digit
             counts = tl.zeros((IDS,), tl.int32)
             for start in range(low, high, IDS):
                 scores = _scores(logits, start + block, low, high, temperature, SAMPLED)
                 counts += (_ordered(scores) >= more).to(tl.int32)
-            least = tl.where(tl.sum(counts, 0) >= top_k, more, least)
+            threshold = tl.where(tl.sum(counts, 0) >= top_k, more, threshold)
             digit = digit >> 1
 
     mass = tl.full((), 0.0, tl.float32)
@@ -134,7 +134,7 @@ def draw_token(
         sums = tl.zeros((IDS,), tl.float32)
         for start in range(low, high, IDS):
             scores = _scores(logits, start + block, low, high, temperature, SAMPLED)
-            sums += tl.where(_ordered(scores) >= least, tl.exp(scores - top), 0.0)
+            sums += tl.where(_ordered(scores) >= threshold, tl.exp(scores - top), 0.0)
         mass = tl.sum(sums, 0)
 
     key = _key(tl.load(seeds + batch), frame, row, column)
@@ -151,7 +151,7 @@ def draw_token(
             if SAMPLED:
                 noisy = scores + _noise(key, ids)
             if TOP_K:
-                noisy = tl.where(_ordered(scores) >= least, noisy, float("-inf"))
+                noisy = tl.where(_ordered(scores) >= threshold, noisy, float("-inf"))
             if TOP_P:
                 masses = tl.exp(scores - top)
                 before = _is_before(masses, ids, token_mass, token)
@@ -168,7 +168,9 @@ def draw_token(
                 ids = start + block
                 scores = _scores(logits, ids, low, high, temperature, SAMPLED)
                 masses = tl.exp(scores - top)
-                counts = (_ordered(scores) >= least) & _is_before(masses, ids, token_mass, token)
+                counts = (_ordered(scores) >= threshold) & _is_before(
+                    masses, ids, token_mass, token
+                )
                 sums += tl.where(counts, masses, 0.0)
             before = tl.sum(sums, 0)
             if EXCLUSIVE:

@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one submission runs, and the buffers that it begins with."""
+    """The steps of one submission, and the buffers that it begins with."""
 
     tasks: list[Task]
     lanes: Tensor  # int32: (lanes of all steps, 10 + head_dim), then a mask where there is one

@@ -126,7 +126,7 @@ def row_floats(config: ModelConfig) -> int:
 
 
 class Weights(NamedTuple):
-    """What one dispatch multiplies with."""
+    """The weights that one dispatch multiplies."""
 
     matrix: Tensor  # (K / 4, N, 4): four weights of an output stand together
     vector: Tensor  # float32, what is added, and more (see the shader)

@@ -117,7 +117,7 @@ class Drafts:
         return [*range(first, end), *self._ahead(end)[:room]]
 
     def update(self, lanes: Sequence[int], changed: Sequence[Sequence[bool]]) -> int:
-        """Let the prefix grow, mark what has become stale, and return by how much it grew.
+        """Grow the prefix, mark drafts that became stale, and return by how much it grew.
 
         Args:
             lanes: what `choose` returned.
@@ -163,7 +163,7 @@ class Drafts:
         return sorted(lane for lane in chain(opened, self.stale, actions) if lane >= start)
 
     def _spread(self, lanes: set[int]) -> None:
-        """Let the fed neighbours of tokens that changed be stale, and doubted."""
+        """Mark the fed neighbours of tokens that changed as stale and doubtful."""
         for lane, (number, (down, right)) in product(lanes, enumerate(NEIGHBOURS)):
             frame, row, column = self.places[lane]
             row, column = row + down, column + right

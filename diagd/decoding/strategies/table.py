@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from diagd.checks import check_at_least
 from diagd.decoding.schedule import DiagonalSchedule, RowStart, TokenGrid, check_row_start
 
-# What is written is raster's tokens, or others of raster's distribution, or neither.
+# The written tokens are raster's, or others of raster's distribution, or neither.
 Promise = Literal["tokens", "distribution", "no"]
 _NUMBERS: dict[Any, tuple[str, type]] = {
     int: (r"\d+", int),

@@ -1,4 +1,4 @@
-"""What a page is told of a world before the first frame: what can be played, and how."""
+"""The description of a world that a page gets before the first frame: scenes, actions, settings."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
