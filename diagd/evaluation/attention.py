@@ -36,7 +36,7 @@ from diagd.pipeline.world_folder import load_parts
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
 
-# Relations of a token to the one that is written, of which the first that holds counts: label, colour
+# Relations of a token to the one that is written; the first that holds counts: label and colour
 KINDS = {
     "previous_in_row": ("previous token in the row", "#4c72b0"),  # (t, i, j - 1)
     "row_above": ("row above, same column", "#c44e52"),  # (t, i - 1, j)
