@@ -189,11 +189,7 @@ def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Te
         held = min(stream.num_held, 2)  # stand-ins reach 2 frames back
         layout = stream.layout(part.shape[1], held, stream.num_used > 0)
         stream.open(layout, part)
-        if strategy.has_schedule:
-            writing = stream.follow(strategy.schedule(layout.grid), layout)
-        else:
-            writing = decode(strategy, stream, layout)
-        for _ in writing:
+        for _ in decode(strategy, stream, layout):
             yield stream.finish_frame()
         done += part.shape[1]
 
@@ -403,11 +399,12 @@ def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tens
 def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
     """Write the frames of a layout behind the slots in use; yield as each becomes whole.
 
-    The stream holds the actions already and hides what is not written (`Stream.open`). Between two
-    frames it moves on (`Stream.num_used`) by the slots of the frame that is whole. A strategy is
-    added by `@decode.register`.
+    A schedule is followed; a strategy without one chooses lanes on the way, and is added by
+    `@decode.register`. The stream holds the actions already and hides what is not written
+    (`Stream.open`). Between two frames it moves on (`Stream.num_used`) by the slots of the frame
+    that is whole.
     """
-    raise ValueError(f"{strategy} has no schedule, and does not say how it decodes")
+    return stream.follow(strategy.schedule(layout.grid), layout)
 
 
 @decode.register
