@@ -16,8 +16,8 @@ class RecordOptions:
     # player: random or module:name of your own; in ViZDoom explorer, roamer, hunter, sentry
     policy: str | None = None
     actions: str | None = None  # module:name of a dict from names to the game's actions
-    # maze, defend_the_line, health_gathering_supreme, deathmatch, or another of the vizdoom
-    # package; maze unless given
+    # maze, defend_the_line, health_gathering_supreme, deathmatch, canyon, or another of the
+    # vizdoom package; maze unless given
     scenario: str | None = None
     clips: int = 400  # how many clips, one episode each
     frames: int = 64  # frames a clip

@@ -98,7 +98,7 @@ def test_every_scenario_of_ours_but_the_old_maze_has_the_same_actions():
     assert ACTIONS.names[: WALKING.num_ids] == WALKING.names
 
 
-@pytest.mark.parametrize("scenario", ["maze", "defend_the_line", "deathmatch"])
+@pytest.mark.parametrize("scenario", ["maze", "defend_the_line", "deathmatch", "canyon"])
 def test_an_armed_clip_is_the_same_whatever_was_recorded_before_it(tmp_path, scenario, vizdoom):
     after, alone = tmp_path / "after", tmp_path / "alone"
     record_clips(after, scenario=scenario, frames=24)
