@@ -38,6 +38,7 @@ class Options:
     walk: str = "forward*6,left*4,forward*6"  # actions that generate takes by default
     top_p: float | None = None  # how it is sampled by default, if not as the trained world
     remember: int | None = None  # frames that it sees by default, if not all that it holds
+    blend: str | None = None  # FOLDER=SHARE of an earlier stage, whose weights are mixed in
 
 
 def main(options: Options) -> None:
@@ -47,7 +48,12 @@ def main(options: Options) -> None:
         name, _, place = scene.partition("=")
         starts[options.out / SCENES_FOLDER / f"{name}.mp4"] = place
     copy_parts(options.world, options.out)
-    save_model(load_model(options.world, dtype=torch.bfloat16), options.out)
+    model = load_model(options.world)
+    if options.blend:
+        folder, _, share = options.blend.rpartition("=")
+        for name, earlier in load_model(folder).state_dict().items():
+            model.state_dict()[name].lerp_(earlier, float(share))
+    save_model(model.to(torch.bfloat16), options.out)
     found = find_model(str(options.out))
     given = {"top_p": options.top_p, "remember": options.remember}
     changed = {name: value for name, value in given.items() if value is not None}

@@ -204,10 +204,10 @@ def mask_in_parts(visible: Tensor, part: int = 256) -> MaskKernel:
 def _attend_by_parts(
     queries: Tensor, keys: Tensor, values: Tensor, groups: tuple[Tensor, ...]
 ) -> Tensor:
-    parts = list[Tensor]()
-    for group, some in zip(groups, queries.split([*map(len, groups)], 2), strict=True):
-        seen = group.shape[1]
-        parts.append(attend(some, keys[:, :, :seen], values[:, :, :seen], group))
+    parts = [
+        attend(some, keys[:, :, : group.shape[1]], values[:, :, : group.shape[1]], group)
+        for group, some in zip(groups, queries.split([*map(len, groups)], 2), strict=True)
+    ]
     return torch.cat(parts, 2)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from diagd.data.actions import read_actions
 from diagd.data.video import read_video
-from diagd.families.checkpoints import load_model
+from diagd.families.checkpoints import load_model, save_model
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import model_scenes
 from runs import bundle
@@ -46,3 +46,18 @@ def test_a_bundled_world_starts_where_it_was_told_to(world, tmp_path):
     assert all(
         torch.equal(after[name], one.bfloat16().to(one.dtype)) for name, one in before.items()
     )
+
+
+def test_an_earlier_stage_is_mixed_in_by_its_share(world, tmp_path):
+    clips, earlier = write_clips(tmp_path / "clips", count=1, num_frames=5), tmp_path / "earlier"
+    shutil.copytree(world, earlier)
+    before = load_model(world)
+    doubled = load_model(earlier)
+    for weight in doubled.parameters():
+        weight.data.mul_(2)
+    save_model(doubled, earlier)
+    out = tmp_path / "out"
+    bundle.main(bundle.Options(world, clips, out, "clip_0:0", blend=f"{earlier}=0.25", walk="none"))
+    after = load_model(out).state_dict()
+    for name, weight in before.state_dict().items():
+        torch.testing.assert_close(after[name], 1.25 * weight, rtol=0.01, atol=1e-6)

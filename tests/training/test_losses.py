@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
@@ -49,6 +51,19 @@ def test_flex_attention_is_the_dense_mask(tmp_path):
         assert flex.item() == pytest.approx(
             ViewLoss(view, torch.device("cpu"))(model, tokens).item(), abs=1e-5
         )
+
+
+def test_the_loss_compiles_as_one_graph(tmp_path, monkeypatch):
+    """A break would leave parts of it to Python, and be seen by nobody."""
+    whole = partial(torch.compile, backend="eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", whole)
+    grid, model = TokenGrid(3, HEIGHT, WIDTH), load_model(write_shard_model(tmp_path / "init"))
+    view = teacher_view(DiagonalSchedule(grid, 1, 2), SequenceLayout(grid, 1, 1))
+    tokens = draw_batch(clips_of(), 4, 2, 0)
+    plain, compiled = (
+        ViewLoss(view, torch.device("cpu"), one)(model, tokens) for one in (False, True)
+    )
+    assert compiled.item() == pytest.approx(plain.item(), rel=1e-5)
 
 
 def test_a_mask_in_parts_attends_as_the_whole_one():
