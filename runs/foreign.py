@@ -84,7 +84,7 @@ def draw(place: Place, height_px: int, width_px: int) -> tuple[Tensor, Tensor]:
     for x, y, x_end, y_end, colour in place.things:
         pen.rectangle((x * width, y * height, x_end * width, y_end * height), colour)
     small = np.asarray(picture.resize((width_px, height_px), Image.Resampling.LANCZOS), np.float32)
-    small = small + np.random.default_rng(0).normal(0, place.grain or 1e-9, (*small.shape[:2], 1))
+    small = small + np.random.default_rng(0).normal(0, place.grain, (*small.shape[:2], 1))
     drawn = torch.from_numpy(small.clip(0, 255).astype(np.uint8))
     return drawn, torch.from_numpy(where[SCALE // 2 :: SCALE, SCALE // 2 :: SCALE].copy())
 

@@ -1,4 +1,7 @@
-"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter."""
+"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter.
+
+At the end: how each strategy decodes.
+"""
 
 import time
 import weakref
@@ -173,12 +176,12 @@ class DecodingEngine:
         if under_way is not None:
             under_way.close()
         stream.verified = []
-        frames = _decode(stream, strategy, actions.to(stream.tokens.device))
+        frames = _frames(stream, strategy, actions.to(stream.tokens.device))
         self._under_way = weakref.ref(frames)
         return frames
 
 
-def _decode(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
+def _frames(stream: Stream, strategy: Strategy, actions: Tensor) -> Generator[Tensor, None, None]:
     done, num_frames = 0, actions.shape[1]
     while done < num_frames:
         fitting = stream.room() or int(stream.is_endless)

@@ -28,6 +28,7 @@ from diagd.families.family import (
     count_layers,
     rename,
 )
+from diagd.families.llama import META_NAMES
 from diagd.families.presets import COSMOS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers import vq
@@ -39,18 +40,7 @@ WINDOW = 33  # frames
 WINDOW_GRIDS = 1 + (WINDOW - 1) // TEMPORAL_COMPRESSION
 ENCODER_NAME, DECODER_NAME = "encoder.jit", "decoder.jit"
 _4B, _12B = PRESETS["cosmos-4b"], PRESETS["cosmos-12b"]
-
 _BLOCK = "model.layers.{i}."
-_MODULES = {
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "lm_head": "output",
-    _BLOCK + "input_layernorm": "layers.{i}.attention_norm",
-    _BLOCK + "post_attention_layernorm": "layers.{i}.ffn_norm",
-    _BLOCK + "mlp.gate_proj": "layers.{i}.feed_forward.w1",
-    _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
-    _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
-}
 _ATTENTION = {f"{letter}_proj": f"w{letter}" for letter in "qkvo"}
 _ATTENTION |= {"q_norm": "q_norm", "k_norm": "k_norm"}
 _SELF = {_BLOCK + f"self_attn.{a}": f"layers.{{i}}.attention.{b}" for a, b in _ATTENTION.items()}
@@ -71,7 +61,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     }
     num_layers = count_layers(tensors, "layers.")
     has_text = "layers.0.cross_attention.wq.weight" in tensors
-    weights = rename(tensors, {**_MODULES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
+    weights = rename(tensors, {**META_NAMES, **_SELF, **(_CROSS if has_text else {})}, num_layers)
     embedding_rows, hidden_size = tensors[_EMBEDDING].shape
     head_dim = len(tensors["layers.0.attention.q_norm.weight"])
     vocab_size = len(tensors["output.weight"])

@@ -1,4 +1,4 @@
-"""Fields shared by LLaMAs of transformers: sizes of their weights, and facts of their config."""
+"""LLaMAs under Meta's and transformers' names: modules, sizes of weights, facts of configs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,18 @@ from torch import Tensor
 
 from diagd.families.family import count_layers
 from diagd.models.config import ModelConfig
+
+META_NAMES = {  # our modules, but for queries, keys and values, which families name differently
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+    "model.layers.{i}.input_layernorm": "layers.{i}.attention_norm",
+    "model.layers.{i}.post_attention_layernorm": "layers.{i}.ffn_norm",
+    "model.layers.{i}.self_attn.o_proj": "layers.{i}.attention.wo",
+    "model.layers.{i}.mlp.gate_proj": "layers.{i}.feed_forward.w1",
+    "model.layers.{i}.mlp.up_proj": "layers.{i}.feed_forward.w3",
+    "model.layers.{i}.mlp.down_proj": "layers.{i}.feed_forward.w2",
+}
 
 
 def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict[str, Any]:

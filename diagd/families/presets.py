@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from diagd.families.llamagen.presets import PRESETS as LLAMAGEN
 from diagd.families.llamagen.presets import TEXT_PRESETS as LLAMAGEN_T2I
@@ -58,6 +59,7 @@ _COSMOS_4B = ModelConfig(
     rope_theta=500000.0,
 )
 _COSMOS_12B = replace(_COSMOS_4B, hidden_size=5120, num_layers=40, yarn_factor=2.0)
+# Video2World: a token before the first frame, and a text of 1,024 numbers a place.
 _TEXT = {"max_positions": _COSMOS_4B.max_positions + 1, "prefix_length": 1}
 _TEXT |= {"extra_embeddings": 64, "context_size": 1024, "position_table": True}
 COSMOS = {
@@ -68,67 +70,45 @@ COSMOS = {
 }
 
 
-def _janus_pro(hidden_size: int, intermediate_size: int, num_layers: int) -> ModelConfig:
+def _of_images(
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_codes: int,
+    side: int,
+    num_words: int,
+    **fields: Any,
+) -> ModelConfig:
+    """Describe a LLaMA that reads words and writes images of side x side codes."""
     head_dim = 128
+    usual = {"num_kv_heads": hidden_size // head_dim, "grid_width": side}
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         num_layers=num_layers,
         num_heads=hidden_size // head_dim,
-        num_kv_heads=hidden_size // head_dim,
         head_dim=head_dim,
-        vocab_size=16384,
-        image_vocab_size=16384,
-        extra_embeddings=102400,
-        max_positions=16384,
-        grid_height=24,
-        grid_width=24,
-        norm_eps=1e-6,
-        head_size=hidden_size,
+        vocab_size=num_codes,
+        image_vocab_size=num_codes,
+        grid_height=side,
+        extra_embeddings=num_words,
+        **usual | fields,
     )
 
 
+_JANUS = {"max_positions": 16384, "norm_eps": 1e-6}
 JANUS = {
-    "janus-pro-1b": _janus_pro(2048, 5632, 24),
-    "janus-pro-7b": _janus_pro(4096, 11008, 30),
+    "janus-pro-1b": _of_images(2048, 5632, 24, 16384, 24, 102400, head_size=2048, **_JANUS),
+    "janus-pro-7b": _of_images(4096, 11008, 30, 16384, 24, 102400, head_size=4096, **_JANUS),
 }
+_NORMS = {"norm_eps": 1e-5, "qk_norm": True, "head_norm": True}
 CHAMELEON = {
-    "chameleon-7b": ModelConfig(
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=128,
-        vocab_size=8192,
-        image_vocab_size=8192,
-        extra_embeddings=65536,
-        max_positions=4096,
-        grid_height=32,
-        grid_width=32,
-        norm_eps=1e-5,
-        qk_norm=True,
-        head_norm=True,
-    )
+    "chameleon-7b": _of_images(4096, 11008, 32, 8192, 32, 65536, max_positions=4096, **_NORMS)
 }
-EMU3 = {
-    "emu3": ModelConfig(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=32768 + 1,  # codes, and what ends a row
-        image_vocab_size=32768 + 1,
-        max_positions=9216,
-        grid_height=90,  # 720 px
-        grid_width=90 + 1,
-        prefix_length=1,
-        extra_embeddings=184622 - 32768 - 1,
-        rope_theta=1e6,
-    )
-}
+# With the codes stands what ends a row, a column more; 184,622 ids in all.
+_EMU3 = {"num_kv_heads": 8, "grid_width": 91, "max_positions": 9216, "rope_theta": 1e6}
+_EMU3 |= {"prefix_length": 1}
+EMU3 = {"emu3": _of_images(4096, 14336, 32, 32769, 90, 184622 - 32769, **_EMU3)}
 IRIS = {
     "iris": ModelConfig(
         hidden_size=256,

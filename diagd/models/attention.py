@@ -159,7 +159,7 @@ class StaticKVCache:
 
 
 class SlotRule(NamedTuple):
-    """The source of a mask under `raster_rule`, for kernels that need none."""
+    """The steps and slots that `raster_rule` compares, for kernels that read no mask."""
 
     steps: Tensor  # (L,) int64, the step at which each lane is fed
     held: Tensor  # (M,) int64, as in `diagd.decoding.visibility.visible_slots`

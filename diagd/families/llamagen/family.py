@@ -30,6 +30,7 @@ from diagd.families.family import (
     count_layers,
     rename,
 )
+from diagd.families.llama import META_NAMES
 from diagd.families.llamagen.presets import (
     HEAD_DIM,
     PATCH_PX,
@@ -45,20 +46,11 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
-_BLOCK, _EMBEDDING, _HEAD = "model.layers.{i}.", "tok_embeddings.weight", "output.weight"
+_EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _CLASSES, _NO_TEXT = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
 _LAYERS = tuple(f"cls_embedding.cap_proj.fc{i}.weight" for i in (1, 2))
-_MODULES = {
-    "model.embed_tokens": "tok_embeddings",
-    "model.norm": "norm",
-    "lm_head": "output",
-    _BLOCK + "input_layernorm": "layers.{i}.attention_norm",
-    _BLOCK + "post_attention_layernorm": "layers.{i}.ffn_norm",
-    **{f"{_BLOCK}self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"},
-    _BLOCK + "self_attn.o_proj": "layers.{i}.attention.wo",
-    _BLOCK + "mlp.gate_proj": "layers.{i}.feed_forward.w1",
-    _BLOCK + "mlp.up_proj": "layers.{i}.feed_forward.w3",
-    _BLOCK + "mlp.down_proj": "layers.{i}.feed_forward.w2",
+_MODULES = META_NAMES | {
+    f"model.layers.{{i}}.self_attn.{x}_proj": f"layers.{{i}}.attention.{x}" for x in "qkv"
 }
 
 
