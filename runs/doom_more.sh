@@ -30,5 +30,6 @@ diagd finetune --init doom --tokens "$work/more_tokens" --out "$work/more_world"
   --corrupt 0.2 --corrupt-with samples
 python runs/bundle.py --world "$work/more_world" --blend doom=0.2 --clips "$work/heldout" \
   --out "$work/blended" --prompt clip_1300004:20 --top-p 0.98 --remember 5
-python -m runs.foreign --models before=doom after="$work/blended" --out "$work/foreign.json"
+python -m runs.foreign --models before=doom after="$work/blended" \
+  --out docs/results/world/foreign.json
 python -m runs.acceptance --data "$work" --models doom=doom blended="$work/blended" --num-clips 16
