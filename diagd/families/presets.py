@@ -81,7 +81,7 @@ def _of_images(
 ) -> ModelConfig:
     """Describe a LLaMA that reads words and writes images of side x side codes."""
     head_dim = 128
-    usual = {"num_kv_heads": hidden_size // head_dim, "grid_width": side}
+    usual: dict[str, Any] = {"num_kv_heads": hidden_size // head_dim, "grid_width": side}
     return ModelConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
