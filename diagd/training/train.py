@@ -115,10 +115,10 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
             f"window: {options.init} knows absolute positions, so nothing may outgrow its "
             f"context of {max_frames} frames: leave it out"
         )
-    if options.window not in (None, max_frames):
+    if (options.window or 0) > max_frames:
         raise ValueError(
-            f"window must be {max_frames}, the frames that {options.init} holds and its "
-            f"streams see, got {options.window}"
+            f"window must be at most {max_frames}, the frames that {options.init} holds, got "
+            f"{options.window}"
         )
     run, loss, console = _begin("finetune", options, clips, model, model_path(options.init))
     return _train(run, loss, held_out, console)

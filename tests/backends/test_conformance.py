@@ -6,7 +6,12 @@ import torch
 from diagd.backends.linears import merge_linears
 from diagd.backends.prepare import BACKENDS, prepare
 from diagd.models.huggingface import HuggingFaceModel, llama_of
-from tests.backends.conformance import UnderTest, a_fused_step_is_its_parts, checks_of
+from tests.backends.conformance import (
+    UnderTest,
+    a_fused_step_is_its_parts,
+    a_stream_goes_on_after_a_full_context,
+    checks_of,
+)
 from tests.backends.recomputing import Recomputing
 from tests.backends.webgpu.adapter import on_device, on_webgpu
 
@@ -34,7 +39,7 @@ CPU = {
     "eager, bfloat16": UnderTest(
         prepared("eager"), dtype=torch.bfloat16, tolerance=0.3, rounds=True
     ),
-    # each kind is compiled anew for many shapes; tests/decoding/test_compiling.py has others
+    # each kind is compiled anew for many shapes
     "compile": UnderTest(prepared("compile"), kinds=("llama", "wham")),
     "plain Transformer": UnderTest(lambda model: model),
     "merged linears, not packed": UnderTest(lambda model: merge_linears(model, False)),
@@ -61,13 +66,17 @@ CUDA = {
 }
 
 
+# the second's graphs are those of the test before it; tests/gpu/test_compiled.py has a stream, too
+SLOW = ("webgpu", a_fused_step_is_its_parts), ("compile", a_stream_goes_on_after_a_full_context)
+
+
 def cases(backends):
     return [
         pytest.param(
             backend,
             check,
             id=f"{name}-{check.__name__}",
-            marks=[pytest.mark.slow] * ((name, check) == ("webgpu", a_fused_step_is_its_parts)),
+            marks=[pytest.mark.slow] * ((name, check) in SLOW),
         )
         for name, backend in backends.items()
         for check in checks_of(backend)

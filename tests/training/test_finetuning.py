@@ -243,10 +243,11 @@ def test_more_frames_than_the_model_holds_are_refused(options, tmp_path):
         finetune(options(tokens=tokens))
 
 
-def test_a_window_other_than_the_model_s_is_refused(options, tmp_path):
-    with pytest.raises(ValueError, match=r"window must be 6, the frames that .*init holds.*got 3"):
-        finetune(options(frames=6, window=3))
-    clips = write_shard(tmp_path / "long", clips_of(num_frames=7))
+def test_a_window_that_the_model_cannot_hold_is_refused(options, tmp_path):
+    clips = write_shard(tmp_path / "long", clips_of(num_frames=8))
+    with pytest.raises(ValueError, match=r"at most 6, the frames that .*init holds, got 7"):
+        finetune(options(frames=8, window=7, tokens=clips))
+    clips = write_shard(tmp_path / "longer", clips_of(num_frames=7))
     with pytest.raises(ValueError, match=r"at most 6, .*got 7; with --window 6 there may be more"):
         finetune(options(frames=7, tokens=clips))
     assert not (tmp_path / "run").exists()

@@ -151,9 +151,10 @@ def test_a_mask_of_none_is_the_causal_one():
 def test_a_loss_under_diagonals_and_its_gradients_hardly_change(compiled):
     model, layout = tiny_model(head_dim=32), SequenceLayout(TokenGrid(2, 3, 5), 0, 1)
     view = teacher_view(Diagonal(1).schedule(layout.grid), layout)
-    loss, tokens = ViewLoss(view, torch.device("cpu"), compiled), random_tokens(2, 45)
+    tokens = random_tokens(2, 45)
 
     def gradients(autocast: bool):
+        loss = ViewLoss(view, torch.device("cpu"), compiled and autocast)
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             value = loss(model, tokens)
