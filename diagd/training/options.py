@@ -171,7 +171,7 @@ class RunOptions:
     strategy: tuple[str, ...]  # drawn for each step; with weights: raster k=1:2 k=1,d=14
     context_frames: int  # frames at the start that are given, in raster order, and not learnt
     # frames that may be seen, the one under way included, as in a stream that has outgrown its
-    # context, or remembers fewer; longer sequences are read in one go. Default: all of a sequence
+    # context, or sees fewer (play --remember); sequences are read in one go. Default: all
     window: int | None = None
     corrupt: float = 0.0  # feed wrong tokens: a share of them, drawn for each step from 0 to this
     # wrong tokens: any (uniform), or what the model itself would draw in their place (samples)

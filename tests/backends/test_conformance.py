@@ -66,7 +66,7 @@ CUDA = {
 }
 
 
-# the second's graphs are those of the test before it; tests/gpu/test_compiled.py has a stream, too
+# the second compiles what other checks compile; tests/gpu/test_compiled.py has a stream, too
 SLOW = ("webgpu", a_fused_step_is_its_parts), ("compile", a_stream_goes_on_after_a_full_context)
 
 
