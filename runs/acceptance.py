@@ -238,19 +238,22 @@ def measure(clips: Clips, picture: Path) -> dict[str, Any]:
 
 def drift(clips: Clips, video: Tensor, truth: Tensor) -> list[float]:
     """Return the Frechet distance of each eight of frames to all true ones."""
+    return by_eight(features(clips, video), features(clips, truth))
+
+
+def features(clips: Clips, video: Tensor) -> NDArray[np.float32]:
+    """Return what TFD sees of the frames of videos that go on after the clips, (N, T, D)."""
     tokenizer: Any = clips.world.tokenizer
-    before = clips.last[:, None]
+    both = torch.cat([clips.last[:, None], video], dim=1)
+    latents = (torch.cat([tokenizer.latents(part) for part in one.split(8)]) for one in both)
+    return torch.stack([frame_features(one) for one in latents]).numpy()
 
-    def features(frames: Tensor) -> NDArray[np.float32]:
-        both = torch.cat([before, frames], dim=1)
-        latents = [torch.cat([tokenizer.latents(part) for part in one.split(8)]) for one in both]
-        return torch.stack([frame_features(one) for one in latents]).numpy()
 
-    ours, theirs = features(video), features(truth)
-    reference = theirs.reshape(-1, theirs.shape[-1])
+def by_eight(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> list[float]:
+    """Return the Frechet distance of each eight frames of (N, T, D) to all of another."""
+    parts = (ours[:, at : at + EIGHT] for at in range(0, ours.shape[1] - EIGHT + 1, EIGHT))
     return [
-        frechet_distance(ours[:, start : start + EIGHT].reshape(-1, ours.shape[-1]), reference)
-        for start in range(0, ours.shape[1] - EIGHT + 1, EIGHT)
+        frechet_distance(*(one.reshape(-1, one.shape[-1]) for one in (p, theirs))) for p in parts
     ]
 
 

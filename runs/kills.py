@@ -11,7 +11,7 @@ which pictures the gun fires: it should when it is asked to, and then alone.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,16 +74,14 @@ def in_sights(game: DoomGame) -> bool:
     return any(one.area >= NEAR and abs(one.offset) <= max(one.width, AIM) for one in monsters)
 
 
-def play(
-    game: DoomGame, seed: int, frames: int, action: str | None = None, start: int = 0
-) -> Played | None:
-    """Play an episode, with one action from frame `start` on; None where it ends too early."""
-    first = game.start(seed, 0)
+def play(game: DoomGame, seed: int, frames: int, told: Iterable[str | None] = ()) -> Played | None:
+    """Play an episode, with actions told for the first frames; None where it ends too early."""
+    told, first = iter(told), game.start(seed, 0)
     if first is None:
         return None
     pictures, actions, aimed = [first], ["none"], [in_sights(game)]
     while len(pictures) < frames:
-        moved = game.advance(REPEAT, action if len(pictures) >= start else None)
+        moved = game.advance(REPEAT, next(told, None))
         if moved is None:
             return None
         actions.append(moved[0])
@@ -164,7 +162,7 @@ def moments_of(game: DoomGame, options: Options) -> Iterator[dict[str, Played]]:
             continue
         branches = {}
         for name in BRANCHES:
-            again = play(game, seed, start + AHEAD, name, start)
+            again = play(game, seed, start + AHEAD, [*whole.actions[1:start], *[name] * AHEAD])
             if again is not None and again.known(start) == whole.known(start):
                 branches[name] = Played(*(part[start - CONTEXT :] for part in again))
         if len(branches) < len(BRANCHES):

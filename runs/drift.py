@@ -1,0 +1,185 @@
+"""Do long dreams drift? Their pictures, by eights of frames, beside those of the game itself.
+
+    python -m runs.drift --data work/drift --out docs/results/world/drift.json
+    python -m runs.drift --data work/drift --models doom=doom stage=work/world --num-clips 32
+
+A player sees walls and monsters and acts on them; in a dream it cannot, for what was recorded went
+another way. So a game in which one walks blindly is what dreams are compared with: every episode is
+played twice, by its player and again with the actions of the episode before from frame 4 on, and
+the dream gets those actions, too. TFD of eight frames of all clips to all frames of the blind games
+is given for dreams, for the same eight of the blind games (the least there can be) and for players
+(what another way to act is worth). Episodes are recorded where they are missing. The picture has
+two clips of each place, the one that strays farthest at the end and the one in the middle of that
+order, each as two rows: the game and the dream.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diagd.backends.names import DTypeName
+from diagd.console import make_console, print_records, track
+from diagd.data.actions import write_actions
+from diagd.data.recorders.doom import DoomGame, open_doom
+from diagd.data.recorders.options import RecordOptions
+from diagd.data.recorders.recording import clip_paths
+from diagd.data.video import contact_sheet, write_video
+from diagd.files import write_json
+from diagd.metrics.quality import psnr
+from diagd.pipeline.generator import VideoGenerator
+from diagd.system import provenance
+from runs import acceptance
+from runs.acceptance import EIGHT, by_eight, features, write_webp
+from runs.kills import REPEAT, Played, play
+
+CONTEXT = 4
+FIRST_SEED = 8_000_000
+LATE = 3 * EIGHT  # frames at the end by which dreams are judged
+HORIZONS = 1, 8, 16, 32, 64, 96, 120  # frames of the picture
+PLACES = "maze", "defend_the_line", "health_gathering_supreme", "deathmatch"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare long dreams with blind games."""
+
+    data: Path  # folder for the episodes, kept from call to call
+    out: Path = Path("drift.json")  # the picture of the first model stands beside it, as webp
+    models: tuple[str, ...] = ("doom=doom",)  # LABEL=FOLDER
+    remember: tuple[int, ...] = (5,)  # frames seen in dreams
+    scenarios: tuple[str, ...] = PLACES
+    num_clips: int = 64  # of each scenario
+    frames: int = 120  # dreamt ones
+    batch_size: int = 8
+    dtype: DTypeName = "bfloat16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.frames < LATE or min(self.remember) <= CONTEXT:
+            raise ValueError(
+                f"frames must be at least {LATE} and remember more than the {CONTEXT} given, "
+                f"got {self.frames} and {self.remember}"
+            )
+
+
+def pairs(game: DoomGame, frames: int) -> Iterator[tuple[int, Played, Played]]:
+    """Play episodes of which both ways last; yield the seed, the player's way and the blind one."""
+    actions = None
+    for seed in itertools.count(FIRST_SEED):
+        if (seen := play(game, seed, frames)) is None:
+            continue
+        if actions is not None:
+            told = [*seen.actions[1:CONTEXT], *actions[CONTEXT:]]
+            if (blind := play(game, seed, frames, told)) is not None:
+                yield seed, seen, blind
+        actions = seen.actions
+
+
+def record(options: Options, scenario: str) -> None:
+    """Record a scenario, unless as many clips are there."""
+    folders = [options.data / kind / f"heldout_{scenario}" for kind in ("seen", "blind")]
+    frames = CONTEXT + options.frames
+    if all(len(list(folder.glob("*.mp4"))) >= options.num_clips for folder in folders):
+        return
+    with open_doom(RecordOptions(out=options.data, scenario=scenario)) as game:
+        found = itertools.islice(pairs(game, frames), options.num_clips)
+        for seed, *ways in track(found, f"recording {scenario}", options.num_clips):
+            for folder, played in zip(folders, ways, strict=True):
+                folder.mkdir(parents=True, exist_ok=True)
+                video, actions = clip_paths(folder, seed)
+                write_video(video, played.pictures, game.steps_per_second / Fraction(REPEAT))
+                write_actions(actions, played.actions)
+        for folder in folders:
+            game.actions.save(folder / "actions.json")
+
+
+def strays(dreamt: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return clips by how far their last frames are from what is usual, the farthest first."""
+    usual = reference.reshape(-1, reference.shape[-1])
+    late = (dreamt[:, -LATE:].mean(1) - usual.mean(0)) / usual.std(0)
+    return np.square(late).mean(1).argsort()[::-1]
+
+
+def measure(options: Options, scenario: str) -> tuple[list[dict[str, Any]], Tensor]:
+    """Dream under each model and memory; the picture is of the first."""
+    rows, shown = [], torch.empty(0)
+    for model, count in itertools.product(options.models, options.remember):
+        label, _, folder = model.partition("=")
+        world = VideoGenerator.from_pretrained(folder, dtype=options.dtype)
+        world.remembers = count
+        numbers = {"frames": CONTEXT + options.frames, "num_clips": options.num_clips}
+        of = {"batch_size": options.batch_size, "seed": options.seed, **numbers}
+        seen, clips = (
+            acceptance.read(world, acceptance.Options(options.data / kind, **of), scenario)
+            for kind in ("seen", "blind")
+        )
+        started = time.perf_counter()
+        tokens = clips.dream("k=1", clips.actions[:, CONTEXT:])
+        seconds = time.perf_counter() - started
+        dreamt, truth = clips.paint(tokens), clips.videos[:, CONTEXT:]
+        videos = {"dream": dreamt, "game": truth, "player": seen.videos[:, CONTEXT:]}
+        found = {who: features(clips, video) for who, video in videos.items()}
+        rows.append(
+            {
+                "scenario": scenario,
+                "model": label,
+                "remember": count,
+                "frames_per_second": tokens.shape[0] * tokens.shape[1] / seconds,
+                **{who: by_eight(one, found["game"]) for who, one in found.items()},
+                "psnr": psnr(dreamt, truth).mean(0).tolist(),
+            }
+        )
+        if not len(shown):
+            order = strays(found["dream"], found["game"])
+            horizons = [n - 1 for n in HORIZONS if n <= options.frames]
+            chosen = order[0], order[len(order) // 2]
+            shown = torch.cat([one[n, horizons] for n in chosen for one in (truth, dreamt)])
+    return rows, shown
+
+
+@torch.inference_mode()
+def main(options: Options) -> None:
+    """Measure every scenario, and print the first and the last frames."""
+    found, pictures = [], []
+    for scenario in options.scenarios:
+        record(options, scenario)
+        rows, shown = measure(options, scenario)
+        found += rows
+        pictures.append(shown)
+    columns = len([n for n in HORIZONS if n <= options.frames])
+    write_webp(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), columns))
+    document = {"options": asdict(options), "rows": found, **provenance(torch.device("cpu"))}
+    write_json(options.out, document, indent=1)
+    eights = LATE // EIGHT
+    flat = [
+        row | {f"{who}_{end}": np.mean(row[who][part])
+               for who in ("dream", "game", "player")
+               for end, part in (("first", slice(1)), ("late", slice(-eights, None)))}
+        for row in found
+    ]  # fmt: skip
+    table = {
+        "place": "{scenario}",
+        "model": "{model}",
+        "sees": "{remember}",
+        "frames/s": "{frames_per_second:.1f}",
+        "TFD first": "{dream_first:.1f}",
+        "late": "{dream_late:.1f}",
+        "game first": "{game_first:.1f}",
+        "late ": "{game_late:.1f}",
+        "player late": "{player_late:.1f}",
+    }
+    print_records(make_console(), f"k=1, {options.frames} frames", table, flat)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
