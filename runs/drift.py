@@ -7,14 +7,13 @@ A player sees walls and monsters and acts on them; in a dream it cannot, for wha
 another way. So a game in which one walks blindly is what dreams are compared with: every episode is
 played twice, by its player and again with the actions of the episode before from frame 4 on, and
 the dream gets those actions, too. TFD of eight frames of all clips to all frames of the blind games
-is given for dreams, for the same eight of the blind games (the least there can be) and for players
-(what another way to act is worth). Episodes are recorded where they are missing. The picture has
-two clips of each place, the one that strays farthest at the end and the one in the middle of that
-order, each as two rows: the game and the dream.
+is given for dreams, for the same eight of the blind games (a floor) and for players (what another
+way to act is worth); late is the mean of the last three. Episodes are recorded where they are
+missing. The picture has two clips of each place, the one that strays farthest at the end and the
+one in the middle of that order, each as two rows: the game and the dream.
 """
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -46,6 +45,7 @@ CONTEXT = 4
 FIRST_SEED = 8_000_000
 LATE = 3 * EIGHT  # frames at the end by which dreams are judged
 HORIZONS = 1, 8, 16, 32, 64, 96, 120  # frames of the picture
+WAYS = "dream", "game", "player"
 PLACES = "maze", "defend_the_line", "health_gathering_supreme", "deathmatch"
 
 
@@ -65,11 +65,25 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self.clips("blind")
         if self.frames < LATE or min(self.remember) <= CONTEXT:
             raise ValueError(
                 f"frames must be at least {LATE} and remember more than the {CONTEXT} given, "
                 f"got {self.frames} and {self.remember}"
             )
+
+    def clips(self, kind: str) -> acceptance.Options:
+        """Return where and how the clips of a kind, `seen` or `blind`, are read."""
+        frames = CONTEXT + self.frames
+        return acceptance.Options(
+            self.data / f"{kind}_{frames}",
+            self.models,
+            num_clips=self.num_clips,
+            context_frames=CONTEXT,
+            frames=frames,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
 
 
 def pairs(game: DoomGame, frames: int) -> Iterator[tuple[int, Played, Played]]:
@@ -87,20 +101,20 @@ def pairs(game: DoomGame, frames: int) -> Iterator[tuple[int, Played, Played]]:
 
 def record(options: Options, scenario: str) -> None:
     """Record a scenario, unless as many clips are there."""
-    folders = [options.data / kind / f"heldout_{scenario}" for kind in ("seen", "blind")]
-    frames = CONTEXT + options.frames
-    if all(len(list(folder.glob("*.mp4"))) >= options.num_clips for folder in folders):
+    asked = [options.clips(kind) for kind in ("seen", "blind")]
+    if all(len(acceptance.paths_of(one, scenario)) == one.num_clips for one in asked):
         return
+    folders = [one.data / f"heldout_{scenario}" for one in asked]
     with open_doom(RecordOptions(out=options.data, scenario=scenario)) as game:
-        found = itertools.islice(pairs(game, frames), options.num_clips)
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            game.actions.save(folder / "actions.json")
+        found = itertools.islice(pairs(game, asked[0].frames), options.num_clips)
         for seed, *ways in track(found, f"recording {scenario}", options.num_clips):
             for folder, played in zip(folders, ways, strict=True):
-                folder.mkdir(parents=True, exist_ok=True)
                 video, actions = clip_paths(folder, seed)
-                write_video(video, played.pictures, game.steps_per_second / Fraction(REPEAT))
                 write_actions(actions, played.actions)
-        for folder in folders:
-            game.actions.save(folder / "actions.json")
+                write_video(video, played.pictures, game.steps_per_second / Fraction(REPEAT))
 
 
 def strays(dreamt: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -113,37 +127,28 @@ def strays(dreamt: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArr
 def measure(options: Options, scenario: str) -> tuple[list[dict[str, Any]], Tensor]:
     """Dream under each model and memory; the picture is of the first."""
     rows, shown = [], torch.empty(0)
-    for model, count in itertools.product(options.models, options.remember):
+    for model in options.models:
         label, _, folder = model.partition("=")
         world = VideoGenerator.from_pretrained(folder, dtype=options.dtype)
-        world.remembers = count
-        numbers = {"frames": CONTEXT + options.frames, "num_clips": options.num_clips}
-        of = {"batch_size": options.batch_size, "seed": options.seed, **numbers}
         seen, clips = (
-            acceptance.read(world, acceptance.Options(options.data / kind, **of), scenario)
-            for kind in ("seen", "blind")
+            acceptance.read(world, options.clips(kind), scenario) for kind in ("seen", "blind")
         )
-        started = time.perf_counter()
-        tokens = clips.dream("k=1", clips.actions[:, CONTEXT:])
-        seconds = time.perf_counter() - started
-        dreamt, truth = clips.paint(tokens), clips.videos[:, CONTEXT:]
-        videos = {"dream": dreamt, "game": truth, "player": seen.videos[:, CONTEXT:]}
-        found = {who: features(clips, video) for who, video in videos.items()}
-        rows.append(
-            {
-                "scenario": scenario,
-                "model": label,
-                "remember": count,
-                "frames_per_second": tokens.shape[0] * tokens.shape[1] / seconds,
-                **{who: by_eight(one, found["game"]) for who, one in found.items()},
-                "psnr": psnr(dreamt, truth).mean(0).tolist(),
-            }
-        )
-        if not len(shown):
-            order = strays(found["dream"], found["game"])
-            horizons = [n - 1 for n in HORIZONS if n <= options.frames]
-            chosen = order[0], order[len(order) // 2]
-            shown = torch.cat([one[n, horizons] for n in chosen for one in (truth, dreamt)])
+        truth = clips.videos[:, CONTEXT:]
+        game, player = (features(clips, one) for one in (truth, seen.videos[:, CONTEXT:]))
+        known = {"game": by_eight(game, game), "player": by_eight(player, game)}
+        for count in options.remember:
+            world.remembers = count
+            dreamt = clips.paint(clips.dream("k=1", clips.actions[:, CONTEXT:]))
+            ours = features(clips, dreamt)
+            likeness = torch.stack([psnr(*both) for both in zip(dreamt, truth, strict=True)])
+            row = {"scenario": scenario, "model": label, "remember": count}
+            tfd = {"dream": by_eight(ours, game), **known}
+            rows.append({**row, **tfd, "psnr": likeness.mean(0).tolist()})
+            if not len(shown):
+                order = strays(ours, game)
+                horizons = [n - 1 for n in HORIZONS if n <= options.frames]
+                chosen = order[0], order[len(order) // 2]
+                shown = torch.cat([one[n, horizons] for n in chosen for one in (truth, dreamt)])
     return rows, shown
 
 
@@ -160,23 +165,18 @@ def main(options: Options) -> None:
     write_webp(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), columns))
     document = {"options": asdict(options), "rows": found, **provenance(torch.device("cpu"))}
     write_json(options.out, document, indent=1)
-    eights = LATE // EIGHT
     flat = [
-        row | {f"{who}_{end}": np.mean(row[who][part])
-               for who in ("dream", "game", "player")
-               for end, part in (("first", slice(1)), ("late", slice(-eights, None)))}
+        row | {f"{who}_late": np.mean(row[who][-(LATE // EIGHT) :]) for who in WAYS}
         for row in found
-    ]  # fmt: skip
+    ]
     table = {
         "place": "{scenario}",
         "model": "{model}",
         "sees": "{remember}",
-        "frames/s": "{frames_per_second:.1f}",
-        "TFD first": "{dream_first:.1f}",
+        "TFD first": "{dream[0]:.1f}",
         "late": "{dream_late:.1f}",
-        "game first": "{game_first:.1f}",
-        "late ": "{game_late:.1f}",
-        "player late": "{player_late:.1f}",
+        "game": "{game_late:.1f}",
+        "player": "{player_late:.1f}",
     }
     print_records(make_console(), f"k=1, {options.frames} frames", table, flat)
 
