@@ -152,22 +152,10 @@ def measure(options: Options, scenario: str) -> tuple[list[dict[str, Any]], Tens
     return rows, shown
 
 
-@torch.inference_mode()
-def main(options: Options) -> None:
-    """Measure every scenario, and print the first and the last frames."""
-    found, pictures = [], []
-    for scenario in options.scenarios:
-        record(options, scenario)
-        rows, shown = measure(options, scenario)
-        found += rows
-        pictures.append(shown)
-    columns = len([n for n in HORIZONS if n <= options.frames])
-    write_webp(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), columns))
-    document = {"options": asdict(options), "rows": found, **provenance(torch.device("cpu"))}
-    write_json(options.out, document, indent=1)
+def show(rows: list[dict[str, Any]], frames: int) -> None:
+    """Print the first and the last frames."""
     flat = [
-        row | {f"{who}_late": np.mean(row[who][-(LATE // EIGHT) :]) for who in WAYS}
-        for row in found
+        row | {f"{who}_late": np.mean(row[who][-(LATE // EIGHT) :]) for who in WAYS} for row in rows
     ]
     table = {
         "place": "{scenario}",
@@ -178,7 +166,23 @@ def main(options: Options) -> None:
         "game": "{game_late:.1f}",
         "player": "{player_late:.1f}",
     }
-    print_records(make_console(), f"k=1, {options.frames} frames", table, flat)
+    print_records(make_console(), f"k=1, {frames} frames", table, flat)
+
+
+@torch.inference_mode()
+def main(options: Options) -> None:
+    """Measure every scenario, and print what was found as soon as it is."""
+    found, pictures = [], []
+    for scenario in options.scenarios:
+        record(options, scenario)
+        rows, shown = measure(options, scenario)
+        found += rows
+        pictures.append(shown)
+        show(rows, options.frames)
+    columns = len([n for n in HORIZONS if n <= options.frames])
+    write_webp(options.out.with_suffix(".webp"), contact_sheet(torch.cat(pictures), columns))
+    document = {"options": asdict(options), "rows": found, **provenance(torch.device("cpu"))}
+    write_json(options.out, document, indent=1)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.dtype == self.weight.dtype:  # one kernel, not eight
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         x32 = x.float()
         x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * x32.to(x.dtype)
@@ -179,6 +181,9 @@ class RuleKernel(NamedTuple):
     kernel: Callable[..., Tensor]
     positions: Tensor  # (L,) int64 raster positions of the lanes
     rule: SlotRule
+    # (queries, keys, values, cosines, sines, slots, key buffer, value buffer) -> rotated queries:
+    # rotates, and writes keys and values to the slots, in one launch; None: as PyTorch does
+    store: Callable[..., Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -257,10 +262,15 @@ class Attention(GroupedQueries):
         queries, keys, values = (split_heads(part, self.head_dim) for part in projected)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
-        if rotary is not None:
+        store = visible.store if isinstance(visible, RuleKernel) and cache is not None else None
+        if rotary is not None and store is None:
             queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
         if cache is not None and slots is not None and isinstance(visible, Tensor | RuleKernel):
-            cache.write(self.layer, slots, keys, values)
+            if rotary is None or store is None:
+                cache.write(self.layer, slots, keys, values)
+            else:
+                buffers = cache.keys[self.layer], cache.values[self.layer]
+                queries = store(queries, keys, values, *rotary, slots, *buffers)
             keys, values = cache.read(self.layer, visible.shape[1])
         return self.o_proj(attend(queries, keys, values, visible).transpose(1, 2).flatten(2))
 

@@ -7,6 +7,8 @@ visibility to the positions and steps of the lanes and slots that it holds anywa
 parts as a tree, in float32 and always in the same order, so a step repeats bit for bit.
 
 The query heads that share a key head are rows of one program: keys are read once for all of them.
+
+Before that, one launch rotates a step's queries and keys and stores keys and values in the cache.
 """
 
 # Triton is no requirement: where it is missing, nothing imports this module, nor can it be checked.
@@ -254,3 +256,110 @@ def attend_slots(
 def _(queries: Tensor, *_: Tensor) -> Tensor:
     batch, num_heads, num_lanes, size = queries.shape
     return queries.new_empty(batch, num_lanes, num_heads, size).transpose(1, 2)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def store_head(
+    queries,
+    keys,
+    values,
+    cosines,
+    sines,
+    slots,
+    rotated,
+    key_cache,
+    value_cache,
+    query_strides,
+    key_strides,
+    value_strides,
+    key_cache_strides,
+    value_cache_strides,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Rotate or copy one head of one lane; programs are (lanes, heads of all three, batch)."""
+    lane, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    pairs = tl.arange(0, WIDTH)
+    within = pairs < HALF
+    slot = tl.load(slots + lane)
+    cosine = tl.load(cosines + lane * HALF + pairs, within, 0.0).to(tl.float32)
+    sine = tl.load(sines + lane * HALF + pairs, within, 0.0).to(tl.float32)
+    if head < HEADS:
+        source = queries + batch * query_strides[0] + head * query_strides[1]
+        source += lane * query_strides[2]
+        target = rotated + ((batch * tl.num_programs(0) + lane) * HEADS + head) * (2 * HALF)
+    elif head < HEADS + KV_HEADS:
+        own = head - HEADS
+        source = keys + batch * key_strides[0] + own * key_strides[1] + lane * key_strides[2]
+        target = key_cache + batch * key_cache_strides[0] + own * key_cache_strides[1]
+        target += slot * key_cache_strides[2]
+    else:
+        own = head - HEADS - KV_HEADS
+        source = values + batch * value_strides[0] + own * value_strides[1]
+        source += lane * value_strides[2]
+        target = value_cache + batch * value_cache_strides[0] + own * value_cache_strides[1]
+        target += slot * value_cache_strides[2]
+        cosine, sine = tl.full((WIDTH,), 1.0, tl.float32), tl.zeros((WIDTH,), tl.float32)
+    first = tl.load(source + pairs, within, 0.0).to(tl.float32)
+    second = tl.load(source + HALF + pairs, within, 0.0).to(tl.float32)
+    number = target.dtype.element_ty
+    tl.store(target + pairs, (first * cosine - second * sine).to(number), within)
+    tl.store(target + HALF + pairs, (second * cosine + first * sine).to(number), within)
+
+
+@torch.library.custom_op("diagd::rotate_and_store", mutates_args=("key_cache", "value_cache"))
+def rotate_and_store(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    cosines: Tensor,
+    sines: Tensor,
+    slots: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> Tensor:
+    """Rotate queries and keys as `diagd.models.rotary.rotate` does; store keys and values at slots.
+
+    Args:
+        queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), within a head one number after
+            another.
+        cosines, sines: (L, D / 2), contiguous. slots: (L,) int64; only scratch may repeat.
+        key_cache, value_cache: (B, kv_heads, slots, D) in the dtype of the queries.
+
+    Returns:
+        The rotated queries, (B, heads, L, D), a view of (B, L, heads, D).
+    """
+    batch, num_heads, num_lanes, size = queries.shape
+    kv_heads = keys.shape[1]
+    rotated = queries.new_empty(batch, num_lanes, num_heads, size)
+    with torch.cuda.device_of(queries):
+        store_head[num_lanes, num_heads + 2 * kv_heads, batch](
+            queries,
+            keys,
+            values,
+            cosines,
+            sines,
+            slots,
+            rotated,
+            key_cache,
+            value_cache,
+            queries.stride()[:3],
+            keys.stride()[:3],
+            values.stride()[:3],
+            key_cache.stride()[:3],
+            value_cache.stride()[:3],
+            HEADS=num_heads,
+            KV_HEADS=kv_heads,
+            HALF=size // 2,
+            WIDTH=triton.next_power_of_2(size // 2),
+            num_warps=1,
+            enable_fp_fusion=True,
+        )
+    return rotated.transpose(1, 2)
+
+
+@rotate_and_store.register_fake
+def _(queries: Tensor, *_: Tensor) -> Tensor:
+    return queries.new_empty(queries.transpose(1, 2).shape).transpose(1, 2)

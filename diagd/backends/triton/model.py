@@ -19,6 +19,7 @@ from diagd.decoding.sampling import Draw, check_draws
 from diagd.decoding.visibility import NEVER, visible_slots
 from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig
+from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
 
 MIN_CAPABILITY = (8, 0)  # for which they are compiled in the tests, and 9.0 and 12.0
@@ -28,9 +29,10 @@ LANES = (1, 5, 33)  # of the steps tried: each size of a tile
 
 
 class Kernels(NamedTuple):
-    """`diagd.backends.triton.attention.attend_slots` and `diagd.backends.triton.sampling.draw`."""
+    """`attention.attend_slots`, `attention.rotate_and_store` and `sampling.draw`, beside this."""
 
     attend: Callable[..., Tensor]
+    store: Callable[..., Tensor]
     draw: Callable[..., Tensor]
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
@@ -80,8 +82,9 @@ def load_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     triton = importlib.import_module("triton")
     attention = importlib.import_module("diagd.backends.triton.attention")
     sampling = importlib.import_module("diagd.backends.triton.sampling")
-    kernels = Kernels(attention.attend_slots, sampling.draw)
+    kernels = Kernels(attention.attend_slots, attention.rotate_and_store, sampling.draw)
     try:
+        _check_store(kernels, config, dtype, device)
         _check_attention(kernels, config, dtype, device)
         check_draws(kernels.sample, min(config.vocab_size, 5000), dtype, device)
     except ValueError as error:
@@ -119,6 +122,32 @@ def _check_attention(
             raise ValueError(f"attention is {error:.2g} away, allowed {allowed:.2g}")
 
 
+@torch.inference_mode()
+def _check_store(
+    kernels: Kernels, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Store the parts of merged projections at slots without order."""
+    lanes, num_slots = 5, 9
+    heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(2, lanes, sum(heads), config.head_dim, generator=generator)
+    queries, keys, values = parts.to(device, dtype).transpose(1, 2).split(heads, 1)
+    angles = torch.randn(lanes, config.head_dim // 2, generator=generator).to(device)
+    turns = angles.cos().to(dtype), angles.sin().to(dtype)
+    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(device)
+    buffers = values.new_zeros(2, 2, config.num_kv_heads, num_slots, config.head_dim)
+    rotated = kernels.store(queries, keys, values, *turns, slots, *buffers)
+    wide = [turn.double() for turn in turns]
+    expected = torch.zeros_like(buffers)
+    expected[0, :, :, slots] = rotate(keys.double(), *wide).to(dtype)
+    expected[1, :, :, slots] = values
+    pairs = (rotated, rotate(queries.double(), *wide)), (buffers, expected)
+    error = max((found - right).abs().max().item() for found, right in pairs)
+    allowed = 8 * torch.finfo(dtype).eps * parts.abs().max().item()
+    if not error <= allowed:
+        raise ValueError(f"rotated keys are {error:.2g} away, allowed {allowed:.2g}")
+
+
 class TritonModel(ModelWrapper[Transformer]):
     """A `Transformer` on CUDA, its steps with our kernels; OSError where those do not run."""
 
@@ -127,7 +156,9 @@ class TritonModel(ModelWrapper[Transformer]):
         self.kernels = load_kernels(model.config, model.dtype, model.device)
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> RuleKernel:
-        return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at))
+        # what is compiled is fused there
+        store = None if torch.compiler.is_compiling() else self.kernels.store
+        return RuleKernel(self.kernels.attend, positions, SlotRule(steps, held, fed_at), store)
 
     def sample(self, logits: Tensor, draw: Draw) -> Tensor:
         return self.kernels.sample(logits, draw)

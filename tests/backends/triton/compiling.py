@@ -86,7 +86,7 @@ def main(capability: int) -> None:
         compiled.append(launch(self, *arguments, **{**settings, "warmup": True}))
 
     JITFunction.run = stop
-    from diagd.backends.triton.attention import attend_slots
+    from diagd.backends.triton.attention import attend_slots, rotate_and_store
     from diagd.backends.triton.sampling import draw
 
     def report(case: str) -> None:
@@ -100,6 +100,8 @@ def main(capability: int) -> None:
         cached = torch.empty(2, 1, kv_heads, slots + 1, size, dtype=dtype)[:, :, :, :slots]
         at, held = (torch.zeros(count, dtype=torch.int64) for count in (lanes, slots))
         attend_slots(queries, *cached, at, at, held, held)
+        turns = torch.empty(2, lanes, size // 2, dtype=dtype)
+        rotate_and_store(queries, *cached[:, :, :, :lanes], *turns, at, *cached)
         report(case)
     for case, (vocab_size, dtype, temperature, top_k, top_p, exclusive, by_place) in DRAWS.items():
         lane = torch.zeros(14, dtype=torch.int64)

@@ -33,7 +33,7 @@ from triton.compiler import ASTSource
 from diagd.backends.linears import merge_linears
 from diagd.backends.replay import compile_for_one_shape
 from diagd.backends.triton import model as with_kernels
-from diagd.backends.triton.attention import attend_slots
+from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
 from diagd.decoding.engine import Step, Workspace
@@ -167,7 +167,7 @@ class Inductor:
 def main(preset: str, lanes: int, slots: int, capability: int) -> None:
     """Fuse a sampled step of a preset in bfloat16, and print what it became."""
     compiler, config, counts = Inductor(capability), PRESETS[preset], list[dict[str, int]]()
-    with_kernels.load_kernels = lambda *_: Kernels(attend_slots, draw)
+    with_kernels.load_kernels = lambda *_: Kernels(attend_slots, rotate_and_store, draw)
     torch.set_default_dtype(torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         for layers in (2, 3):

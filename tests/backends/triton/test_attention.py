@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diagd.decoding.visibility import NEVER
+from diagd.models.rotary import rotate
 from tests.backends.triton.interpreter import DEVICE, multiply_bfloat16
 
 from diagd.backends.triton import attention  # isort: skip
@@ -181,3 +182,25 @@ def test_the_models_we_know_keep_a_gpu_busy(num_slots, num_tiles):
     """Full contexts, 32 keys at a time: Cosmos k=1 and raster, MC-AR 300M, WHAM 1.6B, ours."""
     parts = -(-num_slots // attention.part_size(num_slots, num_tiles, 32))
     assert parts * num_tiles >= 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 8), (3, 3, 18), (2, 1, 80)])
+def test_keys_are_rotated_and_stored_and_nothing_beside_them(heads, kv_heads, size, dtype):
+    lanes, num_slots, generator = 7, 12, torch.Generator().manual_seed(size)
+    merged = torch.randn(2, lanes, (heads + 2 * kv_heads) * size, generator=generator)
+    parts = merged.to(DEVICE, dtype).unflatten(2, (-1, size)).transpose(1, 2)
+    queries, keys, values = parts.split((heads, kv_heads, kv_heads), 1)
+    angles = torch.randn(lanes, size // 2, generator=generator).to(DEVICE)
+    turns = angles.cos().to(dtype), angles.sin().to(dtype)
+    slots = torch.randperm(num_slots, generator=generator)[:lanes].to(DEVICE)
+    buffers = torch.full((2, 2, kv_heads, num_slots, size), torch.nan, device=DEVICE, dtype=dtype)
+    found = attention.rotate_and_store(queries, keys, values, *turns, slots, *buffers)
+    wide = [turn.double() for turn in turns]
+    stored, allowed = buffers[:, :, :, slots], 8 * torch.finfo(dtype).eps
+    for actual, plain in ((found, queries), (stored[0], keys)):
+        expected = rotate(plain.double(), *wide)
+        torch.testing.assert_close(actual.double(), expected, atol=allowed, rtol=allowed)
+    assert torch.equal(stored[1], values)
+    others = [slot for slot in range(num_slots) if slot not in slots.tolist()]
+    assert buffers[:, :, :, others].isnan().all()

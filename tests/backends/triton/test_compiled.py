@@ -10,7 +10,7 @@ import pytest
 from tests.backends.triton.interpreter import triton
 
 SHARED = {"80": 163, "89": 99, "90": 227, "120": 99}  # KiB that a program may have, by capability
-CASES = 7 * 2 + 5  # steps with two kernels each, and draws
+CASES = 7 * 3 + 5  # steps with three kernels each, and draws
 
 assert triton
 
