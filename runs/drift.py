@@ -13,10 +13,7 @@ missing. The picture has two clips of each place, the one that strays farthest a
 one in the middle of that order, each as two rows: the game and the dream.
 """
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +24,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diagd.backends.names import DTypeName
-from diagd.console import make_console, print_records, track
-from diagd.data.actions import write_actions
-from diagd.data.recorders.doom import DoomGame, open_doom
-from diagd.data.recorders.options import RecordOptions
-from diagd.data.recorders.recording import clip_paths
-from diagd.data.video import contact_sheet, write_video
+from diagd.console import make_console, print_records
+from diagd.data.video import contact_sheet
 from diagd.files import write_json
 from diagd.metrics.quality import psnr
 from diagd.pipeline.generator import VideoGenerator
 from diagd.system import provenance
 from runs import acceptance
 from runs.acceptance import EIGHT, by_eight, features, write_webp
-from runs.kills import REPEAT, Played, play
+from runs.blind import CONTEXT
+from runs.blind import record as record_both
 
-CONTEXT = 4
 FIRST_SEED = 8_000_000
 LATE = 3 * EIGHT  # frames at the end by which dreams are judged
 HORIZONS = 1, 8, 16, 32, 64, 96, 120  # frames of the picture
@@ -86,35 +79,13 @@ class Options:
         )
 
 
-def pairs(game: DoomGame, frames: int) -> Iterator[tuple[int, Played, Played]]:
-    """Play episodes of which both ways last; yield the seed, the player's way and the blind one."""
-    actions = None
-    for seed in itertools.count(FIRST_SEED):
-        if (seen := play(game, seed, frames)) is None:
-            continue
-        if actions is not None:
-            told = [*seen.actions[1:CONTEXT], *actions[CONTEXT:]]
-            if (blind := play(game, seed, frames, told)) is not None:
-                yield seed, seen, blind
-        actions = seen.actions
-
-
 def record(options: Options, scenario: str) -> None:
     """Record a scenario, unless as many clips are there."""
     asked = [options.clips(kind) for kind in ("seen", "blind")]
     if all(len(acceptance.paths_of(one, scenario)) == one.num_clips for one in asked):
         return
     folders = [one.data / f"heldout_{scenario}" for one in asked]
-    with open_doom(RecordOptions(out=options.data, scenario=scenario)) as game:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            game.actions.save(folder / "actions.json")
-        found = itertools.islice(pairs(game, asked[0].frames), options.num_clips)
-        for seed, *ways in track(found, f"recording {scenario}", options.num_clips):
-            for folder, played in zip(folders, ways, strict=True):
-                video, actions = clip_paths(folder, seed)
-                write_actions(actions, played.actions)
-                write_video(video, played.pictures, game.steps_per_second / Fraction(REPEAT))
+    record_both(scenario, (folders[0], folders[1]), asked[0].frames, options.num_clips, FIRST_SEED)
 
 
 def strays(dreamt: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.int64]:
