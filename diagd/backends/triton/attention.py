@@ -325,7 +325,7 @@ def rotate_and_store(
     Args:
         queries: (B, heads, L, D). keys, values: (B, kv_heads, L, D), within a head one number after
             another.
-        cosines, sines: (L, D / 2), contiguous. slots: (L,) int64; only scratch may repeat.
+        cosines, sines: (L, D / 2). slots: (L,) int64; only scratch may repeat.
         key_cache, value_cache: (B, kv_heads, slots, D) in the dtype of the queries.
 
     Returns:
@@ -333,6 +333,7 @@ def rotate_and_store(
     """
     batch, num_heads, num_lanes, size = queries.shape
     kv_heads = keys.shape[1]
+    cosines, sines, slots = (t.contiguous() for t in (cosines, sines, slots))
     rotated = queries.new_empty(batch, num_lanes, num_heads, size)
     with torch.cuda.device_of(queries):
         store_head[num_lanes, num_heads + 2 * kv_heads, batch](

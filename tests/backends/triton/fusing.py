@@ -36,7 +36,7 @@ from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
-from diagd.decoding.engine import Step, Workspace
+from diagd.decoding.engine import Step
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.families.presets import PRESETS
@@ -178,7 +178,7 @@ def main(preset: str, lanes: int, slots: int, capability: int) -> None:
                 for name, buffer in module.named_buffers(recurse=False):
                     setattr(module, name, torch.empty_like(buffer, device="cuda"))
             model: CausalModel = with_kernels.TritonModel(merge_linears(plain, pack=False))
-            space = Workspace(model, 1, slots + 1, None)
+            space = model.make_buffers(1, slots + 1, None)
             ranges = ValidRanges(0, config.image_vocab_size, None)
             step = Step(model, space, SamplingOptions(1.0, top_p=0.8), ranges)
             packed = torch.zeros(8, lanes, dtype=torch.int64, device="cuda")
