@@ -1,4 +1,4 @@
-"""Estimate frames a second on GPUs that nobody has run diagd on: ranges, from counted work.
+"""Estimate frames a second on GPUs, most of them never tried with diagd: ranges, from counted work.
 
     python -m runs.gpu_estimates          # writes gpu_estimates.md and gpu_estimates.json
 

@@ -71,8 +71,9 @@ COLUMNS = {
     "capture s": "{capture_seconds:.1f}",
 }
 EXPLANATION = (
-    "Random weights, greedy; times are medians; of frames of more than 1,000 tokens, of 300 steps "
-    "spread over the video. Speedup is over raster order in the same process; "
+    "Random weights, greedy; times are medians; where a frame has more than 1,000 tokens, of "
+    f"{SAMPLED_STEPS} steps spread over the video, but for exact. "
+    "Speedup is over raster order in the same process; "
     "efficiency is the speedup divided by the cut in steps. Of copy: the bytes of weights and "
     "cache that a step has to read, by its time, as a share of what a plain copy moves on this "
     "machine. Captures of CUDA graphs come once and are apart. How many steps exact takes says "

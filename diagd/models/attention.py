@@ -16,7 +16,10 @@ from diagd.system import check_memory
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's."""
+    """Root-mean-square norm: statistics in float32, weight in the input's dtype, like LLaMA's.
+
+    On CUDA it is PyTorch's own kernel, which rounds once, at the end.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -280,7 +280,8 @@ def store_head(
     WIDTH: tl.constexpr,
 ):
     """Rotate or copy one head of one lane; programs are (lanes, heads of all three, batch)."""
-    lane, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    lane = tl.program_id(0)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     pairs = tl.arange(0, WIDTH)
     within = pairs < HALF
     slot = tl.load(slots + lane)

@@ -1,7 +1,8 @@
 """Load the Triton kernels, and hold them against PyTorch's functions before anybody trusts them.
 
 Triton compiles them where they run, for that GPU, when they are first called. Nobody can have tried
-them on all, so a model's first steps are theirs only if they attend and draw as PyTorch does there.
+them on all, so a model's first steps are theirs only if they rotate, store, attend and draw as
+PyTorch does there.
 """
 
 import importlib
