@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape
+from diagd.models.wrapper import ModelWrapper
 
 # token ids (B, L) of one prompt's rows, their positions (L,), slots (L,) and mask (L, M)
 Lanes = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape
+from diagd.models.wrapper import ModelWrapper
 
 
 class VectorPrompt(ModelWrapper[CausalModel]):
