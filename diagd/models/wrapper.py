@@ -13,10 +13,8 @@ Behind = TypeVar("Behind", bound=CausalModel)
 class ModelWrapper(CausalModel, Generic[Behind]):
     """A model that stands before another one, and is it in all that a subclass does not say itself.
 
-    A subclass that feeds or draws in a way of its own has its steps run part by part.
-
-    Attributes:
-        model: the one behind it.
+    A subclass that feeds or draws in a way of its own has its steps run part by part, and one that
+    makes caches of its own gets none that were used.
     """
 
     def __init__(self, model: Behind) -> None:
@@ -45,7 +43,7 @@ class ModelWrapper(CausalModel, Generic[Behind]):
         return self.model.make_cache(batch_size, num_slots, context)
 
     def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        return self.model.renew_cache(cache, context)
+        return not self._overrides("make_cache") and self.model.renew_cache(cache, context)
 
     def make_buffers(self, batch_size: int, num_slots: int, context: Tensor | None) -> Buffers:
         if self._overrides("make_cache"):
