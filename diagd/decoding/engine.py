@@ -1,4 +1,4 @@
-"""The engine: buffers, prefill, and the loop of a step: gather, forward, sample, scatter.
+"""The engine: a stream of tokens, its prefill, its ring of slots, and the loop over a plan.
 
 A `Stream` outlives what drives it: frame after frame may be written by another strategy, each by
 one operation, "feed these lanes". When the context is full, a frame that begins takes the slots of
@@ -21,7 +21,7 @@ from diagd.decoding.model import Buffers, CausalModel, DrawRule, Lanes, Step, St
 from diagd.decoding.sampling import UNDRAWN, ValidRanges
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import SCRATCH, DecodePlan, Order, SequenceLayout, make_plan
-from diagd.decoding.visibility import NEVER, Rule, raster_rule, visible_slots
+from diagd.decoding.visibility import NEVER, Rule, visible_slots
 
 # Lanes of a prompt fed at once: on the CPU what the caches of its cores hold, on a GPU what keeps
 # it busy while the host launches the next layer.
@@ -33,7 +33,7 @@ class Stream:
 
     Args:
         frame: the layout of one frame.
-        buffers: of the model; tokens, held, fed_at, seeds and cache are theirs.
+        buffers: of the model.
         max_slots: the longest sequence to hold.
         keep_frames, rule: see `diagd.decoding.generate_tokens.DecodingEngine`.
     """
@@ -44,9 +44,9 @@ class Stream:
         frame: SequenceLayout,
         buffers: Buffers,
         max_slots: int,
-        keep_frames: int | None = None,
-        sampling: SamplingOptions | None = None,
-        rule: Rule = raster_rule,
+        keep_frames: int | None,
+        sampling: SamplingOptions | None,
+        rule: Rule,
     ) -> None:
         self.model, self.frame, self.max_slots, self.rule = model, frame, max_slots, rule
         fit = (max_slots + frame.num_leading) // frame.slots_per_frame
@@ -82,7 +82,6 @@ class Stream:
     def layout(
         self, num_frames: int, context_frames: int, has_prompt: bool = True
     ) -> SequenceLayout:
-        """Return the layout of so many frames of this stream."""
         grid = replace(self.frame.grid, num_frames=num_frames)
         return replace(self.frame, grid=grid, context_frames=context_frames, has_prompt=has_prompt)
 
@@ -121,16 +120,13 @@ class Stream:
             slots = torch.arange(start, end, device=sequence.device)
             seen = torch.arange(end, device=sequence.device)
             visible = visible_slots(slots, slots, seen, seen, self.rule)
-            self.model.forward(
-                sequence[:, start:end], slots, slots, visible, self.cache, logits_to_keep=1
-            )
+            fed = sequence[:, start:end]
+            self.model.forward(fed, slots, slots, visible, self.cache, logits_to_keep=1)
 
     def room(self) -> int:
-        """Return how many frames fit behind the slots in use."""
         return max(0, (self.max_slots - self.num_used) // self.frame.slots_per_frame)
 
     def drop_oldest(self) -> None:
-        """Make room: keep the prefix and the newest frames, and prefill them again."""
         kept = min(self.keep_frames, self.num_held)
         newest = self.num_used - self.layout(1, kept).context_slots
         prefix, frames = self.tokens[:, : self.num_prefix], self.tokens[:, newest : self.num_used]
@@ -149,7 +145,6 @@ class Stream:
         return torch.where(positions == SCRATCH, self.scratch, slots)
 
     def slots_between(self, first: int, end: int) -> Tensor:
-        """Return the slots of the positions from `first` to before `end`."""
         return self.slots_at(torch.arange(first, end, device=self.tokens.device))
 
     @torch.inference_mode()

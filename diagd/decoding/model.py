@@ -126,9 +126,6 @@ class CausalModel(Protocol):
         Returns:
             whatever `forward` takes. Where it has `keys`, a tensor for each layer, errors can say
             in which layer numbers broke.
-
-        Raises:
-            ValueError: a context that does not fit the model, or a size below 1.
         """
         ...
 
@@ -169,8 +166,7 @@ class CausalModel(Protocol):
             slots: (L,) int64, the cache slots to write. Only scratch, which nobody sees, may be
                 named more than once: padded lanes write there.
             visible: (L, M) bool over the cache slots [0, M), or what `see` returned. What hidden
-                slots hold changes nothing. The logits of a lane that sees none are any finite
-                numbers.
+                slots hold changes nothing; a lane that sees none has any finite logits.
             cache: from `make_cache`, changed in place.
             logits_to_keep: 0 for all lanes, else only the last so many.
 
@@ -222,7 +218,6 @@ class Step:
         memory.tokens.index_copy_(1, lane.outputs, draw(self, logits, lane))
 
     def draw(self, logits: Tensor, lane: Lanes) -> Tensor:
-        """Draw a token for every lane, (B, L) int64, from logits (B, L, V)."""
         return self.model.sample(logits, self.draw_of(lane))
 
     def draw_of(self, lane: Lanes) -> Draw:
