@@ -1,7 +1,4 @@
-"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter.
-
-At the end: how each strategy decodes.
-"""
+"""Generate a video's tokens: frame by frame, or in one call with the numbers that matter."""
 
 import time
 import weakref
@@ -18,31 +15,31 @@ from diagd.decoding.engine import Stream
 from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling_options import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid
-from diagd.decoding.strategies.exact import (
-    Coupling,
-    Drafts,
-    KeepWithin,
-    best_num_lanes,
-    step_costs,
-    verify_frames,
-)
-from diagd.decoding.strategies.table import (
-    AdaptiveZipAR,
-    Conditions,
-    Exact,
-    Jacobi,
-    SpeculativeJacobi,
-    Strategy,
-    Tolerant,
-    as_strategy,
-)
-from diagd.decoding.strategies.zipar import AdaptiveFrame
+from diagd.decoding.strategies import exact, zipar
+from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.decoding.visibility import Rule, raster_rule
 from diagd.system import process_peak_bytes
 
 
+@singledispatch
+def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    """Write the frames of a layout behind the slots in use; yield as each becomes whole.
+
+    A schedule is followed; a strategy without one chooses lanes on the way, and is added by
+    `decode.register`. The stream holds the actions already and hides what is not written
+    (`Stream.open`); between two frames it moves on by the slots of the one that is whole.
+    """
+    return stream.follow(strategy.schedule(layout.grid), layout)
+
+
+for writer in (zipar.adaptive, exact.exact, exact.jacobi, exact.tolerant, exact.speculative):
+    decode.register(writer)
+
+
 class DecodingEngine:
     """A stream of frames from a raster-order model, read by `prefill` and written by `decode`.
+
+    Arguments that do not fit the model or each other are a ValueError, of its methods as well.
 
     Args:
         model, sampling, seed, context, rule: as of `generate_tokens`.
@@ -56,9 +53,6 @@ class DecodingEngine:
 
     Attributes:
         stream: what strategies drive, with the counts of steps and frames.
-
-    Raises:
-        ValueError: arguments that do not fit the model or each other.
     """
 
     def __init__(
@@ -97,11 +91,7 @@ class DecodingEngine:
         return self.stream.model.capture_seconds - self._captured_before
 
     def set_sampling(self, sampling: SamplingOptions) -> None:
-        """Draw otherwise from the next call of `decode` on; what was compiled is made anew.
-
-        Raises:
-            ValueError: a range that does not fit the model, or a generator of `decode` under way.
-        """
+        """Draw otherwise from the next call of `decode` on, none being under way."""
         under_way = self._under_way and self._under_way()
         if under_way is not None and getgeneratorstate(under_way) != GEN_CLOSED:
             raise ValueError("sampling cannot change under way: close decode's generator first")
@@ -114,9 +104,6 @@ class DecodingEngine:
             prompt: (B, P) int64, ending with the last token of its last context frame; P may be 0
                 where actions stand before the first frame.
             context_frames: whole frames at its end, with the actions between them.
-
-        Raises:
-            ValueError: a prompt of another shape, with foreign ids, or too long.
         """
         stream = self.stream
         layout = stream.layout(1, context_frames, prompt.ndim < 2 or prompt.shape[1] > 0)
@@ -132,23 +119,19 @@ class DecodingEngine:
     ) -> Generator[Tensor, None, None]:
         """Generate frames, each yielded as soon as its last token is final.
 
-        The stream is advanced frame by frame: closing the generator early keeps the frames yielded
-        so far and forgets the one under way; the next call of `decode` closes it, too. Where not
-        all frames fit the context, the strategy runs over as many at a time as do; over one at a
-        time in a context that is full, so frames do not overlap there.
+        Closing the generator early, as the next call of `decode` does, keeps the frames yielded so
+        far and forgets the one under way. Where not all frames fit the context, the strategy runs
+        over as many at a time as do; over one at a time in a context that is full, so frames do not
+        overlap there.
 
         Args:
             strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
-                A schedule says how many frames, too.
             actions: (B, T, num_action_tokens) int64; actions[:, t] stands before frame t. None
                 where there are none.
             num_frames: frames to generate; default as many as the schedule or the actions have.
 
         Returns:
             A generator of (B, height, width) int64.
-
-        Raises:
-            ValueError: a strategy, actions or a context that do not fit, or nothing prefilled.
         """
         stream = self.stream
         if not stream.window:
@@ -167,8 +150,6 @@ class DecodingEngine:
         temperature = stream.sampling.temperature
         strategy.check(Conditions(temperature, frame.grid, *kind, frame.num_seam_tokens))
         layout = stream.layout(num_frames, 0, stream.num_used > 0)
-        if actions is None and not layout.num_action_tokens:
-            actions = stream.tokens.new_empty(stream.batch_size, num_frames, 0)
         actions = _check_actions(actions, layout, stream)
         if not stream.is_endless and stream.num_used + layout.num_slots > stream.max_slots:
             _check_room(stream)
@@ -209,7 +190,6 @@ def _check_seeds(seed: int | list[int], batch_size: int) -> list[int]:
 
 
 def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> None:
-    """Refuse a prompt of another shape, with foreign ids, or without room for one frame."""
     if prompt.ndim != 2 or prompt.shape[0] != stream.batch_size or prompt.dtype != int64:
         raise ValueError(
             f"prompt must be int64 of shape (batch={stream.batch_size}, P), "
@@ -231,6 +211,8 @@ def _check_prompt(prompt: Tensor, layout: SequenceLayout, stream: Stream) -> Non
 
 def _check_actions(actions: Tensor | None, layout: SequenceLayout, stream: Stream) -> Tensor:
     shape = (stream.batch_size, layout.grid.num_frames, layout.num_action_tokens)
+    if actions is None and not layout.num_action_tokens:
+        return stream.tokens.new_empty(shape)
     if actions is None or actions.shape != shape or actions.dtype != int64:
         given = None if actions is None else f"{actions.dtype} of shape {tuple(actions.shape)}"
         raise ValueError(
@@ -385,59 +367,3 @@ def synchronized_time(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
-    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
-
-    What stands before the first frame is left out where that is a context frame.
-    """
-    frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
-    frames[..., layout.action_slots] = actions
-    frames[..., layout.token_slots] = tokens.flatten(2)
-    return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]
-
-
-@singledispatch
-def decode(strategy: Strategy, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    """Write the frames of a layout behind the slots in use; yield as each becomes whole.
-
-    A schedule is followed; a strategy without one chooses lanes on the way, and is added by
-    `@decode.register`. The stream holds the actions already and hides what is not written
-    (`Stream.open`). Between two frames it moves on (`Stream.num_used`) by the slots of the frame
-    that is whole.
-    """
-    return stream.follow(strategy.schedule(layout.grid), layout)
-
-
-@decode.register
-def _(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    for _ in range(layout.grid.num_frames):
-        AdaptiveFrame(stream, layout, strategy.window).write()
-        yield
-
-
-@decode.register
-def _(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
-    lag, width = strategy.draft_lag, strategy.draft_width
-    drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
-    return verify_frames(stream, layout, drafts)
-
-
-@decode.register
-def _(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    return decode(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
-
-
-@decode.register
-def _(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
-    rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
-    return verify_frames(stream, layout, drafts, rule)
-
-
-@decode.register
-def _(strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
-    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
-    return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))

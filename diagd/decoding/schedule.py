@@ -24,11 +24,7 @@ SCRATCH = -(2**31)  # stands for the scratch slot, whose place only the engine k
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """The tokens of a video: a grid of (frame t, row i, column j).
-
-    Attributes:
-        num_frames, height, width: in tokens, at least 1 each, or ValueError.
-    """
+    """The tokens of a video: num_frames of height (rows) by width (columns), at least 1 each."""
 
     num_frames: int
     height: int
@@ -70,10 +66,9 @@ class Order(Protocol):
 
 @dataclass(frozen=True, init=False)
 class DiagonalSchedule:
-    """When each token of a grid is written.
+    """When each token of a grid is written; lags out of their bounds are a ValueError.
 
     Args:
-        grid: the tokens to write.
         row_lag: the paper's k, in [1, width]: how many columns a row runs ahead of the next one.
         frame_lag: the paper's d, in [1, (height - 1) * row_lag + width]: how many steps a frame
             starts after the one before. None is the upper bound: a frame is whole before the next
@@ -82,9 +77,6 @@ class DiagonalSchedule:
             same place a frame earlier), `predecessor` (the predecessor a frame earlier), `spatial`
             (the newest token of the row above), or `action` (the last action token of the frame,
             which a model can be trained to read as "a row starts").
-
-    Raises:
-        ValueError: a lag out of its bounds, or no whole number; an unknown row start.
     """
 
     grid: TokenGrid
@@ -184,7 +176,6 @@ class SequenceLayout:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the whole generation, the prompt not counted."""
         return self.grid.num_frames * self.slots_per_frame
 
     @property
@@ -201,7 +192,6 @@ class SequenceLayout:
 
     @cached_property
     def action_slots(self) -> list[int]:
-        """The slots of the conditioning tokens of frame 0."""
         return sorted({*range(self.slots_per_frame)} - {*self.token_slots})
 
     def slot_of(self, t: int, i: int, j: int) -> int:
@@ -230,7 +220,7 @@ class DecodePlan:
     """All steps of an order over a layout; slots are relative to the start of the generation."""
 
     order: Order
-    # of all steps, one after the other: the eight fields of `diagd.decoding.engine.Lanes`
+    # of all steps, one after the other: the eight fields of `diagd.decoding.model.Lanes`
     lanes: list[tuple[int, ...]]
     starts: list[int]  # (num_steps + 1) where each step begins in `lanes`
     num_fed: list[int]  # (num_steps) lanes of each step that are no padding
@@ -274,8 +264,7 @@ def make_plan(
 def padded_width(num_lanes: int, widest: int | None = None) -> int:
     """Return to how many lanes a step is padded, so that a run has few shapes.
 
-    One stays one. Others become a power of two from `MIN_WIDTH` on, below which a GPU gains
-    nothing, or as many as the widest step has, where that is known and little more.
+    One stays one; others become a power of two, or as many as the widest step if that is near.
     """
     if num_lanes == 1:
         return 1

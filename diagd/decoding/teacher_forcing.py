@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.generate_tokens import check_ids, in_sequence
+from diagd.decoding.generate_tokens import check_ids
 from diagd.decoding.model import CausalModel
 from diagd.decoding.schedule import DiagonalSchedule, SequenceLayout, TokenGrid, feeds
 from diagd.decoding.strategies.table import Strategy
@@ -41,7 +41,7 @@ class TeacherView:
 
     @cached_property
     def stand_in(self) -> Tensor:
-        """(N,) bool, the lanes that stand in for a token that is not known yet, or fed later."""
+        """(N,) bool, the lanes that stand in for a token that is fed later."""
         return functional.pad(self.positions.diff() == 0, (0, 1))
 
     @cached_property
@@ -56,7 +56,6 @@ class TeacherView:
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether the mask is the causal one, as in raster order."""
         in_order = bool((self.steps.diff() >= 0).all())
         all_stay = bool((self.leaves_at > self.steps.max()).all())
         return in_order and all_stay and not bool(self.stand_in.any())
@@ -96,7 +95,7 @@ def teacher_view(
     window: int | None = None,
     known_row_ends: bool = False,
 ) -> TeacherView:
-    """Lay out the lanes of a schedule for teacher forcing.
+    """Lay out the lanes of a schedule for teacher forcing, on the CPU.
 
     Args:
         layout: the frames to predict, and the context frames before them.
@@ -107,13 +106,6 @@ def teacher_view(
             first frames are decoded as the schedule says, as many as fit, and those after them one
             by one, each taking the place of the oldest, as a stream does it.
         known_row_ends: as in `make_plan`; then the last token of each row is no target.
-
-    Returns:
-        A view on the CPU; its slots are `prefix_length + layout.context_slots + layout.num_slots`.
-
-    Raises:
-        ValueError: a prompt where the layout has none or the reverse,
-            or a window of one frame or less than the context frames.
     """
     length, num_frames = prefix_length + layout.context_slots, layout.grid.num_frames
     if layout.has_prompt != (length > 0):
@@ -185,11 +177,10 @@ def strategy_nll(
     """Return what each token of a clip costs while it is decoded by a strategy with a schedule.
 
     Args:
-        tokens: (B, context_frames + T, height, width) int64 true frames.
+        tokens: (B, context_frames + T, height, width) int64 true frames; the T later ones count.
         actions: (B, context_frames + T, n) int64 ids of the model, actions[:, t] standing before
             frame t; those of the first frame of all are not used, but for those of its seam. None
             where there are none.
-        context_frames: frames that are given; only the T later ones are counted.
         prefix: (B, P) int64, what stands before the first frame.
         context: cross-attention input for models that have one.
         row_ends: whether the last token of each row ends it; it is known beforehand, and no target.
@@ -198,10 +189,6 @@ def strategy_nll(
 
     Returns:
         (B, T, height, width) float32, nats; a column less with row ends.
-
-    Raises:
-        ValueError: frames that do not fit the strategy, foreign ids, a strategy without a schedule,
-            or a clip too long.
     """
     batch_size, num_frames, height, width = tokens.shape
     grid = TokenGrid(num_frames - context_frames, height, width)
@@ -220,14 +207,21 @@ def strategy_nll(
     return nll.view(batch_size, grid.num_frames, height, width - row_ends)
 
 
+def in_sequence(layout: SequenceLayout, actions: Tensor, tokens: Tensor) -> Tensor:
+    """Put frames behind each other: (B, T, n) and (B, T, height, width) -> (B, N).
+
+    What stands before the first frame is left out where that is a context frame.
+    """
+    frames = tokens.new_empty(*actions.shape[:2], layout.slots_per_frame)
+    frames[..., layout.action_slots] = actions
+    frames[..., layout.token_slots] = tokens.flatten(2)
+    return frames.flatten(1)[:, layout.num_leading if layout.context_frames else 0 :]
+
+
 def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
     """Return the mean cost of clips, how far it is above raster's, and how sure that is.
 
-    Args:
-        nll, raster: (clips, ...) nats a token of the same clips.
-
-    Returns:
-        The means `nll` and `gap`, and the gap's standard error over clips, None for one clip.
+    Both are (clips, ...) nats a token. `gap_error` is the standard error over clips, None for one.
     """
     by_clip = (nll - raster).reshape(len(nll), -1).mean(1)
     error = by_clip.std().item() / math.sqrt(len(by_clip)) if len(by_clip) > 1 else None
@@ -235,7 +229,6 @@ def gap_to_raster(nll: Tensor, raster: Tensor) -> dict[str, float | None]:
 
 
 def spell_error(error: float | None) -> str:
-    """Write a standard error for a table."""
     return "-" if error is None else f"{error:.4f}"
 
 
@@ -260,15 +253,10 @@ def view_nll(
 
     Returns:
         (B, targets) float32, nats, the targets in raster order.
-
-    Raises:
-        ValueError: a sequence that the model cannot hold.
     """
-    if sequence.shape[1] - 1 > model.max_positions:
-        raise ValueError(
-            f"the model holds {model.max_positions} positions, "
-            f"the clip takes {sequence.shape[1] - 1}"
-        )
+    longest, length = model.max_positions, sequence.shape[1] - 1
+    if length > longest:
+        raise ValueError(f"the model holds {longest} positions, the clip takes {length}")
     view, sequence = view.to(model.device), sequence.to(model.device)
     sees = view.sees if sees is None else sees
     num_lanes = len(view.positions)
@@ -278,16 +266,11 @@ def view_nll(
     for start in range(0, num_lanes, LANES):
         part = lanes[start : start + LANES]
         visible = sees(part[:, None], lanes[None, : start + len(part)])
-        logits = model.forward(
-            sequence[:, view.sources[part]], view.positions[part], part, visible, cache
-        )
+        fed, positions = sequence[:, view.sources[part]], view.positions[part]
+        logits = model.forward(fed, positions, part, visible, cache)
         targets = view.targets[part]
         reads = targets >= 0
-        costs.append(
-            functional.cross_entropy(
-                logits[:, reads, :num_ids].movedim(1, -1).float(),
-                sequence[:, targets[reads]],
-                reduction="none",
-            )
-        )
+        scores = logits[:, reads, :num_ids].movedim(1, -1).float()
+        true = sequence[:, targets[reads]]
+        costs.append(functional.cross_entropy(scores, true, reduction="none"))
     return torch.cat(costs, dim=1)

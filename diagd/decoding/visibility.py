@@ -29,7 +29,7 @@ def visible(
     is_self: Tensor,
     rule: Rule = raster_rule,
 ) -> Tensor:
-    """Return which lanes see which tokens, by position and step of each; all tensors broadcast."""
+    """Return which lanes see which tokens, by position and step of each; it broadcasts."""
     return is_self | (fed_at <= step) & rule(position, step, other, fed_at)
 
 

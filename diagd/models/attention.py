@@ -49,11 +49,10 @@ class HeadNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig, affine: bool = True) -> nn.Module:
+    size, eps = config.hidden_size, config.norm_eps
     if config.norm == "rms":
-        return RMSNorm(config.hidden_size, config.norm_eps)
-    return nn.LayerNorm(
-        config.hidden_size, config.norm_eps, elementwise_affine=affine, bias=config.bias
-    )
+        return RMSNorm(size, eps)
+    return nn.LayerNorm(size, eps, elementwise_affine=affine, bias=config.bias)
 
 
 def make_head_norm(config: ModelConfig, num_heads: int) -> RMSNorm | HeadNorm:

@@ -111,7 +111,6 @@ class ModelConfig:
 
     @property
     def num_leading(self) -> int:
-        """Conditioning tokens that stand before a frame."""
         return self.num_action_tokens - self.num_seam_tokens
 
     @property

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.generate_tokens import check_ids
+from diagd.decoding.model import CausalModel, ModelShape
+from diagd.models.wrapper import ModelWrapper
 
 # token ids (B, L) of one prompt's rows, their positions (L,), slots (L,) and mask (L, M)
 Lanes = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -40,9 +42,6 @@ class GuidedModel(ModelWrapper[CausalModel]):
         prompt_length: at least 1.
         scale: 1 is the model as it is; a larger one follows the prompt more closely. One for each
             unconditional prompt.
-
-    Raises:
-        ValueError: an argument out of its range.
     """
 
     def __init__(
@@ -59,7 +58,12 @@ class GuidedModel(ModelWrapper[CausalModel]):
                 f"expected a scale for each of {len(others)} prompts, got {len(self.scales)}"
             )
         for one in others:
-            _check_prompt(one, model.num_embeddings)
+            if one.ndim != 2 or not one.numel():
+                raise ValueError(
+                    "unconditional must be of shape (1 or batch, at least 1), "
+                    f"got {tuple(one.shape)}"
+                )
+            check_ids(one, model.num_embeddings, "unconditional")
         if prompt_length < 1:
             raise ValueError(f"prompt_length must be at least 1, got {prompt_length}")
         lengths = [one.shape[1] for one in others]
@@ -83,16 +87,12 @@ class GuidedModel(ModelWrapper[CausalModel]):
 
     @property
     def shape(self) -> ModelShape:
-        """The model's, but for the longest sequence, which all rows have to hold."""
         held = self.model.max_positions - max(0, *self.shifts)
         return replace(self.model.shape, max_positions=held)
 
     @torch.no_grad()
     def make_cache(self, batch_size: int, num_slots: int, context: Tensor | None = None) -> Any:
-        """Allocate a cache of all rows that holds the other prompts, where their lengths differ.
-
-        The last token of each is left out. A model that is run once for each has as many caches.
-        """
+        """Allocate a cache of all rows that holds the other prompts, where their lengths differ."""
         for one in self.others:
             if len(one) not in (1, batch_size):
                 raise ValueError(
@@ -118,9 +118,6 @@ class GuidedModel(ModelWrapper[CausalModel]):
         visible = (slots <= slots[:, None]) & (slots >= unused) | (slots == slots[:, None])
         tokens = functional.pad(prompt, (unused, 0))
         return tokens, (slots - unused).clamp(min=0), slots, visible
-
-    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        return False  # the unconditional prompt is in it
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         """Return the mask where rows see in different ways, else what the model makes it from."""
@@ -176,18 +173,3 @@ class GuidedModel(ModelWrapper[CausalModel]):
         for scale, more, less in reversed(list(zip(self.scales, rows, rows[1:], strict=False))):
             steered = steered + scale * (more - less)
         return steered
-
-
-def _check_prompt(unconditional: Tensor, num_embeddings: int) -> None:
-    if unconditional.ndim != 2 or not unconditional.numel():
-        raise ValueError(
-            "unconditional must be of shape (1 or batch, at least 1), "
-            f"got {tuple(unconditional.shape)}"
-        )
-    if unconditional.dtype != torch.int64 or not (
-        0 <= int(unconditional.min()) <= int(unconditional.max()) < num_embeddings
-    ):
-        raise ValueError(
-            f"unconditional must be int64 ids in [0, {num_embeddings}), "
-            f"got {unconditional.dtype} {unconditional.min()}..{unconditional.max()}"
-        )

@@ -316,8 +316,6 @@ def _check_order_does_not_matter(model: HuggingFaceModel) -> None:
 
 
 class _GivenRotary(nn.Module):
-    """Replace LLaMA's rotary embedding with ours."""
-
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         assert model.model.rotary is not None
@@ -329,7 +327,6 @@ class _GivenRotary(nn.Module):
 
 
 def llama_config(config: ModelConfig) -> LlamaConfig:
-    """Describe a LLaMA-like model to transformers."""
     return LlamaConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -160,7 +160,6 @@ class Transformer(
     def make_cache(
         self, batch_size: int, num_slots: int, context: Tensor | None = None
     ) -> StaticKVCache:
-        """Allocate a cache, with the keys and values of the context (1 or B, M, context_size)."""
         check_sizes(batch_size, num_slots)
         text = self._read_text(context, batch_size)
         return StaticKVCache(self.config, batch_size, num_slots, self.device, self.dtype, text)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape
+from diagd.models.wrapper import ModelWrapper
 
 
 class VectorPrompt(ModelWrapper[CausalModel]):
@@ -35,9 +36,6 @@ class VectorPrompt(ModelWrapper[CausalModel]):
         table = self.model.embeddings
         table[self.ids, : self.vectors.shape[1]] = self.vectors.to(table)
         return self.model.make_cache(batch_size, num_slots, context)
-
-    def renew_cache(self, cache: Any, context: Tensor | None = None) -> bool:
-        return False  # the vectors are to be written
 
     def see(self, positions: Tensor, steps: Tensor, held: Tensor, fed_at: Tensor) -> Any:
         return self.model.see(positions + self.num_free, steps, held + self.num_free, fed_at)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions, split_actions
 from diagd.data.video import read_video, video_length
-from diagd.decoding.generate_tokens import in_sequence
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
+from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
 from diagd.metrics.quality import psnr
 from diagd.tokenizers.text import encode_text, read_embedding

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import diagd
-from diagd.decoding.generate_tokens import DecodingEngine, in_sequence
+from diagd.decoding.generate_tokens import DecodingEngine
 from diagd.decoding.schedule import SequenceLayout
 from diagd.decoding.strategies.table import Diagonal
-from diagd.decoding.teacher_forcing import strategy_nll, teacher_view
+from diagd.decoding.teacher_forcing import in_sequence, strategy_nll, teacher_view
 from diagd.models.config import ModelConfig
 from tests import oracles
 from tests.decoding.cases import (

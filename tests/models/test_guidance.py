@@ -162,8 +162,8 @@ def test_both_prompts_count_for_the_context():
     [
         ((torch.zeros(3, dtype=torch.int64), 2, 1.0), r"must be of shape .*, got \(3,\)"),
         ((torch.zeros(1, 0, dtype=torch.int64), 2, 1.0), r"at least 1\), got \(1, 0\)"),
-        ((torch.zeros(1, 2), 2, 1.0), r"must be int64 ids in \[0, 40\), got torch.float32"),
-        ((torch.tensor([[3, 40]]), 2, 1.0), r"must be int64 ids in \[0, 40\), .* 3..40"),
+        ((torch.zeros(1, 2), 2, 1.0), r"must be int64, got torch.float32"),
+        ((torch.tensor([[3, 40]]), 2, 1.0), r"ids must be in \[0, 40\), got 3..40"),
         ((torch.tensor([[3]]), 0, 1.0), "prompt_length must be at least 1, got 0"),
     ],
 )

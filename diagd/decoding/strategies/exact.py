@@ -21,9 +21,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import DrawRule, Lanes, Step, Stream
+from diagd.decoding.engine import Stream
+from diagd.decoding.model import DrawRule, Lanes, Step
 from diagd.decoding.sampling import Draw, gumbel_noise, if_any_best, lowest_id_of, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout, padded_width
+from diagd.decoding.strategies.table import Exact, Jacobi, SpeculativeJacobi, Tolerant
 
 # How drafts fare on the bundled model at temperature 1 (docs/log.md, exact decoding): lanes are
 # chosen by it. Wrong numbers cost speed, never tokens.
@@ -54,11 +56,8 @@ class Drafts:
     they were fed. The others would most likely draw what they drew; they wait.
 
     Lanes are counted from 0, the lane at the last slot before the generation; lane q writes slot q.
-    They are few a step, so lists and loops take half the time that arrays do.
-
-    Args:
-        lag, width: `draft_lag` and `draft_width` of `Exact`; without a lag, a step is filled with
-            the lanes behind the prefix (plain Jacobi decoding).
+    They are few a step, so lists and loops take half the time that arrays do. `lag` and `width` are
+    `draft_lag` and `draft_width` of `Exact`.
     """
 
     def __init__(
@@ -83,9 +82,7 @@ class Drafts:
         for lane in reversed(range(self.size)):
             if lane not in layout.places:
                 self.places[lane] = self.places[lane + 1]
-        self.row_starts = [
-            layout.slot_of(*divmod(row, self.height), 0) for row in range(len(self.fed_columns))
-        ]
+        self.row_starts = [lane for lane, (_, _, j) in layout.places.items() if j == 0]
         self.is_action = [lane not in layout.places for lane in range(self.size)]
         self.unfed_actions = dict.fromkeys(compress(range(self.size), self.is_action))  # in order
         # chances that a draw will change its draft
@@ -189,13 +186,36 @@ class VerifiedStep(NamedTuple):
     num_accepted: int  # tokens that became final, actions included
 
 
+def exact(strategy: Exact, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    num_lanes = strategy.num_lanes or best_num_lanes(step_costs(stream))
+    lag, width = strategy.draft_lag, strategy.draft_width
+    drafts = Drafts(layout, stream.batch_size, num_lanes, lag, width)
+    return verify_frames(stream, layout, drafts)
+
+
+def jacobi(strategy: Jacobi, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    return exact(Exact(strategy.num_lanes, draft_lag=0), stream, layout)
+
+
+def tolerant(strategy: Tolerant, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=None)
+    rule = KeepWithin(strategy.tolerance) if strategy.tolerance > 1 else None
+    return verify_frames(stream, layout, drafts, rule)
+
+
+def speculative(
+    strategy: SpeculativeJacobi, stream: Stream, layout: SequenceLayout
+) -> Iterator[None]:
+    drafts = Drafts(layout, stream.batch_size, strategy.num_lanes, lag=0)
+    return verify_frames(stream, layout, drafts, Coupling(stream, strategy.afresh))
+
+
 def verify_frames(
     stream: Stream, layout: SequenceLayout, drafts: Drafts, rule: DrawRule | None = None
 ) -> Iterator[None]:
     """Draft, feed and confirm until all frames are final; yield as each becomes so.
 
-    Args:
-        rule: what becomes of a draft token; None replaces it by the draw of its place.
+    The rule says what becomes of a draft token; None replaces it by the draw of its place.
     """
     _draft_first(stream, layout)
     table, first_frame, frame = _table(stream, drafts), stream.num_generated, 0
@@ -268,11 +288,9 @@ def _table(stream: Stream, drafts: Drafts) -> Tensor:
     slots = stream.slots_at(positions)
     outputs = torch.where(torch.tensor(drafts.is_action), SCRATCH, positions + 1)
     frames, rows, columns = torch.tensor(drafts.places).T
-    places = frames + stream.num_generated, rows, columns
-    lane = Lanes(
-        positions, slots, slots, stream.slots_at(outputs), torch.zeros_like(slots), *places
-    )
-    return torch.stack(lane)
+    steps, frames = torch.zeros_like(slots), frames + stream.num_generated
+    written = stream.slots_at(outputs)
+    return torch.stack([positions, slots, slots, written, steps, frames, rows, columns])
 
 
 def keep_within(scores: Tensor, drafts: Tensor, tolerance: float) -> Tensor:
@@ -293,8 +311,7 @@ def couple(
     """Turn drafts drawn from `source` into draws from `target`, changing as few as possible.
 
     A draft x is kept with probability min(1, target(x) / source(x)), else replaced by a draw from
-    max(0, target - source). The video has the model's distribution, not raster's tokens. Noise is
-    bound to the step as well.
+    max(0, target - source). Noise is bound to the step as well.
 
     Args:
         target, source: (B, L, V) float32 probabilities; a source of zeros stands for a draft that

@@ -59,7 +59,6 @@ class Strategy(ABC):
 
     @property
     def name(self) -> str:
-        """The one spelling; `parse_strategy` reads it back."""
         text = self.word
         for one, prefix, _ in _spelled(type(self)):
             value = getattr(self, one.name)
@@ -87,11 +86,7 @@ class Strategy(ABC):
         return cls(**{name: kinds[name](value) for name, value in given.items()})
 
     def schedule(self, grid: TokenGrid) -> Any:
-        """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`.
-
-        Raises:
-            ValueError: lags that do not fit the grid, or a strategy without a schedule.
-        """
+        """Return the schedule of a grid, a `DiagonalSchedule` or another `Order`."""
         raise ValueError(f"{self} chooses its lanes on the way: it has no schedule")
 
     def check(self, conditions: Conditions) -> None:
@@ -128,11 +123,8 @@ class Diagonal(Scheduled):
 
     Its name is `k=2`, `k=1,d=14` or `k=1/predecessor` (arXiv:2503.14070, section 3.2).
 
-    Attributes:
-        row_lag, frame_lag, row_start: as in `DiagonalSchedule`.
-
-    Raises:
-        ValueError: an unknown row_start; lags are checked when the frames are known.
+    row_lag, frame_lag and row_start are as in `DiagonalSchedule`; lags are checked when the frames
+    are known.
     """
 
     word, examples = "k", ("k=2", "k=1,d=14", "k=1/predecessor")
@@ -292,11 +284,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (
 
 
 def parse_strategy(text: str) -> Strategy:
-    """Read a strategy from a text, such as `k=1,d=14` or `exact` (see the module's docstring).
-
-    Raises:
-        ValueError: no such strategy, or a number that it cannot have.
-    """
+    """Read a strategy from a text, such as `k=1,d=14` or `exact`, or raise ValueError."""
     for kind in STRATEGIES:
         strategy = kind.read(text)
         if strategy is not None:
@@ -311,7 +299,6 @@ def parse_strategies(texts: Iterable[str]) -> list[Strategy]:
 
 
 def as_strategy(value: Strategy | DiagonalSchedule | str) -> Strategy:
-    """Return a strategy as it is, read its name, or let its schedule say its lags."""
     if isinstance(value, str):
         return parse_strategy(value)
     if isinstance(value, DiagonalSchedule):

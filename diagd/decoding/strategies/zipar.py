@@ -6,15 +6,18 @@ under the new p', and otherwise drawn from max(0, p' - p) to wait again; it is s
 when the row above is whole.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Lanes, Step, Stream
+from diagd.decoding.engine import Stream
+from diagd.decoding.model import Lanes, Step
 from diagd.decoding.sampling import UNDRAWN, Draw, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout
 from diagd.decoding.strategies.exact import couple
+from diagd.decoding.strategies.table import AdaptiveZipAR
 from diagd.decoding.visibility import NEVER
 
 
@@ -22,6 +25,12 @@ class _Lane(NamedTuple):
     position: int
     source: int  # position of the token that is fed
     output: int  # position written, or SCRATCH
+
+
+def adaptive(strategy: AdaptiveZipAR, stream: Stream, layout: SequenceLayout) -> Iterator[None]:
+    for _ in range(layout.grid.num_frames):
+        AdaptiveFrame(stream, layout, strategy.window).write()
+        yield
 
 
 class AdaptiveFrame:
@@ -98,14 +107,13 @@ class AdaptiveFrame:
         self.drawn_from[row] = target[0, 0]
         if source is None:
             return False  # drawn for the first time in this step
-        token = before - stream.ranges.low
+        low = stream.ranges.low
+        token = before - low
         places = lane.frames, lane.rows, lane.columns
         draw = Draw(stream.sampling, stream.ranges, stream.seeds, *places)
         new = couple(target, source[None, None], token, draw, lane.steps, afresh=False)
         drawn = stream.tokens[:, lane.outputs]
-        stream.tokens[:, lane.outputs] = torch.where(
-            drawn == UNDRAWN, UNDRAWN, new + stream.ranges.low
-        )
+        stream.tokens[:, lane.outputs] = torch.where(drawn == UNDRAWN, UNDRAWN, new + low)
         return bool((new == token).all())
 
 
