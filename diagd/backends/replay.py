@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import Buffers, Lanes, Step, StepFunction, whole_blocks
+from diagd.decoding.engine import Lanes, whole_blocks
+from diagd.decoding.model import Behind, Buffers, ModelWrapper, StepFunction, StepParts
 from diagd.decoding.visibility import NEVER
-from diagd.models.wrapper import Behind, ModelWrapper
 
 COMPILED_BLOCK, CAPTURED_BLOCK = 256, 512  # cache slots are read in whole blocks: few shapes
 MAX_GRAPHS = 256  # kept over one memory; then those captured first leave
@@ -36,7 +36,7 @@ class Compiled(ModelWrapper[Behind]):
     def replays(self) -> bool:
         return True
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         whole = step.of(self.model).run
         run = torch.compile(whole, dynamic=True)  # pyright: ignore[reportUnknownMemberType]
         return lambda lanes, num_slots: run(lanes, whole_blocks(num_slots, COMPILED_BLOCK))
@@ -89,7 +89,7 @@ class Captured(ModelWrapper[Behind]):
         buffers.fed_at.fill_(NEVER)
         return self.model.renew_cache(buffers.cache, context)
 
-    def make_step(self, step: Step) -> StepFunction:
+    def make_step(self, step: StepParts) -> StepFunction:
         graphs, kind, whole = self._graphs[step.buffers], step.kind, step.of(self.model).run
 
         def run(lanes: Tensor, num_slots: int) -> None:
@@ -128,7 +128,7 @@ class Graphs:
         """Replay a step, captured when a step of its kind and shape is run for the first time.
 
         Args:
-            kind: see `diagd.decoding.model.Step`.
+            kind: see `diagd.decoding.engine.Step`.
             step: everything it touches besides the lanes stays where it is as long as this lives.
             compiled: let `torch.compile` fuse the step, a method, before it is captured.
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.decoding.generate_tokens import check_ids
-from diagd.decoding.model import CausalModel, ModelShape
-from diagd.models.wrapper import ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
 
 # token ids (B, L) of one prompt's rows, their positions (L,), slots (L,) and mask (L, M)
 Lanes = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagd.decoding.model import CausalModel, ModelShape
-from diagd.models.wrapper import ModelWrapper
+from diagd.decoding.model import CausalModel, ModelShape, ModelWrapper
 
 
 class VectorPrompt(ModelWrapper[CausalModel]):

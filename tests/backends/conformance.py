@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagd
-from diagd.decoding.model import CausalModel
+from diagd.decoding.model import CausalModel, ModelWrapper
 from diagd.decoding.sampling import UNDRAWN, Draw, SamplingOptions, ValidRanges, sample
 from diagd.models.transformer import Transformer
-from diagd.models.wrapper import ModelWrapper
 from tests.backends.recomputing import Recomputing
 from tests.models.feeding import feed, scrambled_steps, visible_under
 from tests.models.tiny import KINDS, random_tokens, tiny_model

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagd.decoding.model import ModelWrapper
 from diagd.models.attention import check_sizes, refuse_context
 from diagd.models.transformer import Transformer
-from diagd.models.wrapper import ModelWrapper
 
 
 class Recomputing(ModelWrapper[Transformer]):

@@ -12,11 +12,11 @@ from transformers import LlamaForCausalLM
 
 import diagd
 from diagd.backends.native.model import NativeModel
+from diagd.decoding.model import ModelWrapper
 from diagd.decoding.sampling import Draw, ValidRanges, gumbel_noise
 from diagd.decoding.schedule import RowStart
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
-from diagd.models.wrapper import ModelWrapper
 from tests import oracles
 
 VOCAB_SIZE = 24

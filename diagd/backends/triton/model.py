@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diagd.decoding.model import ModelWrapper
 from diagd.decoding.sampling import Draw, check_draws
 from diagd.decoding.visibility import NEVER, visible_slots
 from diagd.models.attention import RuleKernel, SlotRule, attend
 from diagd.models.config import ModelConfig
 from diagd.models.rotary import rotate
 from diagd.models.transformer import Transformer
-from diagd.models.wrapper import ModelWrapper
 
 MIN_CAPABILITY = (8, 0)  # for which they are compiled in the tests, and 9.0 and 12.0
 MAX_HEAD_DIM = 256

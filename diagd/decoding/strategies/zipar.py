@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagd.decoding.engine import Stream
-from diagd.decoding.model import Lanes, Step
+from diagd.decoding.engine import Lanes, Step, Stream
 from diagd.decoding.sampling import UNDRAWN, Draw, truncated_logits
 from diagd.decoding.schedule import SCRATCH, SequenceLayout
 from diagd.decoding.strategies.exact import couple

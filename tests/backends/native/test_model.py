@@ -10,10 +10,10 @@ import torch
 
 from diagd.backends.native import boundary
 from diagd.backends.native.model import NativeModel
-from diagd.decoding.model import Buffers, Lanes, Step
+from diagd.decoding.engine import Lanes, Step
+from diagd.decoding.model import Buffers, ModelWrapper
 from diagd.decoding.sampling import Draw, SamplingOptions, ValidRanges
 from diagd.models.attention import SlotRule
-from diagd.models.wrapper import ModelWrapper
 from tests.models.feeding import feed
 from tests.models.tiny import random_tokens, tiny_model
 

@@ -36,7 +36,8 @@ from diagd.backends.triton import model as with_kernels
 from diagd.backends.triton.attention import attend_slots, rotate_and_store
 from diagd.backends.triton.model import Kernels
 from diagd.backends.triton.sampling import draw
-from diagd.decoding.model import CausalModel, Step
+from diagd.decoding.engine import Step
+from diagd.decoding.model import CausalModel
 from diagd.decoding.sampling import SamplingOptions, ValidRanges
 from diagd.families.presets import PRESETS
 from diagd.models.transformer import Transformer
