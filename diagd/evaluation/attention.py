@@ -4,6 +4,7 @@ diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -148,16 +149,13 @@ class FrameAttention:
         count, size = self.height * self.width, 2 * reach + 1
         end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
         mass = self.mean_map[:, end - count : end]
-        rows, columns = _places(self.height, self.width)
-        row_offset = rows[None] - rows[:, None] + reach
-        column_offset = columns[None] - columns[:, None] + reach
-        near = (row_offset >= 0) & (row_offset < size)
-        near &= (column_offset >= 0) & (column_offset < size)
         if frames_back == 0:
-            near &= torch.ones_like(near).tril(-1)
-        offsets = (row_offset * size + column_offset)[near]
-        total = torch.zeros(size * size).index_add_(0, offsets, mass[near])
-        return (total / offsets.bincount(minlength=size * size)).view(size, size)
+            is_later = torch.ones(count, count, dtype=torch.bool).triu()
+            mass = mass.masked_fill(is_later, torch.nan)
+        frames = F.pad(mass.unflatten(1, (self.height, self.width)), (reach,) * 4, value=torch.nan)
+        places = itertools.product(range(self.height), range(self.width))
+        near = [f[i : i + size, j : j + size] for f, (i, j) in zip(frames, places, strict=True)]
+        return torch.stack(near).nanmean(0)
 
 
 def _named(names: Iterable[str], masses: Tensor) -> dict[str, float]:
@@ -220,18 +218,13 @@ def measure_attention(
     return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
 
 
-def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
-    cells = torch.arange(height * width)
-    return cells // width, cells % width
-
-
 def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
     """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
-    rows, columns = _places(height, width)
+    own = torch.arange(height * width)[:, None]
     slots_per_frame = height * width + num_actions
     slots = torch.arange((frame + 1) * slots_per_frame - num_actions)
     cell, frames_back = slots % slots_per_frame, frame - slots // slots_per_frame
-    up, left = rows[:, None] - cell // width, columns[:, None] - cell % width
+    up, left = own // width - cell // width, own % width - cell % width
     is_same_place = (up == 0) & (left == 0)
     is_above = (frames_back == 0) & (left == 0)
     holds = torch.stack(
@@ -276,7 +269,9 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
         )
     known = parts.tokenizer, parts.vocabulary, parts.defaults
     world = VideoGenerator(parts.model, config, *known, text=parts.text)
-    clips = _clips(options)
+    clips = [options.clips or model_path(options.model) / "prompt.mp4"]
+    if clips[0].is_dir():
+        clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
     attention = measure_attention(
         parts.model,
         torch.cat([_tokens(clip, options.frame + 1, world) for clip in clips]),
@@ -289,11 +284,8 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     )
     layer = "mean of all layers" if options.layer is None else f"layer {options.layer}"
     head = "all heads" if options.head is None else f"head {options.head}"
-    draw_attention(
-        options.output,
-        f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), {layer}, {head}",
-        attention,
-    )
+    title = f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), {layer}, {head}"
+    draw_attention(options.output, title, attention)
     numbers = options.output.with_suffix(".json")
     names = [clip.name for clip in clips]
     report = {"model": options.model, "clips": names, "kinds": list(KINDS), **attention.report()}
@@ -301,13 +293,6 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     _print(report)
     make_console().print(f"wrote {options.output} and {numbers}")
     return {"figure": str(options.output), "numbers": str(numbers), **report}
-
-
-def _clips(options: AttentionOptions) -> list[Path]:
-    path = options.clips or model_path(options.model) / "prompt.mp4"
-    if not path.is_dir():
-        return [path]
-    return [clip.path for clip in find_clips(path).values()][: options.num_clips]
 
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
@@ -341,13 +326,18 @@ def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
     )
     figure.suptitle(title)
     _draw_map(axes["map"], attention)
-    around = [attention.around(frames_back, REACH) for frames_back in (1, 0)]
-    high = max(float(mass.nan_to_num().max()) for mass in around)
-    nearby = [axes["before"], axes["itself"]]
-    for axis, name, mass in zip(nearby, ("before", "itself"), around, strict=True):
-        _draw_around(axis, mass, LogNorm(high / 300, high))
+    around = {"before": attention.around(1, REACH), "itself": attention.around(0, REACH)}
+    high = max(float(mass.nan_to_num().max()) for mass in around.values())
+    edges = (-REACH - 0.5, REACH + 0.5, REACH + 0.5, -REACH - 0.5)
+    for name, mass in around.items():
+        axis, norm = axes[name], LogNorm(high / 300, high)
+        axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
+        axis.set_facecolor("#e8e8e8")
+        axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
+        ticks = range(-REACH, REACH + 1, 2)
+        axis.set(xlabel="columns away", ylabel="rows away", xticks=ticks, yticks=ticks)
         axis.set_title(f"around the token written (box),\nin the frame {name}")
-    image = axes["itself"].images[0]
+    image, nearby = axes["itself"].images[0], [axes[name] for name in around]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
     _draw_shares(axes["shares"], attention.report())
     save_figure(figure, path, dpi=110)
@@ -376,16 +366,6 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
         axis.annotate(KINDS[kind][0], xy=place, xytext=label_at, **look)
     axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
     axis.set_ylabel("token written, in raster order")
-
-
-def _draw_around(axis: Axes, mass: Tensor, norm: LogNorm) -> None:
-    reach = len(mass) // 2
-    edges = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
-    axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
-    axis.set_facecolor("#e8e8e8")
-    axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
-    axis.set(xlabel="columns away", ylabel="rows away", xticks=range(-reach, reach + 1, 2))
-    axis.set_yticks(range(-reach, reach + 1, 2))
 
 
 def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:
