@@ -12,9 +12,8 @@ from diagd.evaluation.results import (
     Record,
     Results,
     bias_notes,
-    biased,
-    bootstrap_interval,
     grouped,
+    mean_and_interval,
     per_horizon,
     summarize,
     unpack,
@@ -99,10 +98,10 @@ def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
         "share of tokens equal to the frame before's, distinct how many ids a frame has a token. "
         "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
     ]
-    packed = [record["features"].get("tfd") for record in results.clips]
-    dimension = max((unpack(features).shape[1] for features in packed if features), default=0)
-    samples = min(row["samples"] for row in rows)
-    return notes + [biased("tfd", samples, dimension)] * (samples <= dimension)
+    packed = [one["features"]["tfd"] for one in results.clips if "tfd" in one["features"]]
+    dimension = max((features["shape"][1] for features in packed), default=0)
+    sizes = [{"samples": row["samples"], "dimension": dimension} for row in rows]
+    return notes + bias_notes("tfd", sizes)
 
 
 CHANCE = "chance"
@@ -163,20 +162,15 @@ def _revisited(
     if values is None:
         return None
     back = values[:, -1]
-    turned = values[:, turning] if turning is not None else None
+    turned = None if turning is None else values[:, turning]
     both = [(value, clip) for value, clip in zip(back, clips, strict=True) if clip in chance]
-    above = {
-        "turned": np.empty(0) if turned is None else back - turned,
-        "chance": np.array([value - chance[clip]["quality"][name][-1] for value, clip in both]),
-    }
-    summary: dict[str, Any] = {
+    above_chance = [value - chance[clip]["quality"][name][-1] for value, clip in both]
+    return {
         "back": float(back.mean()),
         "turned": None if turned is None else float(turned.mean()),
+        **mean_and_interval("above_turned", [] if turned is None else back - turned),
+        **mean_and_interval("above_chance", above_chance),
     }
-    for other, differences in above.items():
-        summary[f"above_{other}"] = float(differences.mean()) if len(differences) else None
-        summary[f"above_{other}_interval"] = bootstrap_interval(differences)
-    return summary
 
 
 def revisit_notes(settings: Record) -> list[str]:
@@ -270,15 +264,13 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     else:
         notes.append("TFD: not measured, this kind of tokenizer has no latents to compare.")
     for name in DISTANCES:
-        notes += bias_notes(name, rows)
+        notes += bias_notes(name, [row[name] for row in rows])
     stats = [record["stats"] for record in results.clips if record["stats"]]
-    dropped = max((one["num_dropped_frames"] for one in stats), default=0)
-    if dropped:
+    if dropped := max((one["num_dropped_frames"] for one in stats), default=0):
         notes.append(
             "Videos outgrew the model's context: their latest frames were generated without seeing "
             f"up to {dropped} of the oldest ones. Times include any prefill that this took."
         )
-    workers = max(run["options"]["workers"] for run in results.runs)
-    if workers > 1:
+    if (workers := max(run["options"]["workers"] for run in results.runs)) > 1:
         notes.append(f"Speed was measured while {workers} workers shared the machine.")
     return notes
