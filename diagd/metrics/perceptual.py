@@ -176,12 +176,10 @@ class VideoFeatures:
         pixels = frames.to(self._device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
         if self._preprocessing == "detector":
             return pixels.movedim(1, 0)[None], True, True
+        size = INPUT_PX, INPUT_PX
         if self._preprocessing == "crop":
-            height, width = pixels.shape[-2:]
-            scale = INPUT_PX / min(height, width)
-            size = round(height * scale), round(width * scale)
-        else:
-            size = INPUT_PX, INPUT_PX
+            scale = INPUT_PX / min(pixels.shape[-2:])
+            size = round(pixels.shape[-2] * scale), round(pixels.shape[-1] * scale)
         pixels = functional.interpolate(pixels, size, mode="bilinear", align_corners=False)
         top, left = (size[0] - INPUT_PX) // 2, (size[1] - INPUT_PX) // 2
         pixels = pixels[..., top : top + INPUT_PX, left : left + INPUT_PX]
