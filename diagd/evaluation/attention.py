@@ -6,9 +6,7 @@ diagd attention --clips work/doom/heldout --layer 3
 
 import itertools
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
@@ -27,8 +25,7 @@ from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
-from diagd.models.attention import Attention, split_heads
-from diagd.models.rotary import rotate
+from diagd.models.attention import MaskKernel, attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
@@ -57,11 +54,10 @@ _LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 def capture_attention(
     model: Transformer, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
-    """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
+    """Run (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
-    A fused attention never holds its probabilities: hooks on the attention modules compute those of
-    a chunk, one layer after the other, in the memory of one layer and one chunk. The sink is called
-    for each.
+    A fused kernel never holds its probabilities. This one computes those of a chunk of queries, in
+    each layer one after the other, and calls the sink for each.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -69,39 +65,19 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    cache: Any = model.make_cache(len(tokens), length + 1)
+    layers = itertools.count()
 
-    def feed(start: int, end: int) -> None:
-        slots = torch.arange(start, end, device=tokens.device)
-        visible = torch.arange(end, device=tokens.device) <= slots[:, None]
-        model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
+    def kernel(queries: Tensor, keys: Tensor, values: Tensor, _mask: tuple[Tensor, ...]) -> Tensor:
+        layer, group = next(layers), queries.shape[1] // keys.shape[1]
+        columns = keys.repeat_interleave(group, dim=1).float().transpose(2, 3)
+        for start in range(first, length, chunk):
+            end = min(start + chunk, length)
+            scores = queries[:, :, start:end].float() @ columns[..., :end] / keys.shape[3] ** 0.5
+            is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + 1)
+            sink(layer, start, scores.masked_fill(is_later, -torch.inf).softmax(-1))
+        return attend(queries, keys, values, None)
 
-    def hook(start: int, module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        assert isinstance(module, Attention)
-        sink(module.layer, start, _probabilities(module, *inputs))
-
-    for start in range(0, first, chunk):
-        feed(start, min(start + chunk, first))
-    for start in range(first, length, chunk):
-        with ExitStack() as hooks:
-            for block in model.model.blocks:
-                hooks.enter_context(block.self_attn.register_forward_hook(partial(hook, start)))
-            feed(start, min(start + chunk, length))
-
-
-def _probabilities(
-    module: Attention, x: Tensor, rotary: Any, _slots: Tensor, visible: Tensor, cache: Any
-) -> Tensor:
-    """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
-    queries = split_heads(module.q_proj(x), module.head_dim)
-    if module.q_norm is not None:
-        queries = module.q_norm(queries)
-    if rotary is not None:
-        queries = rotate(queries, *rotary)
-    keys, _ = cache.read(module.layer, visible.shape[1])
-    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    scores = queries.float() @ keys.float().transpose(2, 3) / module.head_dim**0.5
-    return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    model.forward(tokens, visible=MaskKernel(kernel, ()), logits_to_keep=1)
 
 
 @dataclass(frozen=True)
@@ -174,11 +150,11 @@ def measure_attention(
     head: int | None = None,
     chunk: int = 64,
 ) -> FrameAttention:
-    """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
+    """Measure the attention of the lanes that predict a frame, one clip after the other.
 
     Args:
-        tokens: (B, N) int64: frame, actions, frame ... in raster order, no actions before the first
-            frame; tokens after `frame` are ignored.
+        tokens: (B, N) int64, a clip a row: frame, actions, frame ... in raster order, no actions
+            before the first frame; tokens after `frame` are ignored.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
     """
@@ -199,14 +175,15 @@ def measure_attention(
     masses = torch.zeros(layers, heads, len(classes))
 
     def add(at: int, query: int, probabilities: Tensor) -> None:
-        mean = probabilities.mean(0).cpu()  # (heads, L, M) over the clips
+        mean = probabilities[0].cpu() / len(tokens)  # (heads, L, M), a part of that over clips
         rows = slice(query - start + 1, query - start + 1 + mean.shape[1])
         seen = mean.shape[2]
         masses[at] += mean.flatten(1) @ classes[:, rows, :seen].flatten(1).float().T
         if layer in (None, at):
             mean_map[rows, :seen] += mean.mean(0) if head is None else mean[head]
 
-    capture_attention(model, tokens[:, : start + size - 1], start - 1, add, chunk)
+    for clip in tokens[:, : start + size - 1].split(1):
+        capture_attention(model, clip, start - 1, add, chunk)
     even = torch.ones(size, start + size).tril(start - 1)
     even /= even.sum(1, keepdim=True)
     shares, hidden = (masses / size).split((len(KINDS), len(ROW_LAGS)), -1)
@@ -262,10 +239,10 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
     parts = load_parts(options.model, device_of(options.device))
     config = parts.model.config
-    if config.prefix_length or not parts.defaults.context_frames:
+    if config.prefix_length or config.context_size or not parts.defaults.context_frames:
         raise ValueError(
-            "attention is measured in sequences that begin with a frame, which those of "
-            f"{options.model} do not"
+            "attention is measured without a text, in sequences that begin with a frame, which "
+            f"those of {options.model} do not"
         )
     known = parts.tokenizer, parts.vocabulary, parts.defaults
     world = VideoGenerator(parts.model, config, *known, text=parts.text)
