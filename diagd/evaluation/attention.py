@@ -18,7 +18,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.evaluation.options import AttentionOptions
@@ -29,7 +28,6 @@ from diagd.models.attention import MaskKernel, attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
-from diagd.pipeline.world_folder import load_parts
 
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
@@ -237,20 +235,19 @@ REACH = 6  # rows and columns around a place that the figure shows
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
-    parts = load_parts(options.model, device_of(options.device))
-    config = parts.model.config
-    if config.prefix_length or config.context_size or not parts.defaults.context_frames:
+    world = VideoGenerator.from_pretrained(options.model, options.device, backend="eager")
+    model, config = world.model, world.config
+    assert isinstance(model, Transformer)
+    if config.prefix_length or config.context_size or not world.defaults.context_frames:
         raise ValueError(
             "attention is measured without a text, in sequences that begin with a frame, which "
             f"those of {options.model} do not"
         )
-    known = parts.tokenizer, parts.vocabulary, parts.defaults
-    world = VideoGenerator(parts.model, config, *known, text=parts.text)
     clips = [options.clips or model_path(options.model) / "prompt.mp4"]
     if clips[0].is_dir():
         clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
     attention = measure_attention(
-        parts.model,
+        model,
         torch.cat([_tokens(clip, options.frame + 1, world) for clip in clips]),
         config.grid_height,
         config.grid_width,
