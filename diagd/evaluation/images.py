@@ -70,20 +70,14 @@ def read_prompts(path: Path) -> list[str]:
 
 
 class ImageMeter:
-    """Measures images one after the other; keeps raster's of the last prompt.
-
-    Args:
-        worlds: returns the world model of a label.
-        lpips: a further measure of the likeness of pictures.
-        fid: describes pictures for the Frechet distance.
-    """
+    """Measures images one after the other; keeps raster's of the last prompt."""
 
     def __init__(
         self,
         options: EvaluateOptions,
-        worlds: Callable[[str], VideoGenerator],
+        worlds: Callable[[str], VideoGenerator],  # by the label of a model
         lpips: Callable[[Tensor, Tensor], Tensor] | None,
-        fid: Callable[[Tensor], Tensor] | None,
+        fid: Callable[[Tensor], Tensor] | None,  # describes pictures for the Frechet distance
     ) -> None:
         self.options, self.worlds, self._fid = options, worlds, fid
         self._metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": lpips}
