@@ -127,6 +127,7 @@ class VideoGenerator:
         Args:
             name_or_path: a bundled model, a folder of ours, a released checkpoint, or `user/name`
                 on the Hugging Face Hub, which is downloaded once.
+            device: where the weights are, such as `cpu` or `cuda`.
             dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits (as the
                 argument of that name does), `auto` is what is faster here, float32 or bfloat16.
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
@@ -363,9 +364,9 @@ class VideoGenerator:
     ) -> DecodingEngine:
         """Return an engine that has read the context frames, to be driven frame by frame.
 
-        Arguments are those of `generate`; a batch may have a list of seeds. Each frame may have a
-        strategy of its own: `engine.decode("k=1", world.action_ids([action], 1, "frame"), 1)`
-        yields its tokens.
+        Arguments (frames, context_actions, sampling, seed) are those of `generate`; a batch may
+        have a list of seeds. Each frame may have a strategy of its own: `engine.decode("k=1",
+        world.action_ids([action], 1, "frame"), 1)` yields its tokens.
         """
         if self.text is not None:
             raise ValueError("this model makes images from texts, not a stream: call generate")
@@ -422,7 +423,7 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode `batch_size` videos side by side so."""
+        """Raise ValueError where `strategy` and `sampling` cannot make `batch_size` videos here."""
         temperature = self.sampling(sampling).temperature
         grid, kind = TokenGrid(1, self.height, self.width), (batch_size, self.model.replays)
         strategy.check(Conditions(temperature, grid, *kind, self.config.num_seam_tokens))

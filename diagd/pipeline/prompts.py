@@ -95,12 +95,8 @@ FOREIGN_DB = 8
 def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> list[str]:
     """Return a line if a frame looks like nothing that a world has learned, else none.
 
-    Its tokens keep less of such a frame than of the world's own prompt; the model's likelihood does
-    not show it (docs/log.md).
-
-    Args:
-        folder: the world's.
-        frame: (H_px, W_px, 3) uint8 RGB, of the world's size.
+    Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
+    prompt in its folder; the model's likelihood does not show it (docs/log.md).
     """
     own = folder / "prompt.mp4"
     if not own.is_file() or tokenizer.temporal_compression > 1:
