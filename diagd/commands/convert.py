@@ -11,15 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from diagd.console import make_console
-from diagd.families.checkpoints import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    empty_model,
-    find_model,
-    write_checkpoint,
-)
+from diagd.families.checkpoints import CONFIG_FILE, WEIGHTS_FILE, empty_model, find_model
 from diagd.pipeline.options import ConvertOptions
-from diagd.pipeline.world_folder import save_parts
+from diagd.pipeline.world_folder import save_checkpoint
 from diagd.system import only_writer
 
 
@@ -30,8 +24,7 @@ def main(options: ConvertOptions) -> dict[str, Any]:
     found = find_model(options.source, options.config)
     model = empty_model(found)
     with only_writer(options.target):
-        parts = save_parts(found, options.target, options.tokenizer)
-        write_checkpoint(options.target, found.config, found.weights)
+        parts = save_checkpoint(found, options.target, options.tokenizer)
     parameters = sum(weight.numel() for weight in model.parameters())
     console = make_console()
     console.print(f"{found.path}: {found.family.name}, {parameters / 1e6:.1f}M parameters")

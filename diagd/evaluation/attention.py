@@ -4,10 +4,9 @@ diagd attention                # the bundled model and its prompt
 diagd attention --clips work/doom/heldout --layer 3
 """
 
+import itertools
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,18 @@ import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
-from diagd.backends.devices import device_of
 from diagd.console import make_console, print_table
 from diagd.decoding.schedule import DiagonalSchedule, TokenGrid
 from diagd.evaluation.options import AttentionOptions
 from diagd.families.checkpoints import model_path
 from diagd.families.clip_files import find_clips
 from diagd.files import save_figure, write_json
-from diagd.models.attention import Attention, split_heads
-from diagd.models.rotary import rotate
+from diagd.models.attention import MaskKernel, attend
 from diagd.models.transformer import Transformer
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.scenes import read_scene
-from diagd.pipeline.world_folder import load_parts
 
 # layer, first query, probabilities (B, heads, L, M) float32 of L queries over the tokens [0, M)
 Sink = Callable[[int, int, Tensor], None]
@@ -56,11 +52,10 @@ _LAG_NAMES = [f"row_lag_{lag}" for lag in ROW_LAGS]
 def capture_attention(
     model: Transformer, tokens: Tensor, first: int, sink: Sink, chunk: int = 64
 ) -> None:
-    """Feed (B, N) int64 tokens causally, and forward the attention of those from `first` on.
+    """Run (B, N) int64 tokens causally, and forward the attention of those from `first` on.
 
-    A fused attention never holds its probabilities: hooks on the attention modules compute those of
-    a chunk, one layer after the other, in the memory of one layer and one chunk. The sink is called
-    for each.
+    A fused kernel never holds its probabilities. This one computes those of a chunk of queries, in
+    each layer one after the other, and calls the sink for each.
     """
     length = tokens.shape[1]
     if not 0 <= first < length <= model.max_positions:
@@ -68,39 +63,19 @@ def capture_attention(
             f"expected 0 <= first < tokens <= max_positions={model.max_positions}, "
             f"got first {first} of {length} tokens"
         )
-    cache: Any = model.make_cache(len(tokens), length + 1)
+    layers = itertools.count()
 
-    def feed(start: int, end: int) -> None:
-        slots = torch.arange(start, end, device=tokens.device)
-        visible = torch.arange(end, device=tokens.device) <= slots[:, None]
-        model.forward(tokens[:, start:end], slots, slots, visible, cache, logits_to_keep=1)
+    def kernel(queries: Tensor, keys: Tensor, values: Tensor, _mask: tuple[Tensor, ...]) -> Tensor:
+        layer, group = next(layers), queries.shape[1] // keys.shape[1]
+        columns = keys.repeat_interleave(group, dim=1).float().transpose(2, 3)
+        for start in range(first, length, chunk):
+            end = min(start + chunk, length)
+            scores = queries[:, :, start:end].float() @ columns[..., :end] / keys.shape[3] ** 0.5
+            is_later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + 1)
+            sink(layer, start, scores.masked_fill(is_later, -torch.inf).softmax(-1))
+        return attend(queries, keys, values, None)
 
-    def hook(start: int, module: nn.Module, inputs: tuple[Any, ...], _output: Any) -> None:
-        assert isinstance(module, Attention)
-        sink(module.layer, start, _probabilities(module, *inputs))
-
-    for start in range(0, first, chunk):
-        feed(start, min(start + chunk, first))
-    for start in range(first, length, chunk):
-        with ExitStack() as hooks:
-            for block in model.model.blocks:
-                hooks.enter_context(block.self_attn.register_forward_hook(partial(hook, start)))
-            feed(start, min(start + chunk, length))
-
-
-def _probabilities(
-    module: Attention, x: Tensor, rotary: Any, _slots: Tensor, visible: Tensor, cache: Any
-) -> Tensor:
-    """Compute again what the fused kernel did not keep; the keys are in the cache by now."""
-    queries = split_heads(module.q_proj(x), module.head_dim)
-    if module.q_norm is not None:
-        queries = module.q_norm(queries)
-    if rotary is not None:
-        queries = rotate(queries, *rotary)
-    keys, _ = cache.read(module.layer, visible.shape[1])
-    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
-    scores = queries.float() @ keys.float().transpose(2, 3) / module.head_dim**0.5
-    return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    model.forward(tokens, visible=MaskKernel(kernel, ()), logits_to_keep=1)
 
 
 @dataclass(frozen=True)
@@ -148,16 +123,13 @@ class FrameAttention:
         count, size = self.height * self.width, 2 * reach + 1
         end = self.mean_map.shape[1] - frames_back * self.slots_per_frame
         mass = self.mean_map[:, end - count : end]
-        rows, columns = _places(self.height, self.width)
-        row_offset = rows[None] - rows[:, None] + reach
-        column_offset = columns[None] - columns[:, None] + reach
-        near = (row_offset >= 0) & (row_offset < size)
-        near &= (column_offset >= 0) & (column_offset < size)
         if frames_back == 0:
-            near &= torch.ones_like(near).tril(-1)
-        offsets = (row_offset * size + column_offset)[near]
-        total = torch.zeros(size * size).index_add_(0, offsets, mass[near])
-        return (total / offsets.bincount(minlength=size * size)).view(size, size)
+            is_later = torch.ones(count, count, dtype=torch.bool).triu()
+            mass = mass.masked_fill(is_later, torch.nan)
+        frames = F.pad(mass.unflatten(1, (self.height, self.width)), (reach,) * 4, value=torch.nan)
+        places = itertools.product(range(self.height), range(self.width))
+        near = [f[i : i + size, j : j + size] for f, (i, j) in zip(frames, places, strict=True)]
+        return torch.stack(near).nanmean(0)
 
 
 def _named(names: Iterable[str], masses: Tensor) -> dict[str, float]:
@@ -176,11 +148,11 @@ def measure_attention(
     head: int | None = None,
     chunk: int = 64,
 ) -> FrameAttention:
-    """Measure the attention of the lanes that predict a frame, in the memory of one layer's chunk.
+    """Measure the attention of the lanes that predict a frame, one clip after the other.
 
     Args:
-        tokens: (B, N) int64: frame, actions, frame ... in raster order, no actions before the first
-            frame; tokens after `frame` are ignored.
+        tokens: (B, N) int64, a clip a row: frame, actions, frame ... in raster order, no actions
+            before the first frame; tokens after `frame` are ignored.
         layer, head: which to show in `mean_map`; None is the mean. The shares are of all.
         chunk: queries at a time.
     """
@@ -201,14 +173,15 @@ def measure_attention(
     masses = torch.zeros(layers, heads, len(classes))
 
     def add(at: int, query: int, probabilities: Tensor) -> None:
-        mean = probabilities.mean(0).cpu()  # (heads, L, M) over the clips
+        mean = probabilities[0].cpu() / len(tokens)  # (heads, L, M), a part of that over clips
         rows = slice(query - start + 1, query - start + 1 + mean.shape[1])
         seen = mean.shape[2]
         masses[at] += mean.flatten(1) @ classes[:, rows, :seen].flatten(1).float().T
         if layer in (None, at):
             mean_map[rows, :seen] += mean.mean(0) if head is None else mean[head]
 
-    capture_attention(model, tokens[:, : start + size - 1], start - 1, add, chunk)
+    for clip in tokens[:, : start + size - 1].split(1):
+        capture_attention(model, clip, start - 1, add, chunk)
     even = torch.ones(size, start + size).tril(start - 1)
     even /= even.sum(1, keepdim=True)
     shares, hidden = (masses / size).split((len(KINDS), len(ROW_LAGS)), -1)
@@ -220,18 +193,13 @@ def measure_attention(
     return FrameAttention(*place, mean_map, shares, hidden, even_shares, even_hidden)
 
 
-def _places(height: int, width: int) -> tuple[Tensor, Tensor]:
-    cells = torch.arange(height * width)
-    return cells // width, cells % width
-
-
 def _kinds(height: int, width: int, frame: int, num_actions: int) -> Tensor:
     """Classify every token for every token of a frame; (kinds, Q, N) bool, one true of each."""
-    rows, columns = _places(height, width)
+    own = torch.arange(height * width)[:, None]
     slots_per_frame = height * width + num_actions
     slots = torch.arange((frame + 1) * slots_per_frame - num_actions)
     cell, frames_back = slots % slots_per_frame, frame - slots // slots_per_frame
-    up, left = rows[:, None] - cell // width, columns[:, None] - cell % width
+    up, left = own // width - cell // width, own % width - cell % width
     is_same_place = (up == 0) & (left == 0)
     is_above = (frames_back == 0) & (left == 0)
     holds = torch.stack(
@@ -267,18 +235,19 @@ REACH = 6  # rows and columns around a place that the figure shows
 
 def report_attention(options: AttentionOptions) -> dict[str, Any]:
     """Measure, draw, print and write the numbers; return them and where they went."""
-    parts = load_parts(options.model, device_of(options.device))
-    config = parts.model.config
-    if config.prefix_length or not parts.defaults.context_frames:
+    world = VideoGenerator.from_pretrained(options.model, options.device, backend="eager")
+    model, config = world.model, world.config
+    assert isinstance(model, Transformer)
+    if config.prefix_length or config.context_size or not world.defaults.context_frames:
         raise ValueError(
-            "attention is measured in sequences that begin with a frame, which those of "
-            f"{options.model} do not"
+            "attention is measured without a text, in sequences that begin with a frame, which "
+            f"those of {options.model} do not"
         )
-    known = parts.tokenizer, parts.vocabulary, parts.defaults
-    world = VideoGenerator(parts.model, config, *known, text=parts.text)
-    clips = _clips(options)
+    clips = [options.clips or model_path(options.model) / "prompt.mp4"]
+    if clips[0].is_dir():
+        clips = [clip.path for clip in find_clips(clips[0]).values()][: options.num_clips]
     attention = measure_attention(
-        parts.model,
+        model,
         torch.cat([_tokens(clip, options.frame + 1, world) for clip in clips]),
         config.grid_height,
         config.grid_width,
@@ -289,11 +258,8 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     )
     layer = "mean of all layers" if options.layer is None else f"layer {options.layer}"
     head = "all heads" if options.head is None else f"head {options.head}"
-    draw_attention(
-        options.output,
-        f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), {layer}, {head}",
-        attention,
-    )
+    title = f"{options.model}, frame {options.frame + 1} of {len(clips)} clip(s), {layer}, {head}"
+    draw_attention(options.output, title, attention)
     numbers = options.output.with_suffix(".json")
     names = [clip.name for clip in clips]
     report = {"model": options.model, "clips": names, "kinds": list(KINDS), **attention.report()}
@@ -301,13 +267,6 @@ def report_attention(options: AttentionOptions) -> dict[str, Any]:
     _print(report)
     make_console().print(f"wrote {options.output} and {numbers}")
     return {"figure": str(options.output), "numbers": str(numbers), **report}
-
-
-def _clips(options: AttentionOptions) -> list[Path]:
-    path = options.clips or model_path(options.model) / "prompt.mp4"
-    if not path.is_dir():
-        return [path]
-    return [clip.path for clip in find_clips(path).values()][: options.num_clips]
 
 
 def _tokens(clip: Path, num_frames: int, world: VideoGenerator) -> Tensor:
@@ -341,13 +300,18 @@ def draw_attention(path: Path, title: str, attention: FrameAttention) -> None:
     )
     figure.suptitle(title)
     _draw_map(axes["map"], attention)
-    around = [attention.around(frames_back, REACH) for frames_back in (1, 0)]
-    high = max(float(mass.nan_to_num().max()) for mass in around)
-    nearby = [axes["before"], axes["itself"]]
-    for axis, name, mass in zip(nearby, ("before", "itself"), around, strict=True):
-        _draw_around(axis, mass, LogNorm(high / 300, high))
+    around = {"before": attention.around(1, REACH), "itself": attention.around(0, REACH)}
+    high = max(float(mass.nan_to_num().max()) for mass in around.values())
+    edges = (-REACH - 0.5, REACH + 0.5, REACH + 0.5, -REACH - 0.5)
+    for name, mass in around.items():
+        axis, norm = axes[name], LogNorm(high / 300, high)
+        axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
+        axis.set_facecolor("#e8e8e8")
+        axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
+        ticks = range(-REACH, REACH + 1, 2)
+        axis.set(xlabel="columns away", ylabel="rows away", xticks=ticks, yticks=ticks)
         axis.set_title(f"around the token written (box),\nin the frame {name}")
-    image = axes["itself"].images[0]
+    image, nearby = axes["itself"].images[0], [axes[name] for name in around]
     figure.colorbar(image, ax=nearby, location="bottom", shrink=0.7, label="attention a token")
     _draw_shares(axes["shares"], attention.report())
     save_figure(figure, path, dpi=110)
@@ -376,16 +340,6 @@ def _draw_map(axis: Axes, attention: FrameAttention) -> None:
         axis.annotate(KINDS[kind][0], xy=place, xytext=label_at, **look)
     axis.set_xlabel("token attended to: the frame before | the frame itself, both in raster order")
     axis.set_ylabel("token written, in raster order")
-
-
-def _draw_around(axis: Axes, mass: Tensor, norm: LogNorm) -> None:
-    reach = len(mass) // 2
-    edges = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
-    axis.imshow(mass.numpy(), norm=norm, cmap="magma", extent=edges)
-    axis.set_facecolor("#e8e8e8")
-    axis.plot(0, 0, "s", markersize=13, markerfacecolor="none", markeredgecolor="cyan")
-    axis.set(xlabel="columns away", ylabel="rows away", xticks=range(-reach, reach + 1, 2))
-    axis.set_yticks(range(-reach, reach + 1, 2))
 
 
 def _draw_shares(axis: Axes, report: dict[str, Any]) -> None:

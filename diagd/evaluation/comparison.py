@@ -12,9 +12,8 @@ from diagd.evaluation.results import (
     Record,
     Results,
     bias_notes,
-    biased,
-    bootstrap_interval,
     grouped,
+    mean_and_interval,
     per_horizon,
     summarize,
     unpack,
@@ -41,14 +40,13 @@ DRIFT_COLUMNS = (
 def summarize_drift(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model, strategy and eight of frames of a dream that goes on and on.
 
-    PSNR and SSIM, which need the true frame of the moment, end with the clip. TFD is read against
-    the true frames of all clips and moments: a walk looks the same however long it has lasted. That
-    reference is one for all eights, and each eight has equally many frames of every clip; so
-    neither makes TFD rise, drift does.
+    TFD is read against the true frames of all clips and moments: a walk looks the same however long
+    it has lasted. That reference is one for all eights, and each eight has equally many frames of
+    every clip; so neither makes TFD rise, drift does.
 
     A row holds `frames`, the first and the last (from 1, after the given ones), `samples`, how many
-    there are over all clips, and means over them, each None where it cannot be had; `sharpness` is
-    a multiple of the true frames' mean, `repeated` and `distinct` see `diagd.metrics.quality`.
+    there are over all clips, and means over them, None where there are none (PSNR and SSIM end with
+    the clip); `sharpness` is a multiple of the true frames' mean.
     """
     groups = grouped(results)
     rows = []
@@ -88,7 +86,6 @@ def _features(clips: dict[str, Record], frames: slice) -> NDArray[np.float32]:
 
 
 def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
-    """Explain the rows."""
     notes = [
         f"Every clip's first {results.runs[-1]['settings']['context_frames']} frames are given; "
         "where its actions are over, they begin again. PSNR and SSIM are against the true frame of "
@@ -99,10 +96,10 @@ def drift_notes(results: Results, rows: list[dict[str, Any]]) -> list[str]:
         "share of tokens equal to the frame before's, distinct how many ids a frame has a token. "
         "The truth shows what is right, the reconstruction what the tokenizer can show of it.",
     ]
-    packed = [record["features"].get("tfd") for record in results.clips]
-    dimension = max((unpack(features).shape[1] for features in packed if features), default=0)
-    samples = min(row["samples"] for row in rows)
-    return notes + [biased("tfd", samples, dimension)] * (samples <= dimension)
+    packed = [one["features"]["tfd"] for one in results.clips if "tfd" in one["features"]]
+    dimension = max((features["shape"][1] for features in packed), default=0)
+    sizes = [{"samples": row["samples"], "dimension": dimension} for row in rows]
+    return notes + bias_notes("tfd", sizes)
 
 
 CHANCE = "chance"
@@ -136,10 +133,9 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     """Return one row for each model and strategy: does a world remember where one turned away?
 
     A dream turns away from the last given picture, stands still for a frame, and turns back; then
-    it should show that picture again. No dream can be better than the tokenizer's reconstruction of
-    it; chance is the last given picture of another clip. ViZDoom's turns are slow in the first
-    tics; with the frame in between both are, and the game itself comes back to the very pixel
-    (measured), if the player stands still to begin with.
+    it should show that picture again. Chance is the last given picture of another clip. ViZDoom's
+    turns are slow in the first tics; with the frame in between both are, and the game itself comes
+    back to the very pixel (measured), if the player stands still to begin with.
 
     A row holds `clips`, and for each metric None or means over clips: `back`, of the last frame,
     and `turned`, of the frame at the turning point; how far `back` is above `turned`, and above
@@ -147,11 +143,11 @@ def summarize_revisit(results: Results) -> list[dict[str, Any]]:
     """
     groups = grouped(results)
     num_frames = results.runs[-1]["settings"]["revisit"]
-    rows: list[dict[str, Any]] = []
+    rows = []
     for (model, strategy), clips in groups.items():
         chance = {} if strategy == CHANCE else groups.get((model, CHANCE), {})
-        row: dict[str, Any] = {"model": model, "strategy": strategy, "clips": len(clips)}
         turning = None if strategy in REVISIT_BASELINES else num_frames
+        row = {"model": model, "strategy": strategy, "clips": len(clips)}
         rows.append(row | {name: _revisited(name, clips, chance, turning) for name in QUALITY})
     return rows
 
@@ -163,24 +159,18 @@ def _revisited(
     if values is None:
         return None
     back = values[:, -1]
-    turned = values[:, turning] if turning is not None else None
+    turned = None if turning is None else values[:, turning]
     both = [(value, clip) for value, clip in zip(back, clips, strict=True) if clip in chance]
-    above = {
-        "turned": np.empty(0) if turned is None else back - turned,
-        "chance": np.array([value - chance[clip]["quality"][name][-1] for value, clip in both]),
-    }
-    summary: dict[str, Any] = {
+    above_chance = [value - chance[clip]["quality"][name][-1] for value, clip in both]
+    return {
         "back": float(back.mean()),
         "turned": None if turned is None else float(turned.mean()),
+        **mean_and_interval("above_turned", [] if turned is None else back - turned),
+        **mean_and_interval("above_chance", above_chance),
     }
-    for other, differences in above.items():
-        summary[f"above_{other}"] = float(differences.mean()) if len(differences) else None
-        summary[f"above_{other}_interval"] = bootstrap_interval(differences)
-    return summary
 
 
 def revisit_notes(settings: Record) -> list[str]:
-    """Explain the rows of a run with these settings."""
     away, back = settings["revisit_actions"]
     return [
         f"After {settings['context_frames']} given frames: {away} for {settings['revisit']}, "
@@ -245,7 +235,6 @@ def compare(results: Results) -> Comparison:
 
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:
-    """Name weights, sample sizes and what is missing."""
     metrics, settings = results.runs[-1]["metrics"], results.runs[-1]["settings"]
     notes = []
     for name, flag in (("lpips", "--lpips-backbone"), ("fvd", "--fvd-detector")):
@@ -270,15 +259,13 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     else:
         notes.append("TFD: not measured, this kind of tokenizer has no latents to compare.")
     for name in DISTANCES:
-        notes += bias_notes(name, rows)
+        notes += bias_notes(name, [row[name] for row in rows])
     stats = [record["stats"] for record in results.clips if record["stats"]]
-    dropped = max((one["num_dropped_frames"] for one in stats), default=0)
-    if dropped:
+    if dropped := max((one["num_dropped_frames"] for one in stats), default=0):
         notes.append(
             "Videos outgrew the model's context: their latest frames were generated without seeing "
             f"up to {dropped} of the oldest ones. Times include any prefill that this took."
         )
-    workers = max(run["options"]["workers"] for run in results.runs)
-    if workers > 1:
+    if (workers := max(run["options"]["workers"] for run in results.runs)) > 1:
         notes.append(f"Speed was measured while {workers} workers shared the machine.")
     return notes

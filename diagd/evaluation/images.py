@@ -8,7 +8,7 @@ schedule, in nats a token, with the guidance under which they were drawn.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from diagd.data.video import write_image
 from diagd.decoding.model import CausalModel
-from diagd.decoding.strategies.table import Strategy, parse_strategy
+from diagd.decoding.strategies.table import parse_strategy
 from diagd.decoding.teacher_forcing import strategy_nll
-from diagd.evaluation.comparison import Comparison
+from diagd.evaluation.comparison import METRICS, Comparison
 from diagd.evaluation.options import EvaluateOptions
 from diagd.evaluation.results import (
     RASTER,
@@ -40,14 +40,11 @@ from diagd.pipeline.prompts import seed_of
 
 IMAGES_FILE = "images.jsonl"
 IMAGES = Column("clips", "images", is_label=True)
-LIKENESS = (
+COLUMNS = (
+    *(STRATEGY, IMAGES),
     Column("nll.mean", "nats a token", "{:.3f}", better="lower"),
     Column("nll.difference", "above raster", "{:+.3f}", "nll.difference_interval"),
-    Column("psnr.mean", "PSNR", "{:.2f}", "psnr.interval", "higher"),
-    Column("ssim.mean", "SSIM", "{:.3f}", "ssim.interval", "higher"),
-)
-SPEED = (
-    Column("lpips.mean", "LPIPS", "{:.3f}", "lpips.interval", "lower"),
+    *METRICS[:3],  # PSNR, SSIM and LPIPS
     Column("fid.value", "FID", "{:.1f}", better="lower"),
     Column("equal_to_raster", "= raster", "{:.1%}"),
     Column("num_steps", "steps", "{:.0f}", better="lower"),
@@ -73,24 +70,18 @@ def read_prompts(path: Path) -> list[str]:
 
 
 class ImageMeter:
-    """Measures images one after the other; keeps raster's of the last prompt.
-
-    Args:
-        worlds: returns the world model of a label.
-        lpips: a further measure of the likeness of pictures.
-        fid: describes pictures for the Frechet distance.
-    """
+    """Measures images one after the other; keeps raster's of the last prompt."""
 
     def __init__(
         self,
         options: EvaluateOptions,
-        worlds: Callable[[str], VideoGenerator],
+        worlds: Callable[[str], VideoGenerator],  # by the label of a model
         lpips: Callable[[Tensor, Tensor], Tensor] | None,
-        fid: Callable[[Tensor], Tensor] | None,
+        fid: Callable[[Tensor], Tensor] | None,  # describes pictures for the Frechet distance
     ) -> None:
         self.options, self.worlds, self._fid = options, worlds, fid
         self._metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": lpips}
-        self._raster = lru_cache(maxsize=1)(self._make_raster)
+        self._raster = lru_cache(maxsize=1)(partial(self._make, strategy=RASTER))
 
     def check(self, model: str, prompts: Sequence[str]) -> dict[str, str]:
         """Check strategies; return the error of each prompt that the model cannot read."""
@@ -108,16 +99,22 @@ class ImageMeter:
         """Return the line of a strategy, and the image (1, H_px, W_px, 3)."""
         world, strategy = self.worlds(model), parse_strategy(name)
         raster, measured = self._raster(model, prompt), dict[str, list[float]]()
-        image = raster if name == RASTER else self._make(model, prompt, strategy)
+        image = raster if name == RASTER else self._make(model, prompt, name)
         if name != RASTER:
             measured = {
                 metric: measure(image.frames, raster.frames).tolist()
                 for metric, measure in self._metrics.items()
                 if measure
             }
+        row_ends = world.defaults.row_ends
+        num_ids = world.config.image_vocab_size - row_ends
         if strategy.has_schedule:
-            measured["nll"] = [self._price(world, prompt, raster.tokens, strategy)]
-        written = image.tokens[..., : world.width - world.defaults.row_ends]
+            (guided, text, ids), tokens = self._read(world, prompt), raster.tokens[None]
+            nll = strategy_nll(
+                guided, tokens, ids, strategy, 0, prefix=text, row_ends=row_ends, num_ids=num_ids
+            )
+            measured["nll"] = [nll.mean().item()]
+        written = image.tokens[..., : world.width - row_ends]
         return {
             "seed": seed_of(prompt, self.options.seed),
             "quality": measured,
@@ -129,10 +126,7 @@ class ImageMeter:
             "worker": os.getpid(),
         }, image.frames
 
-    def _make_raster(self, model: str, prompt: str) -> GeneratedVideo:
-        return self._make(model, prompt, parse_strategy(RASTER))
-
-    def _make(self, model: str, prompt: str, strategy: Strategy) -> GeneratedVideo:
+    def _make(self, model: str, prompt: str, strategy: str) -> GeneratedVideo:
         world, options = self.worlds(model), self.options
         said: dict[str, Any] = {"actions" if world.text is None else "text": prompt}
         return world.generate(
@@ -155,23 +149,6 @@ class ImageMeter:
         assert said is not None
         return world.guided(self.options.guidance, said), said.prompt, None
 
-    def _price(
-        self, world: VideoGenerator, prompt: str, tokens: Tensor, strategy: Strategy
-    ) -> float:
-        model, text, ids = self._read(world, prompt)
-        row_ends = world.defaults.row_ends
-        nll = strategy_nll(
-            model,
-            tokens[None],
-            ids,
-            strategy,
-            0,
-            prefix=text,
-            row_ends=row_ends,
-            num_ids=world.config.image_vocab_size - row_ends,
-        )
-        return nll.mean().item()
-
 
 def compare_images(results: Results) -> Comparison:
     """Sum up the price of each strategy, its likeness to raster and its speed."""
@@ -193,8 +170,8 @@ def compare_images(results: Results) -> Comparison:
         notes.append("FID: not measured, it needs weights (--fid-detector FILE).")
     else:
         notes.append(f"FID: from raster's images, detector_sha256 {detector['detector_sha256']}.")
-    notes += bias_notes("fid", rows)
-    return Comparison(rows, (STRATEGY, IMAGES, *LIKENESS, *SPEED), notes)
+    notes += bias_notes("fid", [row["fid"] for row in rows])
+    return Comparison(rows, COLUMNS, notes)
 
 
 def save_image(out: Path, record: Record, image: Tensor) -> str:

@@ -150,10 +150,10 @@ class EvaluateOptions(SamplingFlags, MachineFlags, Pool):
 
     def names(self) -> list[str]:
         """Return the baselines and strategies that each clip is measured with, in order."""
-        baselines = REVISIT_BASELINES if self.revisit else BASELINES
         strategies = [strategy.name for strategy in self.strategies()]
-        bare = self.teacher_forced or self.of_images
-        return strategies if bare else [*baselines, *strategies]
+        if self.teacher_forced or self.of_images:
+            return strategies
+        return [*(REVISIT_BASELINES if self.revisit else BASELINES), *strategies]
 
     @property
     def drawing(self) -> SamplingOptions:

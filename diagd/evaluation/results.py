@@ -16,14 +16,14 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from diagd.files import append_line, read_json_lines, require_file
 from diagd.metrics.frechet import frechet_distance
@@ -162,20 +162,23 @@ def bootstrap_interval(values: NDArray[np.float64]) -> list[float] | None:
     return edges.tolist()
 
 
-def biased(name: str, samples: int, dimension: int) -> str:
-    """Warn of a Frechet distance that rests on too few samples."""
-    return (
+def mean_and_interval(name: str, values: ArrayLike) -> dict[str, Any]:
+    """Return the mean of (N,) values by its name, None of none, and its interval."""
+    own = np.asarray(values)
+    mean = float(own.mean()) if len(own) else None
+    return {name: mean, f"{name}_interval": bootstrap_interval(own)}
+
+
+def bias_notes(name: str, distances: Iterable[dict[str, Any] | None]) -> list[str]:
+    """Warn of a Frechet distance that rests on too few samples, as `distance_of` tells."""
+    sizes = [(one["samples"], one["dimension"]) for one in distances if one]
+    few = [(samples, dimension) for samples, dimension in sizes if samples <= dimension]
+    return [
         f"Warning: {name.upper()} of {samples} samples in {dimension} dimensions is too high: its "
         f"covariance needs at least {dimension + 1}. More clips help (--num-clips); compare only "
         "rows of equally many."
-    )
-
-
-def bias_notes(name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Warn of a distance in rows of `summarize` where it rests on too few samples."""
-    sizes = [(row[name]["samples"], row[name]["dimension"]) for row in rows if row[name]]
-    few = [(samples, dimension) for samples, dimension in sizes if samples <= dimension]
-    return [biased(name, *min(few))] if few else []
+        for samples, dimension in sorted(few)[:1]
+    ]
 
 
 def summarize(results: Results) -> list[dict[str, Any]]:
@@ -223,15 +226,10 @@ def quality_of(
     means = dict(zip(clips, values.mean(axis=1), strict=True))
     both = {clip: record for clip, record in raster.items() if clip in means}
     reference = per_horizon(both, metric)
-    pairs = np.empty(0)
-    if reference is not None:
-        pairs = np.array([means[clip] for clip in both]) - reference.mean(axis=1)
-    return {
-        "mean": float(values.mean()),
-        "interval": bootstrap_interval(values.mean(axis=1)),
-        "difference": float(pairs.mean()) if len(pairs) else None,
-        "difference_interval": bootstrap_interval(pairs),
-    }
+    pairs = [] if reference is None else [means[clip] for clip in both] - reference.mean(axis=1)
+    interval = bootstrap_interval(values.mean(axis=1))
+    difference = mean_and_interval("difference", pairs)
+    return {"mean": float(values.mean()), "interval": interval, **difference}
 
 
 def distance_of(

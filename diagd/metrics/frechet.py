@@ -15,7 +15,10 @@ Features = NDArray[np.floating[Any]]
 
 def frechet_distance(features: Features, reference: Features) -> float:
     """Return the squared Frechet distance of (N, D) to (M, D); few vectors bias it upwards."""
-    (mean, covariance), (other_mean, other) = _moments(features), _moments(reference)
+    mean, other_mean = (one.mean(axis=0, dtype=np.float64) for one in (features, reference))
+    covariance, other = (
+        np.atleast_2d(np.cov(one, rowvar=False, dtype=np.float64)) for one in (features, reference)
+    )
     values, vectors = np.linalg.eigh(covariance)
     root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
     cross = np.linalg.eigvalsh(root @ other @ root)
@@ -26,10 +29,3 @@ def frechet_distance(features: Features, reference: Features) -> float:
         - 2 * np.sqrt(cross.clip(min=0)).sum()
     )
     return max(0.0, float(distance))  # equal samples differ by rounding
-
-
-def _moments(features: Features) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean (D,) and covariance (D, D)."""
-    values = features.astype(np.float64)
-    centred = values - values.mean(axis=0)
-    return values.mean(axis=0), centred.T @ centred / (len(values) - 1)

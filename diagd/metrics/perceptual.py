@@ -99,13 +99,12 @@ class Lpips:
         if min(video.shape[1:3]) < smallest:
             size = "x".join(map(str, video.shape[1:3]))
             raise ValueError(f"LPIPS needs frames of {smallest} px or more, got {size}")
-        pairs = zip(video.split(_BATCH), reference.split(_BATCH), strict=True)
-        return torch.cat([self._distances(*pair) for pair in pairs]).cpu()
-
-    def _distances(self, video: Tensor, reference: Tensor) -> Tensor:
-        maps = zip(self._maps(video), self._maps(reference), self._heads, strict=True)
-        parts = [((a - b).square() * head).sum(1).mean((1, 2)) for a, b, head in maps]
-        return torch.stack(parts).sum(0)
+        distances = []
+        for ours, theirs in zip(video.split(_BATCH), reference.split(_BATCH), strict=True):
+            maps = zip(self._maps(ours), self._maps(theirs), self._heads, strict=True)
+            parts = [((a - b).square() * head).sum(1).mean((1, 2)) for a, b, head in maps]
+            distances.append(torch.stack(parts).sum(0))
+        return torch.cat(distances).cpu()
 
     def _maps(self, frames: Tensor) -> list[Tensor]:
         """Return the unit-length feature maps (T, C, h, w) of each layer that is read."""
@@ -176,12 +175,10 @@ class VideoFeatures:
         pixels = frames.to(self._device).movedim(-1, 1).float()  # (T, 3, H_px, W_px)
         if self._preprocessing == "detector":
             return pixels.movedim(1, 0)[None], True, True
+        size = INPUT_PX, INPUT_PX
         if self._preprocessing == "crop":
-            height, width = pixels.shape[-2:]
-            scale = INPUT_PX / min(height, width)
-            size = round(height * scale), round(width * scale)
-        else:
-            size = INPUT_PX, INPUT_PX
+            scale = INPUT_PX / min(pixels.shape[-2:])
+            size = round(pixels.shape[-2] * scale), round(pixels.shape[-1] * scale)
         pixels = functional.interpolate(pixels, size, mode="bilinear", align_corners=False)
         top, left = (size[0] - INPUT_PX) // 2, (size[1] - INPUT_PX) // 2
         pixels = pixels[..., top : top + INPUT_PX, left : left + INPUT_PX]

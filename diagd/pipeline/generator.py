@@ -13,13 +13,7 @@ from torch import Tensor
 
 from diagd.backends.devices import DTypeChoice, device_of
 from diagd.backends.prepare import Backend, prepare
-from diagd.data.actions import (
-    ActionCodec,
-    Actions,
-    as_actions,
-    idle_action,
-    parse_actions,
-)
+from diagd.data.actions import ActionCodec, Actions, as_actions, idle_action, parse_actions
 from diagd.data.video import encode_video, save_frames
 from diagd.decoding.generate_tokens import DecodingEngine, GenerationStats, generate_tokens
 from diagd.decoding.model import CausalModel
@@ -131,13 +125,12 @@ class VideoGenerator:
         """Load a world: a model with its tokenizer and its actions.
 
         Args:
-            name_or_path: the bundled model `doom`, a folder of ours, a released checkpoint, or
-                `user/name` on the Hugging Face Hub, which is downloaded once.
+            name_or_path: a bundled model, a folder of ours, a released checkpoint, or `user/name`
+                on the Hugging Face Hub, which is downloaded once.
             device: where the weights are, such as `cpu` or `cuda`.
-            dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits, `auto`
-                is what is fastest here, float32 or bfloat16.
+            dtype: of the weights, a dtype of torch or a name: `int8` rounds them to 8 bits (as the
+                argument of that name does), `auto` is what is faster here, float32 or bfloat16.
             backend: what runs the model (see `diagd.backends.prepare.prepare`).
-            int8: the same as the dtype of that name.
             config, tokenizer: a config file and a tokenizer folder, where they are not with the
                 checkpoint (see `diagd.pipeline.world_folder.load_parts`).
 
@@ -156,9 +149,8 @@ class VideoGenerator:
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the whole world, as it was read, into a folder that `from_pretrained` loads.
 
-        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here;
-        actions, generation defaults, prompt, scenes and model card come along. A world without a
-        card gets one, with what its training log tells.
+        Weights and tokenizer are copied to the bit, whatever dtype and backend they run in here,
+        with actions, defaults, prompt and scenes. A world without a model card gets one.
 
         Raises:
             ValueError: the world was not read from anywhere, or from this very `folder`.
@@ -169,15 +161,12 @@ class VideoGenerator:
     def push_to_hub(
         self, repository: str, *, private: bool | None = None, token: str | None = None
     ) -> str:
-        """Upload the whole world, as `save_pretrained` writes it, to the Hugging Face Hub.
+        """Upload what `save_pretrained` writes to the Hugging Face Hub; return the address there.
 
         Args:
             repository: `user/name`; made if there is none.
             private: who sees a new repository; the account's setting by default.
             token: an access token that may write; by default that of `hf auth login`.
-
-        Returns:
-            The address of the repository.
 
         Raises:
             ValueError: the world was not read from anywhere, or no name of a repository.
@@ -222,28 +211,23 @@ class VideoGenerator:
 
         Args:
             frames: the context: a path, of whose frames the last ones are seen; or pictures, all of
-                which are seen and which are fitted to `frame_size_px`: (m, H_px, W_px, 3) or
-                (H_px, W_px, 3) uint8 RGB, an array or a tensor, or a picture of PIL, or a list of
-                pictures; or what `read_prompt` returned. A list of clips is a batch; their contexts
-                are of one length. None for a model of images, which follow from their action or
-                text; `[None] * 4` makes four of them at once. Chameleon takes one picture, too.
+                which are seen, fitted to `frame_size_px`: (m, H_px, W_px, 3) or (H_px, W_px, 3)
+                uint8 RGB, an array, a tensor, a picture of PIL or a list of pictures; or what
+                `read_prompt` returned. A list of clips, whose contexts are of one length, is a
+                batch. None for a model of images; `[None] * 4` makes four of them at once.
             actions: one for each generated frame, that leads to it: a string such as
                 `forward*8,left*4`, whose last action goes on if there are too few, or names, or
                 (T,) integers, their places in `vocabulary.names`. For a batch a list of these.
-                None for a model without actions.
-            num_frames: frames to generate. By default one for each action; the model's own number
-                without actions.
+            num_frames: frames to generate; by default one for each action, or the model's number.
             strategy: how to decode, by name (see `diagd.decoding.strategies`) or as a value.
             context_actions: the m - 1 actions between the context frames, in any form of `actions`;
-                by default those in the jsonl file beside a path, or else the idle action. For a
-                batch a list of these.
-            sampling: how tokens are drawn, the model's own way by default; visual ids only in any
-                case.
+                by default those in the jsonl file beside a path, or else the idle action.
+            sampling: how tokens are drawn, the model's own way by default; always visual ids only.
             seed: of the draws, 64 bits; row b of a batch uses seed + b.
             text: what an image shows, for models that make images from texts. For video models
                 that read a text, (1, M, size) states of a text encoder; (B, M, size) for a batch.
-            guidance: of a model of images: how closely they keep to their class or text, 1 being
-                the model as it is; by default what its makers use.
+            guidance: how closely images keep to their class or text, 1 being the model as it is;
+                by default what its makers use.
 
         Returns:
             A video; for a batch a list of videos, each as it would be alone.
@@ -353,12 +337,9 @@ class VideoGenerator:
     ) -> Iterator[Tensor]:
         """Return a frame for every action, as long as actions come; each (H_px, W_px, 3) uint8.
 
-        Old frames leave the context when it is full (see `DecodingEngine`).
-
-        Args:
-            frames, strategy: as in `generate`.
-            actions: names, or a string such as `forward*8,left*4`; the stream ends with them.
-            settings: context_actions, sampling and seed, as in `generate`.
+        Old frames leave the context when it is full (see `DecodingEngine`). `actions` are names, or
+        a string such as `forward*8,left*4`; frames, strategy and settings (context_actions,
+        sampling, seed) are those of `generate`.
 
         Raises:
             ValueError: frames, a string of actions or a strategy that do not fit; of a name, when
@@ -442,10 +423,7 @@ class VideoGenerator:
     def check(
         self, strategy: Strategy, sampling: SamplingOptions | None = None, batch_size: int = 1
     ) -> None:
-        """Raise ValueError where this world cannot decode `batch_size` videos side by side.
-
-        `strategy` and `sampling` are as in `generate`, the strategy as a value.
-        """
+        """Raise ValueError where `strategy` and `sampling` cannot make `batch_size` videos here."""
         temperature = self.sampling(sampling).temperature
         grid, kind = TokenGrid(1, self.height, self.width), (batch_size, self.model.replays)
         strategy.check(Conditions(temperature, grid, *kind, self.config.num_seam_tokens))
@@ -458,10 +436,7 @@ class VideoGenerator:
         return self.defaults.sampling(options, self.valid_range)
 
     def num_grids(self, num_frames: int) -> int:
-        """Return the grids of `num_frames` generated frames; ValueError if one is not full.
-
-        Of a text there is one frame alone.
-        """
+        """Return the grids of `num_frames` generated frames; ValueError if one is not full."""
         if self.text is not None and num_frames != 1:
             raise ValueError(
                 f"a text makes one image, got {num_frames} frames: for several images give "
@@ -488,36 +463,27 @@ class VideoGenerator:
         Args:
             clip: a path (see `read_clip`), or pictures, all of which are seen (see `as_frames`), or
                 None for an image of an action or a text alone.
-            actions: between the frames, instead of those that the file has; by default the idle
-                action stands there.
+            actions: between the frames, instead of those of the file or the idle action.
             context_frames: of a file, frames that the model sees; its default if None.
             num_frames: of a recording, actions to read that come after the context.
 
         Raises:
             FileNotFoundError, ValueError: no such file, a damaged one, or no frames or actions.
         """
-        if not self.defaults.context_frames and clip is not None:
-            if self.text is None or not self.text.takes_pictures:
-                given = "actions" if self.text is None else "texts"
-                raise ValueError(
-                    f"this model makes images from {given} alone: leave the prompt out"
-                )
-        elif not self.defaults.context_frames:
+        wanted, fps = self.defaults.context_frames, self.defaults.fps
+        if not wanted and clip is None:
             none = torch.empty(0, *self.frame_size_px, 3, dtype=torch.uint8)
-            return Prompt(none, [], [], self.defaults.fps, [])
+            return Prompt(none, [], [], fps, [])
+        if not wanted and (self.text is None or not self.text.takes_pictures):
+            given = "actions" if self.text is None else "texts"
+            raise ValueError(f"this model makes images from {given} alone: leave the prompt out")
         if isinstance(clip, str | Path):
-            prompt = read_clip(
-                Path(clip),
-                self.vocabulary,
-                context_frames or self.defaults.context_frames or 1,
-                num_frames,
-                model_fps=self.defaults.fps,
-                frames_per_grid=self.tokenizer.temporal_compression,
-            )
+            per_grid, count = self.tokenizer.temporal_compression, context_frames or wanted or 1
+            prompt = read_clip(Path(clip), self.vocabulary, count, num_frames, fps, per_grid)
         else:
-            prompt = Prompt(as_frames(clip), None, [], self.defaults.fps, [])
+            prompt = Prompt(as_frames(clip), None, [], fps, [])
         frames, between, notes = prompt.frames, prompt.context_actions, prompt.notes
-        if not self.defaults.context_frames and len(frames) > 1:
+        if not wanted and len(frames) > 1:
             raise ValueError(f"an image is made behind one picture, got {len(frames)}")
         if frames.shape[1:3] != self.frame_size_px:
             given, size = ("x".join(map(str, s)) for s in (frames.shape[1:3], self.frame_size_px))
@@ -560,8 +526,7 @@ class VideoGenerator:
     def action_ids(self, actions: Actions | None, count: int, what: str) -> Tensor | None:
         """Return (1, count, num_tokens) ids of `actions`, or None for a model without actions.
 
-        Raises:
-            ValueError: not `count` actions, one for each `what`, or one that the model has not.
+        ValueError for not `count` actions, one for each `what`, or one that the model has not.
         """
         codec, names = self.vocabulary, self._named(actions, count)
         if codec is None or names is None:

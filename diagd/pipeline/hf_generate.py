@@ -24,7 +24,6 @@ from transformers.generation.logits_process import (
 from diagd.decoding.generate_tokens import generate_tokens
 from diagd.decoding.sampling import SamplingOptions
 from diagd.decoding.schedule import DiagonalSchedule
-from diagd.decoding.strategies.table import as_strategy
 from diagd.models.guidance import GuidedModel
 from diagd.models.huggingface import HuggingFaceModel
 
@@ -47,12 +46,10 @@ def custom_generate(
     `max_new_tokens` has to allow it, and keeps transformers from warning of its own limit.
 
     Args:
-        schedule: which token is written when, and how many frames; its `row_start` says what
-            stands in for a predecessor not yet known (see `Diagonal`).
+        schedule: which token is written when, and how many frames.
         actions: (B, T, n) int64, the n conditioning tokens that stand before each frame.
         context_frames: frames of the grid's size at the prompt's end; 0 for a prompt of text alone.
-        valid_range: ids that may be written, low <= id < high; (height, width, 2) int64 where they
-            differ from place to place (see `SamplingOptions`).
+        valid_range: ids that may be written (see `SamplingOptions`).
         seed: of the draws, 64 bits; batch row b uses seed + b.
 
     Returns:
@@ -66,25 +63,20 @@ def custom_generate(
         generation_config: GenerationConfig,
         **_: Any,
     ) -> Tensor:
+        config = generation_config
         foreign = [type(p).__name__ for p in logits_processor if not isinstance(p, _UNDERSTOOD)]
         if foreign:
             raise ValueError(f"diagonal decoding knows no logits processors, got {foreign}")
         new_tokens = schedule.grid.num_tokens + (0 if actions is None else actions[0].numel())
-        if (generation_config.max_new_tokens or new_tokens) < new_tokens:
-            raise ValueError(
-                f"the schedule writes {new_tokens} tokens, "
-                f"got max_new_tokens={generation_config.max_new_tokens}"
-            )
+        if (given := config.max_new_tokens or new_tokens) < new_tokens:
+            raise ValueError(f"the schedule writes {new_tokens} tokens, got max_new_tokens={given}")
         for name in ("num_beams", "num_return_sequences"):
-            if getattr(generation_config, name) not in (None, 1):
-                raise ValueError(f"{name} must be 1, got {getattr(generation_config, name)}")
+            if getattr(config, name) not in (None, 1):
+                raise ValueError(f"{name} must be 1, got {getattr(config, name)}")
         sampling = SamplingOptions(valid_range=valid_range)
-        if generation_config.do_sample:
-            top_k, top_p = generation_config.top_k, generation_config.top_p
-            temperature = generation_config.temperature
-            sampling = SamplingOptions(
-                1.0 if temperature is None else temperature, top_k or None, top_p, valid_range
-            )
+        if config.do_sample:
+            temperature = 1.0 if config.temperature is None else config.temperature
+            sampling = SamplingOptions(temperature, config.top_k or None, config.top_p, valid_range)
         decoder = wrapped = HuggingFaceModel(model)
         for processor in logits_processor:
             if isinstance(processor, _Guidance):
@@ -95,14 +87,7 @@ def custom_generate(
                         f"{decoder.max_positions} tokens, got {length}"
                     )
         out = generate_tokens(
-            decoder,
-            input_ids,
-            as_strategy(schedule),
-            actions,
-            context_frames,
-            sampling=sampling,
-            seed=seed,
-            grid=schedule.grid,
+            decoder, input_ids, schedule, actions, context_frames, sampling=sampling, seed=seed
         )
         frames = out.tokens.flatten(2)
         if actions is not None:

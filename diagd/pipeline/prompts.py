@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec, read_actions, split_actions
-from diagd.data.video import read_video, video_length
+from diagd.data.video import read_video
 from diagd.decoding.schedule import SequenceLayout, TokenGrid
 from diagd.decoding.teacher_forcing import in_sequence
 from diagd.families.clip_files import ClipFile
@@ -46,10 +46,9 @@ def read_clip(
     path: Path,
     codec: ActionCodec | None,
     wanted: int,
-    num_coming: int = 0,
-    *,
+    num_coming: int,
     model_fps: float,
-    frames_per_grid: int = 1,
+    frames_per_grid: int,
 ) -> Prompt:
     """Read a prompt of `wanted` frames, of any size, from a file.
 
@@ -75,13 +74,11 @@ def read_clip(
         video = read_video(path)
         actions = read_actions(file, codec, len(video.frames))
     else:
-        _, stored_fps = video_length(path)
-        is_faster = float(stored_fps) > model_fps * 1.01
+        stored_fps = float(clip_file.length()[1])
+        is_faster = stored_fps > model_fps * 1.01
         video = read_video(path, last=wanted, fps=model_fps if is_faster else None)
         if is_faster and len(video.frames) > 1:
-            notes.append(
-                f"prompt has {float(stored_fps):g} frames/s: read at the model's {model_fps:g}"
-            )
+            notes.append(f"prompt has {stored_fps:g} frames/s: read at the model's {model_fps:g}")
     count = min(wanted, len(video.frames))
     count -= (count - 1) % frames_per_grid
     if 1 < count < wanted:
@@ -98,12 +95,8 @@ FOREIGN_DB = 8
 def likeness_notes(tokenizer: VideoTokenizer, folder: Path, frame: Tensor) -> list[str]:
     """Return a line if a frame looks like nothing that a world has learned, else none.
 
-    Its tokens keep less of such a frame than of the world's own prompt; the model's likelihood does
-    not show it (docs/log.md).
-
-    Args:
-        folder: the world's.
-        frame: (H_px, W_px, 3) uint8 RGB, of the world's size.
+    Its tokens keep less of such a frame, (H_px, W_px, 3) uint8 of the world's size, than of the
+    prompt in its folder; the model's likelihood does not show it (docs/log.md).
     """
     own = folder / "prompt.mp4"
     if not own.is_file() or tokenizer.temporal_compression > 1:

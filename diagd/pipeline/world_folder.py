@@ -93,8 +93,8 @@ def load_parts(
     return Parts(model, video_tokenizer.to(device), codec, defaults, text)
 
 
-def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[str]:
-    """Write what belongs to a checkpoint besides its weights into our folder; return the names."""
+def save_checkpoint(found: Checkpoint, target: Path, tokenizer: str | Path | None) -> list[str]:
+    """Write a checkpoint into a folder of ours; return what is there besides config and weights."""
     if found.family.text and found.family.text.encoder:
         raise ValueError(f"{found.path}: use it as it is, its text encoder is not stored with it")
     target.mkdir(parents=True, exist_ok=True)
@@ -108,6 +108,7 @@ def save_parts(found: Checkpoint, target: Path, tokenizer: Path | None) -> list[
     if save_text(found, target):
         names.append(f"{TEXT_FOLDER}/")
     write_defaults(target, found.family.defaults(found))
+    write_checkpoint(target, found.config, found.weights)
     return names
 
 
@@ -166,8 +167,7 @@ def save_world(
     folder = found.path.parent
     if target.resolve() == folder.resolve():
         raise ValueError(f"{target} is where the world was read from: name another folder")
-    save_parts(found, target, None if source.tokenizer is None else Path(source.tokenizer))
-    write_checkpoint(target, found.config, found.weights)
+    save_checkpoint(found, target, source.tokenizer)
     for extra in EXTRAS:
         copy_whole(folder / extra, target / extra)
     if not (target / CARD_FILE).exists():

@@ -1,11 +1,13 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from diagd.data.video import read_video, write_video
-from tests.worlds import smooth_frames
+from diagd.families.checkpoints import save_model
+from tests.worlds import model_config, random_model, smooth_frames, write_world
 
 
 @pytest.fixture
@@ -73,3 +75,10 @@ def test_a_clip_without_its_actions_is_refused(attention, tmp_path):
     clip = tmp_path / "clip.mp4"
     write_video(clip, torch.zeros(3, 24, 40, 3, dtype=torch.uint8), fps=8)
     attention("--clips", clip).assert_refused("clip.jsonl")
+
+
+def test_a_model_that_reads_a_text_is_refused(attention, tmp_path):
+    reader = write_world(tmp_path / "reader")
+    save_model(random_model(replace(model_config(), context_size=6)), reader)
+    attention("--model", reader).assert_refused("attention is measured without a text")
+    assert written(tmp_path) == []
