@@ -20,7 +20,7 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, TextPrompts
+from diagd.families.family import Checkpoint, Family, Source, TextPrompts
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import copy_whole, read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
@@ -126,12 +126,8 @@ def _hub_reason(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _released_formats() -> list[ReleasedFormat]:
-    return [family.released for family in table.FAMILIES if family.released]
-
-
 def _released_files(folder: Path) -> list[Path]:
-    patterns = dict.fromkeys(name for released in _released_formats() for name in released.files)
+    patterns = dict.fromkeys(name for family in table.FAMILIES for name in family.files)
     found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
     return list(dict.fromkeys(found))  # one may match several patterns
 
@@ -140,7 +136,7 @@ def _is_ours(folder: Path, config: Path | None) -> bool:
     path = config or folder / CONFIG_FILE
     if not path.is_file():
         return all(file.name == WEIGHTS_FILE for file in _released_files(folder))
-    theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
+    theirs = frozenset().union(*(family.config_fields for family in table.FAMILIES))
     return path.suffix == ".json" and not theirs & read_json_object(path).keys()
 
 
@@ -155,10 +151,10 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     file = files[0]
     source = _read_source(file, config)
     for family in table.FAMILIES:
-        form = family.released
-        if form and any(name in source.tensors for name in form.signature) and form.fits(source):
+        is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
+        if is_one and family.convert:
             try:
-                model_config, weights = form.convert(source)
+                model_config, weights = family.convert(source)
             except _MISFITS as error:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None

@@ -22,7 +22,6 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TokenizerFolder,
     count_layers,
@@ -227,15 +226,12 @@ def _describe(answer: object) -> str:
 COSMOS = Family(
     name="Cosmos",
     licence="weights: NVIDIA Open Model License; code: Apache-2.0",
-    released=ReleasedFormat(
-        files=("model.pt",),
-        config_fields=frozenset({"dim", "n_layers"}),
-        signature=(_EMBEDDING, "model." + _EMBEDDING),
-        convert=_convert,
-    ),
+    files=("model.pt",),
+    config_fields=frozenset({"dim", "n_layers"}),
+    signature=(_EMBEDDING, "model." + _EMBEDDING),
+    convert=_convert,
     tokenizer_folder=TokenizerFolder(
         CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
     ),
     defaults=_defaults,
-    presets=PRESETS,
 )

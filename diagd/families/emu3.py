@@ -19,7 +19,6 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TextFolder,
     TextIds,
@@ -172,15 +171,10 @@ class Emu3Prompts(TextPrompts):
 EMU3 = Family(
     name="Emu3",
     licence="code and weights: Apache-2.0",
-    released=ReleasedFormat(
-        files=("model.safetensors", "*.index.json"),
-        config_fields=frozenset({"model_type", "vocabulary_map"}),
-        signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
-        convert=_convert,
-    ),
+    signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
+    convert=_convert,
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(load_emu3_tokenizer, kind=KIND),
     text=TextFolder(("emu3",), Emu3Prompts),
     defaults=lambda found: image_defaults(top_k=2048, top_p=None, guidance=3.0, row_ends=True),
-    presets=PRESETS,
 )

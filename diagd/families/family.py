@@ -37,19 +37,6 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class ReleasedFormat:
-    """The checkpoints of a family as released."""
-
-    files: tuple[str, ...]  # glob patterns of their names
-    config_fields: frozenset[str]  # names in its config files that tell them from ours
-    signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
-    # the config, and the weights under our names; raises where the files do not fit together
-    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
-    # whether a file of this signature is this family's, where others have the same one
-    fits: Callable[[Source], bool] = lambda source: True
-
-
-@dataclass(frozen=True)
 class TokenizerFolder:
     """A folder that holds a tokenizer in a format of a family's own."""
 
@@ -114,7 +101,15 @@ class Family:
     name: str  # `actions.json` of a converted model names it, too
     defaults: Callable[[Checkpoint], GenerationDefaults]  # as its makers use the model
     licence: str = ""  # of what was released, as far as we know; no advice
-    released: ReleasedFormat | None = None  # None: our own folders, which need no translation
+    # the config of a released checkpoint, and the weights under our names; raises where its files
+    # do not fit together; None: our own folders, which need no translation
+    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]] | None = None
+    signature: tuple[str, ...] = ()  # names of tensors, any of which shows that a file is one
+    # whether a file of this signature is one, where other families have the same signature
+    fits: Callable[[Source], bool] = lambda source: True
+    # glob patterns of its files, and names in its config that tell it from ours: of transformers
+    files: tuple[str, ...] = ("*.index.json", "model.safetensors", "pytorch_model.bin")
+    config_fields: frozenset[str] = frozenset({"model_type", "vocabulary_map"})
     # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
@@ -123,7 +118,6 @@ class Family:
     # of a family whose models have actions of their own; where there is no such file
     name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None
-    presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:

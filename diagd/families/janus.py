@@ -21,7 +21,6 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TextFolder,
     TextIds,
@@ -29,7 +28,6 @@ from diagd.families.family import (
     count_layers,
 )
 from diagd.families.llama import llama_fields
-from diagd.families.presets import JANUS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
@@ -136,14 +134,10 @@ class JanusPrompts(TextPrompts):
 JANUS = Family(
     name="Janus",
     licence="code: MIT; weights: DeepSeek Model License",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
-        config_fields=frozenset({"text_config", "language_config"}),
-        signature=("model.generation_embeddings.weight", "gen_embed.weight"),
-        convert=_convert,
-    ),
+    config_fields=frozenset({"text_config", "language_config"}),
+    signature=("model.generation_embeddings.weight", "gen_embed.weight"),
+    convert=_convert,
     tokenizer=_tokenizer,
     text=TextFolder(("janus", "multi_modality"), JanusPrompts),
     defaults=lambda found: image_defaults(top_p=None, guidance=5.0, keep_frames=0),
-    presets=PRESETS,
 )

@@ -21,7 +21,6 @@ from diagd.families.defaults import GenerationDefaults, image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TextFolder,
     TextIds,
@@ -191,14 +190,9 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 CHAMELEON = Family(
     name="Chameleon",
     licence="Chameleon Research License: research only; Anole and Lumina-mGPT: the same",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=SIGNATURE,
-        convert=_convert,
-    ),
+    signature=SIGNATURE,
+    convert=_convert,
     tokenizer=tokenizer_of,
     text=TextFolder(("chameleon",), ChameleonPrompts),
     defaults=_defaults,
-    presets=PRESETS,
 )

@@ -40,7 +40,7 @@ from diagd.families.chameleon.family import (
     visual_ids,
 )
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Family, ReleasedFormat, Source
+from diagd.families.family import Family, Source
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import check_known, read_words
@@ -171,13 +171,9 @@ def _is_one(source: Source) -> bool:
 WORLDVLA = Family(
     name="WorldVLA",
     licence="code: Apache-2.0; weights: Chameleon Research License: research only",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=SIGNATURE,
-        convert=_convert,
-        fits=_is_one,
-    ),
+    signature=SIGNATURE,
+    convert=_convert,
+    fits=_is_one,
     tokenizer=tokenizer_of,
     actions=RobotActions(),
     defaults=lambda found: GenerationDefaults(
@@ -193,11 +189,8 @@ WORLDVLA = Family(
 RYNNVLA = replace(
     WORLDVLA,
     name="RynnVLA-002",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=(_ACTIONS_OF_TWO,),
-        convert=_convert_two,
-    ),
+    signature=(_ACTIONS_OF_TWO,),
+    convert=_convert_two,
+    fits=lambda source: True,
     actions=RobotActions(2),
 )

@@ -22,7 +22,6 @@ from diagd.families.defaults import image_defaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TextFolder,
     TextIds,
@@ -35,7 +34,6 @@ from diagd.families.llamagen.presets import (
     HEAD_DIM,
     PATCH_PX,
     PRESETS,
-    TEXT_PRESETS,
     ImageNetClasses,
     llamagen,
 )
@@ -134,27 +132,23 @@ def llamagen_tokenizer(path: Path) -> VQTokenizer:
     return read_vqgan(read_tensors(path), path, by_direction=True)
 
 
-_FORMAT = ReleasedFormat(
+LLAMAGEN = Family(
+    name="LlamaGen",
+    licence="code: MIT; weights: see FoundationVision/LlamaGen",
     files=("c2i_*.pt",),
     config_fields=frozenset({"image_size", "n_head"}),
     signature=(_CLASSES,),
     convert=_convert,
-)
-LLAMAGEN = Family(
-    name="LlamaGen",
-    licence="code: MIT; weights: see FoundationVision/LlamaGen",
-    released=_FORMAT,
     tokenizer=_tokenizer,
     actions=ImageNetClasses(),
     defaults=lambda found: image_defaults(top_k=2000, top_p=None, guidance=4.0, keep_frames=0),
-    presets=PRESETS,
 )
-LLAMAGEN_T2I = Family(
+LLAMAGEN_T2I = replace(
+    LLAMAGEN,
     name="LlamaGen-T2I",
-    licence=LLAMAGEN.licence,
-    released=replace(_FORMAT, files=("t2i_*.pt",), signature=(_NO_TEXT,)),
-    tokenizer=_tokenizer,
+    files=("t2i_*.pt",),
+    signature=(_NO_TEXT,),
+    actions=None,
     text=TextFolder(("t5",), LlamaGenPrompts, encoder="google/flan-t5-xl"),
     defaults=lambda found: image_defaults(top_k=1000, top_p=None, guidance=7.5, keep_frames=0),
-    presets=TEXT_PRESETS,
 )

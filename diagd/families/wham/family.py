@@ -30,7 +30,6 @@ from diagd.families.family import (
     Checkpoint,
     Family,
     RecordingFormat,
-    ReleasedFormat,
     Source,
     TokenizerFolder,
     count_layers,
@@ -248,12 +247,10 @@ def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype
 WHAM = Family(
     name="WHAM",
     licence="Microsoft Research License: research without revenue only, no redistribution",
-    released=ReleasedFormat(
-        files=("*.ckpt",),
-        config_fields=frozenset({"n_head"}),
-        signature=(f"{_GPT}transformer.wpe.weight",),
-        convert=_convert,
-    ),
+    files=("*.ckpt",),
+    config_fields=frozenset({"n_head"}),
+    signature=(f"{_GPT}transformer.wpe.weight",),
+    convert=_convert,
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
     actions=WHAMActions(),
@@ -264,5 +261,4 @@ WHAM = Family(
         actions=npz_actions,
     ),
     defaults=_defaults,
-    presets=PRESETS,
 )
