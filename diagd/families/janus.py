@@ -11,7 +11,6 @@ Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("expected a config.json beside it that has text_config")
     defaults = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
     text = defaults | text  # a config omits what is as transformers has it
-    if (activation := _section(side, "vq_config").get("hidden_act", "gelu")) != "gelu":
+    if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
         raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
     language = tensors_under("model.language_model.", tensors)
     weights = {f"model.{name}": tensor for name, tensor in language.items()}
@@ -73,7 +72,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     for name, tensor in tensors_under("model.generation_head.", tensors).items():
         module, _, kind = name.partition(".")
         weights[f"{_HEAD.get(module, module)}.{kind}"] = tensor
-    vision = _section(side, "vision_config")
+    vision = side.get("vision_config") or {}
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
     config = ModelConfig(
         **llama_fields(weights, text),
@@ -86,10 +85,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         head_size=len(weights["head_proj.weight"]),
     )
     return config, weights
-
-
-def _section(side: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return side.get(name) or {}
 
 
 def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:

@@ -36,7 +36,8 @@ from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
 _7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
-_EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LEFT_OUT = "model.vqmodel.", "action_head."  # pixels, and what RynnVLA-002 would do
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
 _ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
 IMAGE_START, IMAGE_END, _SIZES = "<racm3:break>", "<eoss>", 8800
@@ -76,7 +77,7 @@ def build(
     weights = {
         name: tensor.flatten() if "_norm." in name else tensor
         for name, tensor in source.tensors.items()
-        if not name.startswith(_PIXELS)
+        if not name.startswith(_LEFT_OUT)
     }
     table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
     weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
@@ -128,11 +129,6 @@ def tokenizer_of(found: Checkpoint) -> VQTokenizer:
             f"{found.path}: holds no decoder of images: put vqgan.ckpt of Meta's release into "
             f"{path.parent}, or name a folder with --tokenizer"
         )
-    return chameleon_tokenizer(path)
-
-
-def chameleon_tokenizer(path: Path) -> VQTokenizer:
-    """Load Meta's `vqgan.ckpt`, which has the encoder and the decoder."""
     return read_vqgan(read_tensors(path), path)
 
 

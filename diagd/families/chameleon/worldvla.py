@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -119,25 +120,12 @@ def _numbers(action: str) -> Sequence[float]:
     return numbers
 
 
-def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    return _build(source, RobotActions(), SENTENCE)
-
-
-def _convert_two(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    length = len(source.tensors[_ACTIONS_OF_TWO])
-    if length != len(_STILL):
-        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
-    tensors = {
-        name: tensor
-        for name, tensor in source.tensors.items()
-        if not name.startswith("action_head.")
-    }
-    return _build(replace(source, tensors=tensors), RobotActions(2), SENTENCE_OF_TWO)
-
-
-def _build(
+def _convert(
     source: Source, codec: RobotActions, sentence: str
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
+    length = len(source.tensors.get(_ACTIONS_OF_TWO, _STILL))
+    if length != len(_STILL):
+        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
     height, width = grid_of(source.side, _SIDE)
     require_file(folder / "tokenizer.json", "text tokenizer")
@@ -172,7 +160,7 @@ WORLDVLA = Family(
     name="WorldVLA",
     licence="code: Apache-2.0; weights: Chameleon Research License: research only",
     signature=SIGNATURE,
-    convert=_convert,
+    convert=partial(_convert, codec=RobotActions(), sentence=SENTENCE),
     fits=_is_one,
     tokenizer=tokenizer_of,
     actions=RobotActions(),
@@ -190,7 +178,7 @@ RYNNVLA = replace(
     WORLDVLA,
     name="RynnVLA-002",
     signature=(_ACTIONS_OF_TWO,),
-    convert=_convert_two,
+    convert=partial(_convert, codec=RobotActions(2), sentence=SENTENCE_OF_TWO),
     fits=lambda source: True,
     actions=RobotActions(2),
 )
