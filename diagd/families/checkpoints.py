@@ -39,7 +39,6 @@ from diagd.weight_files import (
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
-_INDEX = ".safetensors.index.json"  # of weights in several files
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 _SIDE_FILES = (CONFIG_FILE, "config.yaml", "config.yml")
 # Raised where tensors and configs have other shapes and types than a family's.
@@ -128,8 +127,7 @@ def _hub_reason(error: Exception) -> str:
 
 def _released_files(folder: Path) -> list[Path]:
     patterns = dict.fromkeys(name for family in table.FAMILIES for name in family.files)
-    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
-    return list(dict.fromkeys(found))  # one may match several patterns
+    return list(dict.fromkeys(file for name in patterns for file in sorted(folder.glob(name))))
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
@@ -167,14 +165,12 @@ def _read_source(path: Path, config: Path | None) -> Source:
     beside = (path.with_name(name) for name in _SIDE_FILES)
     side = config or next((file for file in beside if file.is_file()), None)
     fields = {} if side is None else _read_fields(side)
-    if path.suffix == ".safetensors":
-        return Source(read_weights(path), side=fields, path=path)
-    if path.suffix == ".json":
-        return Source(_read_shards(path), side=fields, path=path)
+    if path.suffix in (".safetensors", ".json"):
+        tensors = read_weights(path) if path.suffix == ".safetensors" else _read_shards(path)
+        return Source(tensors, side=fields, path=path)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
-    hyper = hyper if isinstance(hyper, dict) else {}
-    return Source(tensors_of(content), hyper, fields, path)
+    return Source(tensors_of(content), hyper if isinstance(hyper, dict) else {}, fields, path)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -211,8 +207,9 @@ def read_config(path: Path) -> ModelConfig:
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
     """Build the model of a checkpoint around its weights, which must be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        expected = "a floating-point type of torch, such as torch.bfloat16"
-        raise ValueError(f"dtype must be {expected}, got {dtype!r}")
+        raise ValueError(
+            f"dtype must be a floating-point type of torch, such as torch.bfloat16, got {dtype!r}"
+        )
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
     assign_weights(model, found.weights, found.path, device, dtype)
@@ -281,7 +278,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     try:
         return forms[kind].load(folder, found)
     except (*_MISFITS, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None
 
 
@@ -291,7 +288,7 @@ def save_text(found: Checkpoint, target: Path) -> bool:
     if folder is None:
         return False
     for file in sorted(folder.iterdir()):
-        if file.suffix in _TEXT_FILES and not file.name.endswith(_INDEX):
+        if file.suffix in _TEXT_FILES and not file.name.endswith(".safetensors.index.json"):
             copy_whole(file, target / TEXT_FOLDER / file.name)
     return True
 

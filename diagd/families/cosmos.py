@@ -212,9 +212,8 @@ class CosmosTokenizer:
 
 
 def _filled(sequence: Tensor, length: int) -> Tensor:
-    """Repeat the last member until there are `length`."""
-    missing = length - len(sequence)
-    return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
+    last = sequence[-1:].expand(length - len(sequence), *sequence.shape[1:])
+    return torch.cat([sequence, last])
 
 
 def _describe(answer: object) -> str:

@@ -121,7 +121,6 @@ class Emu3Tokenizer(FrameTokenizer):
 
 
 def load_emu3_tokenizer(folder: Path) -> Emu3Tokenizer:
-    """Load what `save_pretrained` wrote."""
     fields, weights = read_json_object(folder / CONFIG_NAME), folder / WEIGHTS_NAME
     return emu3_tokenizer(fields, read_tensors(weights), weights)
 

@@ -145,10 +145,8 @@ def rename(
                 name = f"{module}.{kind}"
                 if name in tensors:
                     unknown.pop(name, None)
-                    tensor = tensors[name]
-                    if part:
-                        index, count = map(int, part.split("/"))
-                        tensor = tensor.chunk(count)[index]
+                    index, _, count = part.partition("/")
+                    tensor = tensors[name].chunk(int(count))[int(index)] if part else tensors[name]
                     renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
     if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
         raise ValueError(problems)
