@@ -133,8 +133,7 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     except UNPICKLING_ERRORS as error:
         reason = "no PyTorch checkpoint, or a truncated one"  # torch advises to execute the file
         if is_archive:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            reason = f"damaged checkpoint: {reason}"
+            reason = f"damaged checkpoint: {(str(error) or type(error).__name__).splitlines()[0]}"
         raise ValueError(f"{path}: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")

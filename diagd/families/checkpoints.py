@@ -20,11 +20,12 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, Source, TextPrompts
+from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import copy_whole, read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import (
     assign_weights,

@@ -16,20 +16,12 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    TokenizerFolder,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
 from diagd.families.llama import llama_fields
 from diagd.families.presets import EMU3 as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, read_words
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
 from diagd.weight_files import assign_weights, check_fit, read_tensors, tensors_under
 

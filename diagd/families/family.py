@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec
 from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
 from diagd.weight_files import name_tensors
 
@@ -43,34 +44,6 @@ class TokenizerFolder:
     load: Callable[[Path], VideoTokenizer]  # to the CPU
     kind: str | None = None  # in its config.json
     torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
-
-
-class TextIds(NamedTuple):
-    """A text as a model of images reads it, in our order of ids: the visual ones first."""
-
-    prompt: Tensor  # (1, P) int64, all that stands before the image
-    unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
-    # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
-    vectors: Tensor | None = None
-    # (B, S) int64, the prompt without its text where it has a picture, and the scale by which that
-    # is preferred to the unconditional one
-    picture: Tensor | None = None
-    picture_scale: float = 1.0
-
-
-class TextPrompts(Protocol):
-    """Turns texts into prompts."""
-
-    @property
-    def takes_pictures(self) -> bool:
-        """Whether a text may stand behind a picture."""
-        return False
-
-    def __call__(self, text: str) -> TextIds: ...
-
-    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
-        """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
-        raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
 @dataclass(frozen=True)

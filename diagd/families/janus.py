@@ -17,18 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    count_layers,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers
 from diagd.families.llama import llama_fields
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import tensors_under

@@ -18,19 +18,12 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults, image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.llama import llama_fields
 from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import check_known, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, check_known, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors

@@ -19,16 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    count_layers,
-    rename,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
 from diagd.families.llamagen.presets import (
     HEAD_DIM,
@@ -39,7 +30,7 @@ from diagd.families.llamagen.presets import (
 )
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import text_states
+from diagd.tokenizers.text import TextIds, TextPrompts, text_states
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
