@@ -40,13 +40,10 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, weight in weights.items():
-        end = offset + weight.numel() * weight.element_size()
-        header[name] = {
-            "dtype": _DTYPES[weight.dtype],
-            "shape": list(weight.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
+        place = [offset, offset + weight.nbytes]
+        offset = place[1]
+        dtype, shape = _DTYPES[weight.dtype], list(weight.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": place}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
@@ -94,8 +91,8 @@ class Record:
         return self.state.get(name, default) if isinstance(self.state, dict) else default
 
 
-class _RefusedPickleError(ValueError):
-    """The file asks for something that no checkpoint needs."""
+class _RefusedFileError(ValueError):
+    """The file is no checkpoint, or asks for something that none needs."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -111,12 +108,13 @@ class _Unpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] in _INERT:
             return type(name, (Record,), {})
-        raise _RefusedPickleError(f"its pickle asks for {module}.{name}, which no checkpoint needs")
+        raise _RefusedFileError(
+            f"refused: its pickle asks for {module}.{name}, which no checkpoint needs; "
+            "nothing of it has run"
+        )
 
 
-class _PickleModule:
-    """The part of the `pickle` module that torch.load uses."""
-
+class _PickleModule:  # as much of `pickle` as torch.load uses
     Unpickler = _Unpickler
 
 
@@ -128,36 +126,27 @@ def read_torch_file(path: str | Path) -> dict[str, Any]:
     path = require_file(path)
     with path.open("rb") as file:
         is_archive = file.read(4) == b"PK\x03\x04"
-    content = _read_archive(path) if is_archive else _read_old_file(path)
+    try:  # before torch 1.6 files were no archives; of those, tensors and no other objects are read
+        content = _read_archive(path) if is_archive else torch.load(path, "cpu", weights_only=True)
+    except _RefusedFileError as error:
+        raise ValueError(f"{path}: {error}") from None
+    except UNPICKLING_ERRORS as error:
+        reason = "no PyTorch checkpoint, or a truncated one"  # torch advises to execute the file
+        if is_archive:
+            reason = f"damaged checkpoint: {(str(error) or type(error).__name__).splitlines()[0]}"
+        raise ValueError(f"{path}: {reason}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
     return content
 
 
 def _read_archive(path: Path) -> Any:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            is_program = any(name.endswith("/constants.pkl") for name in archive.namelist())
-        if not is_program:
-            # weights_only=True refuses objects such as the hyper-parameters of Lightning's files.
-            # Without it `_Unpickler` decides what every name stands for, or ends the reading.
-            return torch.load(
-                path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True
-            )
-    except _RefusedPickleError as error:
-        raise ValueError(f"{path}: refused: {error}; nothing of it has run") from None
-    except UNPICKLING_ERRORS as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: damaged checkpoint: {reason}") from None
-    raise ValueError(f"{path}: a TorchScript program, expected a checkpoint with weights")
-
-
-def _read_old_file(path: Path) -> Any:
-    """Read tensors, and no other objects, as torch saved them before 1.6."""
-    try:
-        return torch.load(path, "cpu", weights_only=True)
-    except UNPICKLING_ERRORS:  # whose texts advise to execute the file
-        raise ValueError(f"{path}: no PyTorch checkpoint, or a truncated one") from None
+    with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            raise _RefusedFileError("a TorchScript program, expected a checkpoint with weights")
+    # weights_only=True refuses objects such as the hyper-parameters of Lightning's files. Without
+    # it `_Unpickler` decides what every name stands for, or ends the reading.
+    return torch.load(path, "cpu", pickle_module=_PickleModule, weights_only=False, mmap=True)
 
 
 def write_torch_file(path: Path, content: dict[str, Any]) -> None:
@@ -240,27 +229,15 @@ def assign_weights(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Give a model on the meta device its weights, which fit it and must be finite."""
-    own = {name: as_finite(value, where, name, device, dtype) for name, value in weights.items()}
+    own = dict[str, Tensor]()
+    for name, weight in weights.items():
+        try:
+            own[name] = weight.to(device, dtype)
+            # one pass that allocates nothing; NaN where any is
+            ends = torch.stack(own[name].aminmax()) if weight.numel() else own[name]
+        except RuntimeError as error:
+            reason = f"{name} in {weight.dtype} cannot be used: {str(error).splitlines()[0]}"
+            raise ValueError(f"{where}: {reason}") from None
+        if not ends.isfinite().all():
+            raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
     model.load_state_dict(own, assign=True)
-
-
-def as_finite(
-    weight: Tensor,
-    where: str | Path,
-    name: str,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Convert and move a weight, which must be finite; errors name `where` it is from.
-
-    The check is one pass and allocates nothing.
-    """
-    try:
-        numbers = weight.to(device, dtype)
-        ends = torch.stack(numbers.aminmax()) if numbers.numel() else numbers  # NaN where any is
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{where}: {name} in {weight.dtype} cannot be used: {reason}") from None
-    if not ends.isfinite().all():
-        raise ValueError(f"{where}: {name} holds NaN or infinity (in {dtype})")
-    return numbers

@@ -109,8 +109,8 @@ def main(options: Options) -> None:
     idle[:, 1:-1] = PAD
     theirs = janus_of(shape)
     source = Source(theirs.state_dict(), side=theirs.config.to_dict())
-    assert JANUS.released is not None
-    config, weights = JANUS.released.convert(source)
+    assert JANUS.convert is not None
+    config, weights = JANUS.convert(source)
     prompt, unconditional = given + config.vocab_size, idle + config.vocab_size
     work: list[tuple[str, str, str, int, Callable[[], Tensor]]] = []
     for dtype in options.their_dtypes:

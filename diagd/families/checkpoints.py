@@ -20,11 +20,12 @@ from torch import Tensor
 from diagd.data.actions import ActionCodec, ActionVocabulary
 from diagd.families import presets, table
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, TextPrompts
+from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.presets import PRESETS, available_models
 from diagd.files import copy_whole, read_json_object, require_file, require_folder, write_json
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
+from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.weight_files import (
     assign_weights,
@@ -39,7 +40,6 @@ from diagd.weight_files import (
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FOLDER, ACTIONS_FILE, DEFAULTS_FILE = "tokenizer", "actions.json", "generation.json"
 TEXT_FOLDER = "text"
-_INDEX = ".safetensors.index.json"  # of weights in several files
 _TEXT_FILES = {".json", ".jinja", ".model", ".txt"}  # suffixes of what a text tokenizer consists of
 _SIDE_FILES = (CONFIG_FILE, "config.yaml", "config.yml")
 # Raised where tensors and configs have other shapes and types than a family's.
@@ -126,21 +126,16 @@ def _hub_reason(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _released_formats() -> list[ReleasedFormat]:
-    return [family.released for family in table.FAMILIES if family.released]
-
-
 def _released_files(folder: Path) -> list[Path]:
-    patterns = dict.fromkeys(name for released in _released_formats() for name in released.files)
-    found = (file for pattern in patterns for file in sorted(folder.glob(pattern)))
-    return list(dict.fromkeys(found))  # one may match several patterns
+    patterns = dict.fromkeys(name for family in table.FAMILIES for name in family.files)
+    return list(dict.fromkeys(file for name in patterns for file in sorted(folder.glob(name))))
 
 
 def _is_ours(folder: Path, config: Path | None) -> bool:
     path = config or folder / CONFIG_FILE
     if not path.is_file():
         return all(file.name == WEIGHTS_FILE for file in _released_files(folder))
-    theirs = frozenset().union(*(released.config_fields for released in _released_formats()))
+    theirs = frozenset().union(*(family.config_fields for family in table.FAMILIES))
     return path.suffix == ".json" and not theirs & read_json_object(path).keys()
 
 
@@ -155,10 +150,10 @@ def _read_released(path: Path, config: Path | None) -> Checkpoint:
     file = files[0]
     source = _read_source(file, config)
     for family in table.FAMILIES:
-        form = family.released
-        if form and any(name in source.tensors for name in form.signature) and form.fits(source):
+        is_one = any(name in source.tensors for name in family.signature) and family.fits(source)
+        if is_one and family.convert:
             try:
-                model_config, weights = form.convert(source)
+                model_config, weights = family.convert(source)
             except _MISFITS as error:
                 reason = f"no {error} in it" if isinstance(error, KeyError) else str(error)
                 raise ValueError(f"{file}: {family.name} checkpoint: {reason}") from None
@@ -171,14 +166,12 @@ def _read_source(path: Path, config: Path | None) -> Source:
     beside = (path.with_name(name) for name in _SIDE_FILES)
     side = config or next((file for file in beside if file.is_file()), None)
     fields = {} if side is None else _read_fields(side)
-    if path.suffix == ".safetensors":
-        return Source(read_weights(path), side=fields, path=path)
-    if path.suffix == ".json":
-        return Source(_read_shards(path), side=fields, path=path)
+    if path.suffix in (".safetensors", ".json"):
+        tensors = read_weights(path) if path.suffix == ".safetensors" else _read_shards(path)
+        return Source(tensors, side=fields, path=path)
     content = read_torch_file(path)
     hyper = content.get("hyper_parameters")
-    hyper = hyper if isinstance(hyper, dict) else {}
-    return Source(tensors_of(content), hyper, fields, path)
+    return Source(tensors_of(content), hyper if isinstance(hyper, dict) else {}, fields, path)
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
@@ -215,8 +208,9 @@ def read_config(path: Path) -> ModelConfig:
 def build_model(found: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Transformer:
     """Build the model of a checkpoint around its weights, which must be finite."""
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        expected = "a floating-point type of torch, such as torch.bfloat16"
-        raise ValueError(f"dtype must be {expected}, got {dtype!r}")
+        raise ValueError(
+            f"dtype must be a floating-point type of torch, such as torch.bfloat16, got {dtype!r}"
+        )
     model = empty_model(found)
     logger.info("%s: %s", found.path, found.family.name)
     assign_weights(model, found.weights, found.path, device, dtype)
@@ -285,7 +279,7 @@ def load_text(found: Checkpoint) -> TextPrompts | None:
     try:
         return forms[kind].load(folder, found)
     except (*_MISFITS, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"{folder}: no text tokenizer of {kind}: {reason}") from None
 
 
@@ -295,7 +289,7 @@ def save_text(found: Checkpoint, target: Path) -> bool:
     if folder is None:
         return False
     for file in sorted(folder.iterdir()):
-        if file.suffix in _TEXT_FILES and not file.name.endswith(_INDEX):
+        if file.suffix in _TEXT_FILES and not file.name.endswith(".safetensors.index.json"):
             copy_whole(file, target / TEXT_FOLDER / file.name)
     return True
 

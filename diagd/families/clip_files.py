@@ -46,7 +46,6 @@ class ClipFile:
 
     @property
     def recording_format(self) -> RecordingFormat | None:
-        """The format of frames and actions in the file; None for a video."""
         return recording_formats().get(self.path.suffix.lower())
 
     def length(self) -> tuple[int, Fraction]:
@@ -96,15 +95,14 @@ class ClipFile:
         count = available if num_frames is None else num_frames
         if self.codec is not None:
             fps = None  # the stored rate, as `check` has seen
-        form = self.recording_format
-        if form is None:
-            video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
-            frames, rate = video.frames, video.fps
-        else:
+        if form := self.recording_format:
             _, rate = form.length(self.path)
             numbers = itertools.islice(frame_numbers(rate, fps, start), count)
             frames = torch.stack([fit(frame, size_px) for frame in form.frames(self.path, numbers)])
             rate = rate if fps is None else Fraction(fps)
+        else:
+            video = read_video(self.path, count, start=start, fps=fps, size_px=size_px)
+            frames, rate = video.frames, video.fps
         if len(frames) != count:
             raise ValueError(
                 f"{self.path} is truncated: expected {count} frames, decoded {len(frames)}"
@@ -132,8 +130,7 @@ class ClipFile:
 
 def recording_formats() -> dict[str, RecordingFormat]:
     """Return the families' formats of recordings by suffix, in lower case."""
-    formats = (family.recordings for family in table.FAMILIES)
-    return {form.suffix: form for form in formats if form is not None}
+    return {one.recordings.suffix: one.recordings for one in table.FAMILIES if one.recordings}
 
 
 def find_clips(folder: Path, codec: ActionCodec | None = None) -> dict[str, ClipFile]:

@@ -22,7 +22,6 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
     Checkpoint,
     Family,
-    ReleasedFormat,
     Source,
     TokenizerFolder,
     count_layers,
@@ -213,9 +212,8 @@ class CosmosTokenizer:
 
 
 def _filled(sequence: Tensor, length: int) -> Tensor:
-    """Repeat the last member until there are `length`."""
-    missing = length - len(sequence)
-    return torch.cat([sequence, sequence[-1:].expand(missing, *sequence.shape[1:])])
+    last = sequence[-1:].expand(length - len(sequence), *sequence.shape[1:])
+    return torch.cat([sequence, last])
 
 
 def _describe(answer: object) -> str:
@@ -227,15 +225,12 @@ def _describe(answer: object) -> str:
 COSMOS = Family(
     name="Cosmos",
     licence="weights: NVIDIA Open Model License; code: Apache-2.0",
-    released=ReleasedFormat(
-        files=("model.pt",),
-        config_fields=frozenset({"dim", "n_layers"}),
-        signature=(_EMBEDDING, "model." + _EMBEDDING),
-        convert=_convert,
-    ),
+    files=("model.pt",),
+    config_fields=frozenset({"dim", "n_layers"}),
+    signature=(_EMBEDDING, "model." + _EMBEDDING),
+    convert=_convert,
     tokenizer_folder=TokenizerFolder(
         CosmosTokenizer.from_jit, torchscript=(ENCODER_NAME, DECODER_NAME)
     ),
     defaults=_defaults,
-    presets=PRESETS,
 )

@@ -16,21 +16,12 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    ReleasedFormat,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    TokenizerFolder,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, TokenizerFolder
 from diagd.families.llama import llama_fields
 from diagd.families.presets import EMU3 as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, read_words
 from diagd.tokenizers.vq import CONFIG_NAME, WEIGHTS_NAME, FrameTokenizer, normalise, paint
 from diagd.weight_files import assign_weights, check_fit, read_tensors, tensors_under
 
@@ -122,7 +113,6 @@ class Emu3Tokenizer(FrameTokenizer):
 
 
 def load_emu3_tokenizer(folder: Path) -> Emu3Tokenizer:
-    """Load what `save_pretrained` wrote."""
     fields, weights = read_json_object(folder / CONFIG_NAME), folder / WEIGHTS_NAME
     return emu3_tokenizer(fields, read_tensors(weights), weights)
 
@@ -172,15 +162,10 @@ class Emu3Prompts(TextPrompts):
 EMU3 = Family(
     name="Emu3",
     licence="code and weights: Apache-2.0",
-    released=ReleasedFormat(
-        files=("model.safetensors", "*.index.json"),
-        config_fields=frozenset({"model_type", "vocabulary_map"}),
-        signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
-        convert=_convert,
-    ),
+    signature=("text_model.model.embed_tokens.weight", "model.text_model.embed_tokens.weight"),
+    convert=_convert,
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(load_emu3_tokenizer, kind=KIND),
     text=TextFolder(("emu3",), Emu3Prompts),
     defaults=lambda found: image_defaults(top_k=2048, top_p=None, guidance=3.0, row_ends=True),
-    presets=PRESETS,
 )

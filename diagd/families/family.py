@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from diagd.data.actions import ActionCodec
 from diagd.families.defaults import GenerationDefaults
 from diagd.models.config import ModelConfig
+from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
 from diagd.weight_files import name_tensors
 
@@ -37,53 +38,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class ReleasedFormat:
-    """The checkpoints of a family as released."""
-
-    files: tuple[str, ...]  # glob patterns of their names
-    config_fields: frozenset[str]  # names in its config files that tell them from ours
-    signature: tuple[str, ...]  # names of tensors, any of which shows that a file is this family's
-    # the config, and the weights under our names; raises where the files do not fit together
-    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]]
-    # whether a file of this signature is this family's, where others have the same one
-    fits: Callable[[Source], bool] = lambda source: True
-
-
-@dataclass(frozen=True)
 class TokenizerFolder:
     """A folder that holds a tokenizer in a format of a family's own."""
 
     load: Callable[[Path], VideoTokenizer]  # to the CPU
     kind: str | None = None  # in its config.json
     torchscript: tuple[str, ...] = ()  # files that give it away; they run code when loaded
-
-
-class TextIds(NamedTuple):
-    """A text as a model of images reads it, in our order of ids: the visual ones first."""
-
-    prompt: Tensor  # (1, P) int64, all that stands before the image
-    unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
-    # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
-    vectors: Tensor | None = None
-    # (B, S) int64, the prompt without its text where it has a picture, and the scale by which that
-    # is preferred to the unconditional one
-    picture: Tensor | None = None
-    picture_scale: float = 1.0
-
-
-class TextPrompts(Protocol):
-    """Turns texts into prompts."""
-
-    @property
-    def takes_pictures(self) -> bool:
-        """Whether a text may stand behind a picture."""
-        return False
-
-    def __call__(self, text: str) -> TextIds: ...
-
-    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
-        """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
-        raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
 @dataclass(frozen=True)
@@ -114,7 +74,15 @@ class Family:
     name: str  # `actions.json` of a converted model names it, too
     defaults: Callable[[Checkpoint], GenerationDefaults]  # as its makers use the model
     licence: str = ""  # of what was released, as far as we know; no advice
-    released: ReleasedFormat | None = None  # None: our own folders, which need no translation
+    # the config of a released checkpoint, and the weights under our names; raises where its files
+    # do not fit together; None: our own folders, which need no translation
+    convert: Callable[[Source], tuple[ModelConfig, dict[str, Tensor]]] | None = None
+    signature: tuple[str, ...] = ()  # names of tensors, any of which shows that a file is one
+    # whether a file of this signature is one, where other families have the same signature
+    fits: Callable[[Source], bool] = lambda source: True
+    # glob patterns of its files, and names in its config that tell it from ours: of transformers
+    files: tuple[str, ...] = ("*.index.json", "model.safetensors", "pytorch_model.bin")
+    config_fields: frozenset[str] = frozenset({"model_type", "vocabulary_map"})
     # the tokenizer with a checkpoint, or None where it is not there; None: it never comes with one
     tokenizer: Callable[[Checkpoint], VideoTokenizer | None] | None = None
     tokenizer_folder: TokenizerFolder | None = None
@@ -123,7 +91,6 @@ class Family:
     # of a family whose models have actions of their own; where there is no such file
     name_actions: Callable[[Checkpoint], ActionCodec] | None = None
     recordings: RecordingFormat | None = None
-    presets: Mapping[str, ModelConfig] = field(default_factory=dict)  # shapes by name
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
@@ -151,10 +118,8 @@ def rename(
                 name = f"{module}.{kind}"
                 if name in tensors:
                     unknown.pop(name, None)
-                    tensor = tensors[name]
-                    if part:
-                        index, count = map(int, part.split("/"))
-                        tensor = tensor.chunk(count)[index]
+                    index, _, count = part.partition("/")
+                    tensor = tensors[name].chunk(int(count))[int(index)] if part else tensors[name]
                     renamed[f"{ours.replace('{i}', str(i))}.{kind}"] = tensor
     if problems := name_tensors({"missing": missing, "unknown": list(unknown)}):
         raise ValueError(problems)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from diagd.data.actions import ActionVocabulary
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source, count_layers, rename
+from diagd.families.family import Checkpoint, Family, Source, count_layers, rename
 from diagd.families.presets import IRIS as PRESETS
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer
@@ -115,14 +115,10 @@ def _actions(found: Checkpoint) -> ActionVocabulary:
 IRIS = Family(
     name="IRIS",
     licence="code: GPL-3.0; weights: see eloialonso/iris",
-    released=ReleasedFormat(
-        files=("last.pt",),
-        config_fields=frozenset(),
-        signature=(f"world_model.{_POSITIONS}",),
-        convert=_convert,
-    ),
+    files=("last.pt",),
+    signature=(f"world_model.{_POSITIONS}",),
+    convert=_convert,
     tokenizer=_tokenizer,
     name_actions=_actions,
     defaults=lambda found: GenerationDefaults(fps=15, context_frames=1, top_p=None, keep_frames=1),
-    presets=PRESETS,
 )

@@ -11,27 +11,16 @@ Folders are those of transformers (`JanusForConditionalGeneration`), or DeepSeek
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    ReleasedFormat,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    count_layers,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers
 from diagd.families.llama import llama_fields
-from diagd.families.presets import JANUS as PRESETS
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import tensors_under
@@ -66,7 +55,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise ValueError("expected a config.json beside it that has text_config")
     defaults = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
     text = defaults | text  # a config omits what is as transformers has it
-    if (activation := _section(side, "vq_config").get("hidden_act", "gelu")) != "gelu":
+    if (activation := (side.get("vq_config") or {}).get("hidden_act", "gelu")) != "gelu":
         raise ValueError(f"hidden_act of vq_config must be gelu, got {activation!r}")
     language = tensors_under("model.language_model.", tensors)
     weights = {f"model.{name}": tensor for name, tensor in language.items()}
@@ -75,7 +64,7 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
     for name, tensor in tensors_under("model.generation_head.", tensors).items():
         module, _, kind = name.partition(".")
         weights[f"{_HEAD.get(module, module)}.{kind}"] = tensor
-    vision = _section(side, "vision_config")
+    vision = side.get("vision_config") or {}
     num_rows = int(vision.get("image_size", 384)) // int(vision.get("patch_size", 16))
     config = ModelConfig(
         **llama_fields(weights, text),
@@ -88,10 +77,6 @@ def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
         head_size=len(weights["head_proj.weight"]),
     )
     return config, weights
-
-
-def _section(side: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return side.get(name) or {}
 
 
 def _code_embeddings(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -136,14 +121,10 @@ class JanusPrompts(TextPrompts):
 JANUS = Family(
     name="Janus",
     licence="code: MIT; weights: DeepSeek Model License",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
-        config_fields=frozenset({"text_config", "language_config"}),
-        signature=("model.generation_embeddings.weight", "gen_embed.weight"),
-        convert=_convert,
-    ),
+    config_fields=frozenset({"text_config", "language_config"}),
+    signature=("model.generation_embeddings.weight", "gen_embed.weight"),
+    convert=_convert,
     tokenizer=_tokenizer,
     text=TextFolder(("janus", "multi_modality"), JanusPrompts),
     defaults=lambda found: image_defaults(top_p=None, guidance=5.0, keep_frames=0),
-    presets=PRESETS,
 )

@@ -28,6 +28,12 @@ def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict
     """
     if (activation := side.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act must be silu, got {activation!r}")
+    # the base of the rotary angles, which transformers has written in three places
+    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
+    for name in ("rope_type", "type"):
+        if rope.get(name, "default") != "default":
+            raise ValueError(f"{name} must be default, got {rope[name]!r}")
+    rope_theta = rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta))
     num_heads = int(side["num_attention_heads"])
     head_dim = len(weights["model.layers.0.self_attn.q_proj.weight"]) // num_heads
     return {
@@ -38,15 +44,6 @@ def llama_fields(weights: Mapping[str, Tensor], side: Mapping[str, Any]) -> dict
         "num_kv_heads": len(weights["model.layers.0.self_attn.k_proj.weight"]) // head_dim,
         "head_dim": head_dim,
         "norm_eps": float(side["rms_norm_eps"]),
-        "rope_theta": _theta_of(side),
+        "rope_theta": float(rope_theta),
         "bias": bool(side.get("attention_bias", False)),
     }
-
-
-def _theta_of(side: Mapping[str, Any]) -> float:
-    """Return the base of the rotary angles, which transformers has written in three places."""
-    rope = (side.get("rope_scaling") or {}) | (side.get("rope_parameters") or {})
-    for name in ("rope_type", "type"):
-        if rope.get(name, "default") != "default":
-            raise ValueError(f"{name} must be default, got {rope[name]!r}")
-    return float(rope.get("rope_theta", side.get("rope_theta", ModelConfig.rope_theta)))

@@ -22,7 +22,6 @@ from diagd.decoding.schedule import TokenGrid
 from diagd.decoding.strategies.table import Conditions, Strategy, as_strategy
 from diagd.families.checkpoints import is_repository, upload
 from diagd.families.defaults import GenerationDefaults, visual_ranges
-from diagd.families.family import TextIds, TextPrompts
 from diagd.models.config import ModelConfig
 from diagd.models.guidance import GuidedModel
 from diagd.models.vector_prompt import VectorPrompt
@@ -37,6 +36,7 @@ from diagd.pipeline.prompts import (
     rows_of,
 )
 from diagd.pipeline.world_folder import WorldSource, load_parts, save_world
+from diagd.tokenizers.text import TextIds, TextPrompts
 from diagd.tokenizers.vq import VideoTokenizer
 
 logger = logging.getLogger("diagd")

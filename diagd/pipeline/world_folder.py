@@ -31,10 +31,11 @@ from diagd.families.checkpoints import (
     write_defaults,
 )
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, TextPrompts
+from diagd.families.family import Checkpoint
 from diagd.files import copy_whole, read_json_lines, write_text
 from diagd.models.transformer import Transformer
 from diagd.system import check_memory
+from diagd.tokenizers.text import TextPrompts
 from diagd.tokenizers.vq import RowEnds, TwoCameras, VideoTokenizer, VQTokenizer
 
 

@@ -6,7 +6,7 @@ attended to; so does this module.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +17,34 @@ from diagd.files import require_file, require_folder
 from diagd.weight_files import read_weights
 
 NUM_PLACES = 512
+
+
+class TextIds(NamedTuple):
+    """A text as a model of images reads it, in our order of ids: the visual ones first."""
+
+    prompt: Tensor  # (1, P) int64, all that stands before the image
+    unconditional: Tensor  # (1, U) int64, the same of no text, for guidance
+    # (P, hidden_size), of a text read by a model of its own: what the ids of `prompt` stand for
+    vectors: Tensor | None = None
+    # (B, S) int64, the prompt without its text where it has a picture, and the scale by which that
+    # is preferred to the unconditional one
+    picture: Tensor | None = None
+    picture_scale: float = 1.0
+
+
+class TextPrompts(Protocol):
+    """Turns texts into prompts."""
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether a text may stand behind a picture."""
+        return False
+
+    def __call__(self, text: str) -> TextIds: ...
+
+    def with_pictures(self, pictures: Tensor, text: str) -> TextIds:
+        """Return the prompts of pictures (B, height, width) int64, each with the text behind it."""
+        raise TypeError(f"{type(self).__name__} takes no pictures")
 
 
 def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import diagd
 from diagd.backends.native.model import NativeModel
-from diagd.families.family import TextIds
 from diagd.pipeline.prompts import seed_of
+from diagd.tokenizers.text import TextIds
 from tests import oracles
 
 

@@ -24,7 +24,6 @@ from diagd.families.defaults import GenerationDefaults
 from diagd.families.family import (
     Family,
     RecordingFormat,
-    ReleasedFormat,
     Source,
     TokenizerFolder,
     count_layers,
@@ -145,12 +144,10 @@ CODEC: ActionCodec = PongActions()
 PONG = Family(
     name="Pong",
     licence="public domain",
-    released=ReleasedFormat(
-        files=("pong.pt",),
-        config_fields=frozenset({"pong_rows"}),
-        signature=("symbols.weight",),
-        convert=convert,
-    ),
+    files=("pong.pt",),
+    config_fields=frozenset({"pong_rows"}),
+    signature=("symbols.weight",),
+    convert=convert,
     tokenizer=lambda found: LevelTokenizer(found.source.tensors["levels"]),
     tokenizer_folder=TokenizerFolder(LevelTokenizer.load, kind="pong-levels"),
     actions=CODEC,

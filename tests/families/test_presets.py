@@ -4,6 +4,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from diagd.families import presets
 from diagd.families.presets import PRESETS
 from diagd.models.config import ModelConfig
 from diagd.models.transformer import Transformer
@@ -26,6 +27,14 @@ def test_presets_have_the_parameters_of_the_released_models(name, num_parameters
     with torch.device("meta"):
         model = Transformer(PRESETS[name])
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+def test_no_two_presets_have_one_name():
+    tables = [
+        *(presets.WORLD_SIZES, presets.WHAM, presets.COSMOS, presets.MINEWORLD, presets.IRIS),
+        *(presets.LLAMAGEN, presets.LLAMAGEN_T2I, presets.JANUS, presets.CHAMELEON, presets.EMU3),
+    ]
+    assert len(PRESETS) == sum(map(len, tables)) + 2  # the bundled models
 
 
 def test_a_config_survives_json():

@@ -18,26 +18,19 @@ import torch
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults, image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    ReleasedFormat,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder
 from diagd.families.llama import llama_fields
 from diagd.families.presets import CHAMELEON as PRESETS
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import check_known, ids_of, read_words
+from diagd.tokenizers.text import TextIds, TextPrompts, check_known, ids_of, read_words
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
 
 _7B = PRESETS["chameleon-7b"]  # what a config leaves out is as it is there
-_EMBEDDING, _HEAD, _PIXELS = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_LEFT_OUT = "model.vqmodel.", "action_head."  # pixels, and what RynnVLA-002 would do
 _IMAGE, _DIGITS = "IMGIMG", str.maketrans("ABCDEFGHIJ", "0123456789")
 _ROW_END, TURN_END = "<reserved08799>", "<reserved08706>"
 IMAGE_START, IMAGE_END, _SIZES = "<racm3:break>", "<eoss>", 8800
@@ -77,7 +70,7 @@ def build(
     weights = {
         name: tensor.flatten() if "_norm." in name else tensor
         for name, tensor in source.tensors.items()
-        if not name.startswith(_PIXELS)
+        if not name.startswith(_LEFT_OUT)
     }
     table, predicted = weights[_EMBEDDING], torch.tensor([*visual, *actions])
     weights[_HEAD] = weights.get(_HEAD, table)[predicted]  # tied, it is the table
@@ -129,11 +122,6 @@ def tokenizer_of(found: Checkpoint) -> VQTokenizer:
             f"{found.path}: holds no decoder of images: put vqgan.ckpt of Meta's release into "
             f"{path.parent}, or name a folder with --tokenizer"
         )
-    return chameleon_tokenizer(path)
-
-
-def chameleon_tokenizer(path: Path) -> VQTokenizer:
-    """Load Meta's `vqgan.ckpt`, which has the encoder and the decoder."""
     return read_vqgan(read_tensors(path), path)
 
 
@@ -191,14 +179,9 @@ def _defaults(found: Checkpoint) -> GenerationDefaults:
 CHAMELEON = Family(
     name="Chameleon",
     licence="Chameleon Research License: research only; Anole and Lumina-mGPT: the same",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors", "pytorch_model.bin"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=SIGNATURE,
-        convert=_convert,
-    ),
+    signature=SIGNATURE,
+    convert=_convert,
     tokenizer=tokenizer_of,
     text=TextFolder(("chameleon",), ChameleonPrompts),
     defaults=_defaults,
-    presets=PRESETS,
 )

@@ -25,6 +25,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from diagd.families.chameleon.family import (
     visual_ids,
 )
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Family, ReleasedFormat, Source
+from diagd.families.family import Family, Source
 from diagd.files import require_file
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.text import check_known, read_words
@@ -119,25 +120,12 @@ def _numbers(action: str) -> Sequence[float]:
     return numbers
 
 
-def _convert(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    return _build(source, RobotActions(), SENTENCE)
-
-
-def _convert_two(source: Source) -> tuple[ModelConfig, dict[str, Tensor]]:
-    length = len(source.tensors[_ACTIONS_OF_TWO])
-    if length != len(_STILL):
-        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
-    tensors = {
-        name: tensor
-        for name, tensor in source.tensors.items()
-        if not name.startswith("action_head.")
-    }
-    return _build(replace(source, tensors=tensors), RobotActions(2), SENTENCE_OF_TWO)
-
-
-def _build(
+def _convert(
     source: Source, codec: RobotActions, sentence: str
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
+    length = len(source.tensors.get(_ACTIONS_OF_TWO, _STILL))
+    if length != len(_STILL):
+        raise ValueError(f"actions must be LIBERO's {len(_STILL)} numbers, got {length}")
     vocabulary, folder = source.side["vocabulary_map"], source.path.parent
     height, width = grid_of(source.side, _SIDE)
     require_file(folder / "tokenizer.json", "text tokenizer")
@@ -171,13 +159,9 @@ def _is_one(source: Source) -> bool:
 WORLDVLA = Family(
     name="WorldVLA",
     licence="code: Apache-2.0; weights: Chameleon Research License: research only",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=SIGNATURE,
-        convert=_convert,
-        fits=_is_one,
-    ),
+    signature=SIGNATURE,
+    convert=partial(_convert, codec=RobotActions(), sentence=SENTENCE),
+    fits=_is_one,
     tokenizer=tokenizer_of,
     actions=RobotActions(),
     defaults=lambda found: GenerationDefaults(
@@ -193,11 +177,8 @@ WORLDVLA = Family(
 RYNNVLA = replace(
     WORLDVLA,
     name="RynnVLA-002",
-    released=ReleasedFormat(
-        files=("*.index.json", "model.safetensors"),
-        config_fields=frozenset({"vocabulary_map"}),
-        signature=(_ACTIONS_OF_TWO,),
-        convert=_convert_two,
-    ),
+    signature=(_ACTIONS_OF_TWO,),
+    convert=partial(_convert, codec=RobotActions(2), sentence=SENTENCE_OF_TWO),
+    fits=lambda source: True,
     actions=RobotActions(2),
 )

@@ -19,29 +19,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from diagd.families.defaults import image_defaults
-from diagd.families.family import (
-    Checkpoint,
-    Family,
-    ReleasedFormat,
-    Source,
-    TextFolder,
-    TextIds,
-    TextPrompts,
-    count_layers,
-    rename,
-)
+from diagd.families.family import Checkpoint, Family, Source, TextFolder, count_layers, rename
 from diagd.families.llama import META_NAMES
 from diagd.families.llamagen.presets import (
     HEAD_DIM,
     PATCH_PX,
     PRESETS,
-    TEXT_PRESETS,
     ImageNetClasses,
     llamagen,
 )
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
-from diagd.tokenizers.text import text_states
+from diagd.tokenizers.text import TextIds, TextPrompts, text_states
 from diagd.tokenizers.vq import VQTokenizer
 from diagd.tokenizers.vqgan import read_vqgan
 from diagd.weight_files import read_tensors
@@ -134,27 +123,23 @@ def llamagen_tokenizer(path: Path) -> VQTokenizer:
     return read_vqgan(read_tensors(path), path, by_direction=True)
 
 
-_FORMAT = ReleasedFormat(
+LLAMAGEN = Family(
+    name="LlamaGen",
+    licence="code: MIT; weights: see FoundationVision/LlamaGen",
     files=("c2i_*.pt",),
     config_fields=frozenset({"image_size", "n_head"}),
     signature=(_CLASSES,),
     convert=_convert,
-)
-LLAMAGEN = Family(
-    name="LlamaGen",
-    licence="code: MIT; weights: see FoundationVision/LlamaGen",
-    released=_FORMAT,
     tokenizer=_tokenizer,
     actions=ImageNetClasses(),
     defaults=lambda found: image_defaults(top_k=2000, top_p=None, guidance=4.0, keep_frames=0),
-    presets=PRESETS,
 )
-LLAMAGEN_T2I = Family(
+LLAMAGEN_T2I = replace(
+    LLAMAGEN,
     name="LlamaGen-T2I",
-    licence=LLAMAGEN.licence,
-    released=replace(_FORMAT, files=("t2i_*.pt",), signature=(_NO_TEXT,)),
-    tokenizer=_tokenizer,
+    files=("t2i_*.pt",),
+    signature=(_NO_TEXT,),
+    actions=None,
     text=TextFolder(("t5",), LlamaGenPrompts, encoder="google/flan-t5-xl"),
     defaults=lambda found: image_defaults(top_k=1000, top_p=None, guidance=7.5, keep_frames=0),
-    presets=TEXT_PRESETS,
 )

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from diagd.families.defaults import GenerationDefaults
-from diagd.families.family import Checkpoint, Family, ReleasedFormat, Source
+from diagd.families.family import Checkpoint, Family, Source
 from diagd.families.llama import llama_fields
-from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, PRESETS, MinecraftActions
+from diagd.families.mineworld.presets import FRAMES, GRID, HEAD_DIM, MinecraftActions
 from diagd.files import read_json_object
 from diagd.models.config import ModelConfig
 from diagd.tokenizers.vq import VQTokenizer, load_vq_model
@@ -80,14 +80,11 @@ def mineworld_tokenizer(config: Path, weights: Path | Mapping[str, Tensor]) -> V
 MINEWORLD = Family(
     name="MineWorld",
     licence="code: MIT; weights: taken down in May 2025",
-    released=ReleasedFormat(
-        files=("*.ckpt", "model.safetensors", "pytorch_model.bin"),
-        config_fields=frozenset({"model", "model_type", "num_attention_heads"}),
-        signature=(_EMBEDDING, _TRANSFORMER + _EMBEDDING),
-        convert=_convert,
-    ),
+    files=("*.ckpt", "model.safetensors", "pytorch_model.bin"),
+    config_fields=frozenset({"model", "model_type", "num_attention_heads"}),
+    signature=(_EMBEDDING, _TRANSFORMER + _EMBEDDING),
+    convert=_convert,
     tokenizer=_tokenizer,
     actions=MinecraftActions(),
     defaults=lambda found: GenerationDefaults(fps=20, context_frames=1, num_frames=15, top_p=0.8),
-    presets=PRESETS,
 )

@@ -30,7 +30,6 @@ from diagd.families.family import (
     Checkpoint,
     Family,
     RecordingFormat,
-    ReleasedFormat,
     Source,
     TokenizerFolder,
     count_layers,
@@ -213,47 +212,44 @@ def _open_array(path: str | Path, name: str) -> Iterator[StoredArray]:
                 found = ", ".join(map(repr, names)) or "nothing"
                 raise ValueError(f"{path} holds no array {name!r}, found: {found}")
             with archive.open(f"{name}.npy") as file:
-                shape, dtype = _read_header(file, f"{path}: {name}")
-                stored = archive.getinfo(f"{name}.npy").file_size - file.tell()
-                if stored != math.prod(shape) * dtype.itemsize:
+                stored = _read_header(file, f"{path}: {name}")
+                shape, dtype, _ = stored
+                size = archive.getinfo(f"{name}.npy").file_size - file.tell()
+                if size != math.prod(shape) * dtype.itemsize:
                     raise ValueError(f"{damaged}: {name} has not the size that it says")
                 is_video = dtype == np.uint8 and len(shape) == 4 and shape[1] == 3 and min(shape)
                 if name == "images" and not is_video:
                     rule = "images must be (T, 3, H_px, W_px) uint8"
                     raise ValueError(f"{path}: {rule}, got {dtype} {shape}")
-                yield StoredArray(shape, dtype, file)
+                yield stored
     except _DAMAGE as error:
         raise ValueError(f"{damaged}: {error}") from None
     except RuntimeError as error:  # encrypted, or compressed in an unknown way
         raise ValueError(f"{path} cannot be read as npz: {error}") from None
 
 
-def _read_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtype]:
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
+def _read_header(file: IO[bytes], where: str) -> StoredArray:
+    npy = np.lib.format
     try:
-        version = np.lib.format.read_magic(file)
-        shape, column_major, dtype = readers[version](file)
-    except (ValueError, KeyError):
+        is_short = npy.read_magic(file) == (1, 0)
+        read = npy.read_array_header_1_0 if is_short else npy.read_array_header_2_0
+        shape, column_major, dtype = read(file)
+    except ValueError:
         raise ValueError(f"{where} is no npy array (corrupt or truncated)") from None
     if dtype.hasobject:
         raise ValueError(f"{where} holds Python objects, which are never unpickled")
     if column_major and len(shape) > 1:
         raise ValueError(f"{where} is stored column by column; save it in C order")
-    return shape, dtype
+    return StoredArray(shape, dtype, file)
 
 
 WHAM = Family(
     name="WHAM",
     licence="Microsoft Research License: research without revenue only, no redistribution",
-    released=ReleasedFormat(
-        files=("*.ckpt",),
-        config_fields=frozenset({"n_head"}),
-        signature=(f"{_GPT}transformer.wpe.weight",),
-        convert=_convert,
-    ),
+    files=("*.ckpt",),
+    config_fields=frozenset({"n_head"}),
+    signature=(f"{_GPT}transformer.wpe.weight",),
+    convert=_convert,
     tokenizer=_tokenizer,
     tokenizer_folder=TokenizerFolder(WHAMTokenizer.from_pretrained, kind=WHAM_KIND),
     actions=WHAMActions(),
@@ -264,5 +260,4 @@ WHAM = Family(
         actions=npz_actions,
     ),
     defaults=_defaults,
-    presets=PRESETS,
 )

@@ -19,11 +19,11 @@ import diagd
 from diagd.backends.native.model import NativeModel
 from diagd.decoding.sampling import SamplingOptions
 from diagd.families.checkpoints import build_model, find_model
-from diagd.families.family import TextIds
 from diagd.models.huggingface import HuggingFaceModel
 from diagd.models.vector_prompt import VectorPrompt
 from diagd.pipeline.generator import VideoGenerator
 from diagd.pipeline.world_folder import load_parts
+from diagd.tokenizers.text import TextIds
 from tests import oracles
 from tests.families.images import check_prices, reference_image
 from tests.families.llamagen.plain import (
