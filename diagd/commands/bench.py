@@ -111,12 +111,12 @@ def engine_rows(
 
     All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
-    config, on_cpu = model.config, model.device.type == "cpu"
+    config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
     replays, seam = prepared.replays, config.num_seam_tokens
     for strategy in strategies:
         strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
-    stopwatch = Stopwatch(prepared, on_cpu and not replays, sample)
+    stopwatch = Stopwatch(prepared, device.type == "cpu" and not replays, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
@@ -126,30 +126,27 @@ def engine_rows(
         sampling=sampling,
         context=inputs[0].text,
     )
+
+    def run(strategy: Strategy, given: Inputs) -> Run:
+        engine.prefill(given.prompt, given.context_frames)
+        if strategy.has_schedule:
+            stopwatch.begin(strategy.schedule(grid).num_steps)
+        started = synchronized_time(device)
+        frames = list(engine.decode(strategy, given.actions))
+        seconds = synchronized_time(device) - started - engine.capture_seconds
+        times = stopwatch.take()
+        if sample:
+            seconds = statistics.mean(times.seconds) * engine.stream.num_steps
+        counts = engine.stream.num_steps, engine.stream.num_fed
+        return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
+
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
-    run = partial(_run_engine, engine, stopwatch, grid)
     return [
         Row(dtype, backend, one.name, given.context_frames, partial(run, one, given), weight_bytes)
         for given in inputs
         for one in strategies
     ]
-
-
-def _run_engine(
-    engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
-) -> Run:
-    engine.prefill(given.prompt, given.context_frames)
-    if strategy.has_schedule:
-        stopwatch.begin(strategy.schedule(grid).num_steps)
-    started = synchronized_time(given.prompt.device)
-    frames = list(engine.decode(strategy, given.actions))
-    seconds = synchronized_time(given.prompt.device) - started - engine.capture_seconds
-    times = stopwatch.take()
-    if stopwatch.sample_size:
-        seconds = statistics.mean(times.seconds) * engine.stream.num_steps
-    counts = engine.stream.num_steps, engine.stream.num_fed
-    return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
 
 
 @torch.inference_mode()

@@ -255,6 +255,15 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
 
 
 RASTER_FRAMES = 2
+COLUMNS = {
+    "": "{strategy}",
+    "frames": "{num_frames}",
+    "steps": "{num_steps}",
+    "seconds": "{seconds:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "speedup": "{speedup:.1f}x",
+}
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:
@@ -288,7 +297,13 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     else:
         written = _write(output, sheet, prompt, shown)
     report = _report(runs)
-    _print_runs(console, report, title)
+    columns = COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}
+    print_records(console, title, columns, report)
+    if dropped := report[-1]["num_dropped_frames"]:
+        console.print(
+            "note: the video outgrew the model's context: its latest frames were generated without "
+            f"seeing the {dropped} oldest ones"
+        )
     console.print(f"wrote {' and '.join(map(str, written))}")
     return {
         "output": str(written[0]),
@@ -366,25 +381,3 @@ def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]
             row["psnr_to_raster"] = psnr(video.frames[:both], first.frames[:both]).mean().item()
         report.append(row)
     return report
-
-
-COLUMNS = {
-    "": "{strategy}",
-    "frames": "{num_frames}",
-    "steps": "{num_steps}",
-    "seconds": "{seconds:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-    "frames/s": "{frames_per_second:.2f}",
-    "speedup": "{speedup:.1f}x",
-}
-
-
-def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
-    print_records(
-        console, title, COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}, report
-    )
-    if dropped := report[-1]["num_dropped_frames"]:
-        console.print(
-            "note: the video outgrew the model's context: its latest frames were generated without "
-            f"seeing the {dropped} oldest ones"
-        )
