@@ -18,12 +18,7 @@ from rich.console import Console
 
 from diagd.backends.devices import cpu_features, device_of, dtype_of, multiplies_bfloat16
 from diagd.backends.native.compiler import find_compiler
-from diagd.backends.native.library import (
-    cache_folder,
-    candidates_tried,
-    load_library,
-    say_origin,
-)
+from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
 from diagd.backends.prepare import choose_dtype, time_candidates
 from diagd.backends.triton.model import why_not_on
 from diagd.benchmark.options import DoctorOptions
