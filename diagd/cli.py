@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from diagd.checks import shorten
+from diagd.checks import check_at_least, shorten
 from diagd.extras import require
 
 
@@ -153,6 +153,7 @@ def _run(name: str, flags: list[str]) -> None:
     command = COMMANDS[name]
     parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
+    check_at_least(shared, threads=1)
     with contextlib.ExitStack() as held:
         if shared.json:
             held.enter_context(_stdout_to_stderr())

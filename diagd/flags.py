@@ -97,17 +97,11 @@ def read_shared(flags: Sequence[str]) -> argparse.Namespace:
     """Read the flags of every command, wherever they stand among the others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--threads", type=_at_least_one)
+    parser.add_argument("--threads", type=int)
     try:
         return parser.parse_known_args(flags)[0]
     except argparse.ArgumentError as error:
         raise ValueError(f"{error.argument_name}: {error.message}") from None
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
-    return int(text)
 
 
 def parse(

@@ -236,7 +236,6 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
     """Draw one clip: the truth of each model, then its strategies; a video for each model."""
     models = list(dict.fromkeys(record["model"] for record in records))
     strip, videos = {}, {}
-    (out / "videos").mkdir(exist_ok=True)
     for model in models:
         own = [record for record in records if record["model"] == model]
         cells = {}
@@ -261,7 +260,6 @@ def main(options: ReportOptions) -> dict[str, Any]:
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     figures = out / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
     groups, comparison = grouped(results), compare(results)
     settings = results.runs[-1]["settings"]
     notes, table = comparison.notes, comparison.table()
