@@ -100,13 +100,6 @@ class Task(NamedTuple):
     clip: str
 
 
-class Outcome(NamedTuple):
-    """A clip line, and its frames (T, H_px, W_px, 3) uint8 if they are to be kept."""
-
-    record: Record
-    frames: Tensor | None
-
-
 class ClipMeter:
     """Measures tasks one after the other; keeps the last model and the last clip."""
 
@@ -170,8 +163,8 @@ class ClipMeter:
         clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
-    def __call__(self, task: Task) -> Outcome:
-        """Measure one line."""
+    def __call__(self, task: Task) -> tuple[Record, Tensor | None]:
+        """Measure a line; with it come its frames (T, H_px, W_px, 3) uint8 if they are kept."""
         if self.options.teacher_forced:
             record, frames = self._likelihood(*task), None
         elif self.options.of_images:
@@ -179,7 +172,7 @@ class ClipMeter:
         else:
             record, frames = self._continuation(*task)
         record = {"kind": "clip", **task._asdict(), **record}
-        return Outcome(record, frames if self.options.save_videos else None)
+        return record, frames if self.options.save_videos else None
 
     def _continuation(self, model: str, name: str, clip_name: str) -> tuple[Record, Tensor]:
         """Continue a clip by a strategy, or make what a baseline shows, and compare."""
@@ -414,7 +407,9 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                 if isinstance(outcome, ValueError):
                     failed.setdefault(task.clip, str(outcome))
                 else:
-                    append({**_keep_frames(options, outcome), "run": run["run"]})
+                    record, frames = outcome
+                    video = None if frames is None else _keep(options, record, frames)
+                    append({**record, "video": video, "run": run["run"]})
                     num_measured += 1
     results = read_results(path)
     if not results.clips:
@@ -433,12 +428,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     }
 
 
-def _keep_frames(options: EvaluateOptions, outcome: Outcome) -> Record:
-    """Write the video or the image, if there is one, and return the line that names it."""
-    record, video = outcome.record, None
-    if outcome.frames is not None and options.of_images:
-        video = save_image(options.out, record, outcome.frames[0])
-    elif outcome.frames is not None:
-        video = video_path(*key_of(record))
-        write_video(options.out / video, outcome.frames, record["fps"])
-    return {**record, "video": video}
+def _keep(options: EvaluateOptions, record: Record, frames: Tensor) -> str:
+    """Write the video or the image of a line, and return its path in the folder."""
+    if options.of_images:
+        return save_image(options.out, record, frames[0])
+    video = video_path(*key_of(record))
+    write_video(options.out / video, frames, record["fps"])
+    return video
