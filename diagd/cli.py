@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from diagd.checks import shorten
+from diagd.checks import check_at_least, shorten
 from diagd.extras import require
 
 
@@ -26,7 +26,8 @@ class Command(NamedTuple):
     """A row of the table; modules are named inside of diagd."""
 
     summary: str
-    options: str  # module of the dataclass of its flags, such as `GenerateOptions`
+    # module of the dataclass of its flags, such as `GenerateOptions`; default: `options` beside run
+    options: str = ""
     # `module:function` that gets them and returns a JSON document; default: `main` of the module in
     # `commands` that has the command's name
     run: str = ""
@@ -51,14 +52,12 @@ COMMANDS = {
     "plan": Command("steps and lanes of a schedule", "commands.plan"),
     "play": Command(
         "walk through a generated world in the browser",
-        "web.play.options",
-        "web.play.server:play",
+        run="web.play.server:play",
         needs=("fastapi", "uvicorn", "websockets", "PIL"),
     ),
     "export-web": Command(
         "put a world on a web page that plays without a server",
-        "web.play.options",
-        "web.play.export:export",
+        run="web.play.export:export",
         needs=("fastapi", "PIL"),
         owns_out=True,
     ),
@@ -66,8 +65,7 @@ COMMANDS = {
     "convert": Command("turn a released checkpoint into our folder", "pipeline.options"),
     "attention": Command(
         "where the model looks when it writes",
-        "evaluation.options",
-        "evaluation.attention:report_attention",
+        run="evaluation.attention:report_attention",
         needs=("matplotlib",),
     ),
     "evaluate": Command(
@@ -82,41 +80,33 @@ COMMANDS = {
     ),
     "record": Command(
         "record gameplay with actions, from ViZDoom or any Gymnasium game",
-        "data.recorders.options",
-        "data.recorders.recording:record",
+        run="data.recorders.recording:record",
         owns_out=True,
     ),
     "check": Command("look through recorded clips before training on them", "training.options"),
     "tokenize": Command(
         "turn recorded clips into all that training needs",
-        "training.options",
-        "training.corpus:tokenize",
+        run="training.corpus:tokenize",
         owns_out=True,
     ),
     "train": Command(
         "train a world to play, sized to the time there is",
-        "training.options",
-        "training.train:pretrain",
-        TRAIN,
+        run="training.train:pretrain",
+        needs=TRAIN,
         owns_out=True,
     ),
     "finetune": Command(
         "train a model under the visibility of a diagonal schedule",
-        "training.options",
-        "training.train:finetune",
-        TRAIN,
+        run="training.train:finetune",
+        needs=TRAIN,
         owns_out=True,
     ),
     "tune": Command(
-        "find the fastest strategy that a model can afford",
-        "training.options",
-        "training.tuning:main",
-        TRAIN,
+        "find the fastest strategy that a model can afford", run="training.tuning:main", needs=TRAIN
     ),
     "study": Command(
         "ask people which of two videos is better, blind",
-        "web.study.options",
-        "web.study.server:main",
+        run="web.study.server:main",
         needs=("fastapi", "uvicorn"),
     ),
     "doctor": Command(
@@ -136,7 +126,8 @@ def main() -> None:
         elif name == "--version":
             print(f"diagd {importlib.import_module('diagd').__version__}")
         elif name == "--completion":
-            _print_completion(*flags[:1])
+            parsing = importlib.import_module("diagd.flags")
+            parsing.print_completion({name: options_of(name) for name in COMMANDS}, *flags[:1])
         else:
             _run(name, flags)
     except (ValueError, OSError) as error:
@@ -162,6 +153,7 @@ def _run(name: str, flags: list[str]) -> None:
     command = COMMANDS[name]
     parsing = importlib.import_module("diagd.flags")  # slow, and `diagd --help` is instant
     shared = parsing.read_shared(flags)
+    check_at_least(shared, threads=1)
     with contextlib.ExitStack() as held:
         if shared.json:
             held.enter_context(_stdout_to_stderr())
@@ -188,8 +180,10 @@ def _run(name: str, flags: list[str]) -> None:
 
 def options_of(name: str) -> type:
     """Import the dataclass of a command's options, and nothing that computes."""
-    module = importlib.import_module(f"diagd.{COMMANDS[name].options}")
-    return getattr(module, f"{name.title().replace('-', '')}Options")
+    command = COMMANDS[name]
+    place = command.options or f"{command.run.rpartition('.')[0]}.options"
+    options = importlib.import_module(f"diagd.{place}")
+    return getattr(options, f"{name.title().replace('-', '')}Options")
 
 
 def function_of(name: str) -> Callable[[Any], dict[str, Any]]:
@@ -232,15 +226,9 @@ def _limit_threads(count: int) -> None:
         sys.modules["torch"].set_num_threads(count)
 
 
-def _print_completion(shell: str = "") -> None:
-    parsing = importlib.import_module("diagd.flags")
-    parsing.print_completion({name: options_of(name) for name in COMMANDS}, shell)
-
-
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    rows = (f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items())
-    table = "\n".join(rows)
+    table = "\n".join(f"  {name:<{width}}  {row.summary}" for name, row in COMMANDS.items())
     return f"""diagd: fast decoding of autoregressive video models
 
 usage: diagd COMMAND [flags]      diagd COMMAND --help      diagd --version

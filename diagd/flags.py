@@ -93,22 +93,15 @@ class Shared:
     threads: int | None = None  # CPU threads that compute; default: as many as PyTorch takes
 
 
-def read_shared(flags: Sequence[str]) -> Shared:
+def read_shared(flags: Sequence[str]) -> argparse.Namespace:
     """Read the flags of every command, wherever they stand among the others."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--threads", type=_at_least_one)
+    parser.add_argument("--threads", type=int)
     try:
-        found, _ = parser.parse_known_args(flags)
+        return parser.parse_known_args(flags)[0]
     except argparse.ArgumentError as error:
         raise ValueError(f"{error.argument_name}: {error.message}") from None
-    return Shared(found.json, found.threads)
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
-    return int(text)
 
 
 def parse(
@@ -138,7 +131,7 @@ def parse(
     return options(**{name: getattr(parsed, name) for name in _fields(options)})
 
 
-def print_completion(commands: Mapping[str, type], shell: str) -> None:
+def print_completion(commands: Mapping[str, type], shell: str = "") -> None:
     """Print a shell's completion script for `diagd` and the options of each of its commands."""
     if shell not in SHELLS:
         raise ValueError(f"--completion must be one of {', '.join(SHELLS)}, got {shell!r}")

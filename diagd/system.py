@@ -112,10 +112,8 @@ def _quotas(root: Path) -> Iterator[float]:
             continue
         top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         group = top / path.lstrip("/")
-        for folder in (group, *group.parents):
+        for folder in (group, *group.parents):  # no folder above the top has any
             yield from _quota(folder)
-            if folder == top:
-                break
 
 
 def _quota(folder: Path) -> Iterator[float]:

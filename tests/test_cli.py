@@ -252,7 +252,8 @@ def test_an_unknown_flag_is_named(name, command):
         (("--grid", "3x40x64", "--no-json"), r"unknown flag --no-json: did you mean --json\?"),
         (("--grid", "3x40x64", "--row-lagg=2"), r"--row-lagg: did you mean --row-lag\?"),
         (("--grid", "3x40x64", "stray"), r"stray"),
-        (("--grid", "3x40x64", "--threads", "0"), r"--threads: .* 1 or more, got '0'"),
+        (("--grid", "3x40x64", "--threads", "0"), r"threads must be at least 1, got 0"),
+        (("--grid", "3x40x64", "--threads", "x"), r"--threads: .*'x'"),
         (("--grid", "3x40x64", "--threads"), r"--threads: expected one argument"),
     ],
 )

@@ -96,7 +96,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
     def __init__(self, model: CausalModel, parts: bool, sample_size: int | None = None) -> None:
         super().__init__(model)
-        self.parts, self.sample_size = parts, sample_size
+        self.sample_size = sample_size
         self._times = StepTimes()
         self._moments: list[tuple[Any, Any]] = []  # at which each step began and ended
         self._stride, self._num_seen = 1, 0
@@ -106,6 +106,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
             if model.seconds is None:  # one for all that time the model
                 model.seconds = torch.zeros(4, dtype=torch.float64)
             self._counters = model.seconds
+        self._by_part = parts and self._counters is None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         if self.sample_size and not self._in_step:  # a prompt is read
@@ -123,8 +124,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
     def take(self) -> StepTimes:
         """Return what was measured since the last call, once the device is done."""
         times, self._times = self._times, StepTimes()
-        times.seconds = [self._seconds(*both) for both in self._moments]
-        self._moments = []
+        on_cpu, moments, self._moments = self.device.type == "cpu", self._moments, []
+        times.seconds = [b - a if on_cpu else a.elapsed_time(b) / 1000 for a, b in moments]
         if times.parts:
             known = times.parts["forward"] + times.parts.get("sampling", 0.0)
             times.parts["bookkeeping"] = sum(times.seconds) - known
@@ -132,8 +133,7 @@ class Stopwatch(ModelWrapper[CausalModel]):
 
     def make_step(self, step: StepParts) -> StepFunction:
         """Time the model's own step; or its parts, where it does not tell how long they take."""
-        own = not self.parts or self._counters is not None
-        run = self.model.make_step(step.of(self.model)) if own else step.run
+        run = step.run if self._by_part else self.model.make_step(step.of(self.model))
 
         def timed(lanes: Tensor, num_slots: int) -> None:
             self._num_seen += 1
@@ -166,11 +166,8 @@ class Stopwatch(ModelWrapper[CausalModel]):
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _seconds(self, start: Any, end: Any) -> float:
-        return end - start if self.device.type == "cpu" else start.elapsed_time(end) / 1000
-
     def _timed(self, part: str, call: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-        if not (self.parts and self._in_step and self._counters is None):
+        if not (self._by_part and self._in_step):
             return call(*args, **kwargs)
         started = time.perf_counter()
         result = call(*args, **kwargs)

@@ -111,24 +111,37 @@ def engine_rows(
 
     All share an engine with the whole context. For `sample` see `Stopwatch`.
     """
-    config, on_cpu = model.config, model.device.type == "cpu"
+    config, device = model.config, model.device
     prepared, backend = prepare(model, backend, dtype == "int8")
+    replays, seam = prepared.replays, config.num_seam_tokens
     for strategy in strategies:
-        replays, seam = prepared.replays, config.num_seam_tokens
         strategy.check(Conditions(sampling.temperature, grid, 1, replays, seam))
-    stopwatch = Stopwatch(prepared, on_cpu and not prepared.replays, sample)
+    stopwatch = Stopwatch(prepared, device.type == "cpu" and not replays, sample)
     engine = DecodingEngine(
         stopwatch,
         grid.height,
         grid.width,
         num_action_tokens=config.num_action_tokens,
-        num_seam_tokens=config.num_seam_tokens,
+        num_seam_tokens=seam,
         sampling=sampling,
         context=inputs[0].text,
     )
+
+    def run(strategy: Strategy, given: Inputs) -> Run:
+        engine.prefill(given.prompt, given.context_frames)
+        if strategy.has_schedule:
+            stopwatch.begin(strategy.schedule(grid).num_steps)
+        started = synchronized_time(device)
+        frames = list(engine.decode(strategy, given.actions))
+        seconds = synchronized_time(device) - started - engine.capture_seconds
+        times = stopwatch.take()
+        if sample:
+            seconds = statistics.mean(times.seconds) * engine.stream.num_steps
+        counts = engine.stream.num_steps, engine.stream.num_fed
+        return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
+
     own = isinstance(prepared, NativeModel)
     weight_bytes = prepared.weight_bytes if own else getattr(torch, dtype).itemsize
-    run = partial(_run_engine, engine, stopwatch, grid)
     return [
         Row(dtype, backend, one.name, given.context_frames, partial(run, one, given), weight_bytes)
         for given in inputs
@@ -136,35 +149,9 @@ def engine_rows(
     ]
 
 
-def hugging_face_rows(
-    model: Transformer, dtype: str, grid: TokenGrid, inputs: Sequence[Inputs]
-) -> list[Row]:
-    """Make the rows of the baseline everybody has: the same weights in transformers."""
-    run = partial(_run_hugging_face, llama_of(model), grid)
-    return [
-        Row(dtype, "", HUGGING_FACE, given.context_frames, partial(run, given)) for given in inputs
-    ]
-
-
-def _run_engine(
-    engine: DecodingEngine, stopwatch: Stopwatch, grid: TokenGrid, strategy: Strategy, given: Inputs
-) -> Run:
-    engine.prefill(given.prompt, given.context_frames)
-    if strategy.has_schedule:
-        stopwatch.begin(strategy.schedule(grid).num_steps)
-    started = synchronized_time(given.prompt.device)
-    frames = list(engine.decode(strategy, given.actions))
-    seconds = synchronized_time(given.prompt.device) - started - engine.capture_seconds
-    times = stopwatch.take()
-    if stopwatch.sample_size:
-        seconds = statistics.mean(times.seconds) * engine.stream.num_steps
-    counts = engine.stream.num_steps, engine.stream.num_fed
-    return Run(seconds, torch.stack(frames, 1), *counts, engine.capture_seconds, times)
-
-
 @torch.inference_mode()
 def _run_hugging_face(llama: Any, grid: TokenGrid, inputs: Inputs) -> Run:
-    """Greedy `generate`, a frame a call, the cache kept from frame to frame."""
+    """Run the baseline everybody has: greedy `generate`, a frame a call, the cache kept."""
     prompt, actions = inputs.prompt, inputs.actions
     cache = {cache_argument(llama): DynamicCache(config=llama.config)}
     if prompt.shape[1] > 1:
@@ -372,10 +359,8 @@ def print_rows(document: dict[str, Any]) -> None:
         name = " ".join(row[key] for key in told_apart if row[key]) + after(row, rows)
         named.append({**row, "name": name, "mark": f" {MARK}" * row["disturbed"]})
     stepped = [row for row in named if "step_ms" in row]
-    for title, texts, shown in (
-        ("speed", SPEED, named),
-        ("limits; parts of a step in ms", LIMITS, stepped),
-    ):
+    tables = ("speed", SPEED, named), ("limits; parts of a step in ms", LIMITS, stepped)
+    for title, texts, shown in tables:
         columns = {"": "{name}{mark}", **shown_columns(texts, rows)}
         print_records(console, f"{title} {common and f'({common})'}", columns, shown)
     if disturbed := [row["name"] for row in named if row["disturbed"]]:
@@ -409,6 +394,9 @@ def main(options: BenchOptions) -> dict[str, Any]:
     if held == 1 and given_alone and set(counts) == {1}:
         counts = (0,)  # an image, which follows from its action or its text alone
     inputs = [_inputs(options, config, grid, device, count) for count in dict.fromkeys(counts)]
+    load = partial(load_model, options.model, device=device)
+    if options.model in PRESETS or options.random_weights:
+        load = partial(Transformer.random, config, options.seed, device)
     rows, ceilings = list[Row](), {}
     dtypes: list[DTypeName] = [choose_dtype(name, device, config) for name in options.dtype]
     for dtype in dict.fromkeys(dtypes):
@@ -416,11 +404,12 @@ def main(options: BenchOptions) -> dict[str, Any]:
         multiplied = [torch.float32, torch.bfloat16] if dtype == "int8" else [dtype_of(dtype)]
         ceilings[dtype] = measure_ceilings(device, *multiplied)
         if options.baseline == "hf" and dtype != "int8":
-            model = _model(options, config, dtype, device)
-            rows += hugging_face_rows(model, dtype, grid, inputs)
-            del model
+            run = partial(_run_hugging_face, llama_of(load(dtype=dtype_of(dtype))), grid)
+            for given in inputs:
+                context = given.context_frames
+                rows.append(Row(dtype, "", HUGGING_FACE, context, partial(run, given)))
         for backend in options.backend:  # each uses up a model: a large one is there once
-            model = _model(options, config, dtype, device)
+            model = load(dtype=dtype_of(dtype))
             rows += engine_rows(
                 model, dtype, backend, strategies, grid, inputs, sampling, options.steps
             )
@@ -468,11 +457,3 @@ def _inputs(
 def config_of(name: str) -> ModelConfig:
     """Return the shape of a preset, or of a model as `load_model` takes it."""
     return PRESETS[name] if name in PRESETS else find_model(name).config
-
-
-def _model(
-    options: BenchOptions, config: ModelConfig, dtype: DTypeName, device: torch.device
-) -> Transformer:
-    if options.model in PRESETS or options.random_weights:
-        return Transformer.random(config, options.seed, device, dtype_of(dtype))
-    return load_model(options.model, device=device, dtype=dtype_of(dtype))

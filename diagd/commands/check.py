@@ -83,10 +83,6 @@ class CheckedClip:
     movement: Tensor  # (T - 1, D), see `movement_between`
     changes: list[float]  # of a pixel into each frame but the first, mean absolute, of 255
 
-    @property
-    def num_frames(self) -> int:
-        return 1 + len(self.changes)
-
 
 @dataclass(frozen=True)
 class ActionUse:
@@ -108,14 +104,13 @@ class ClipsReport:
     uses: dict[str, ActionUse]  # by action; empty without action files
     timing: RowTiming | None  # None without action files
 
+    @property
+    def num_frames(self) -> int:
+        return sum(1 + len(clip.changes) for clip in self.clips)
+
 
 def check_clips(folder: Path) -> ClipsReport:
-    """Read all clips of a folder, with or without action files, and list all that is wrong.
-
-    Raises:
-        FileNotFoundError: no folder, or no videos in it.
-        ValueError: `actions.json` is no vocabulary.
-    """
+    """Read all clips of a folder, with or without action files, and list all that is wrong."""
     paths = find_clips(require_folder(folder, "folder of clips"))
     acted = [path for path in paths if path.with_suffix(".jsonl").is_file()]
     vocabulary = actions_of(acted) if acted else STILL
@@ -126,9 +121,8 @@ def check_clips(folder: Path) -> ClipsReport:
             clips.append(_read(path, vocabulary if acted else None, clips[0] if clips else None))
         except (FileNotFoundError, ValueError) as error:
             problems.append(str(error))
-    notes = [
-        f"{clip.path}: nothing moves in it" for clip in clips if fmean(clip.changes) < STILL_LEVELS
-    ]
+    still = [clip.path for clip in clips if fmean(clip.changes) < STILL_LEVELS]
+    notes = [f"{path}: nothing moves in it" for path in still]
     if not acted:
         notes.append("there are no action files (NAME.jsonl beside NAME.mp4): nobody acts")
     if not acted or not clips:
@@ -161,9 +155,9 @@ def _read(
     if vocabulary is not None:
         actions = read_actions(path.with_suffix(".jsonl"), vocabulary, len(frames))
     if first and size_px != first.size_px:
+        expected, given = ("x".join(map(str, size)) for size in (first.size_px, size_px))
         raise ValueError(
-            f"{path}: expected frames of {first.size_px[0]}x{first.size_px[1]} px as in "
-            f"{first.path.name}, got {size_px[0]}x{size_px[1]}"
+            f"{path}: expected frames of {expected} px as in {first.path.name}, got {given}"
         )
     if first and abs(video.fps / first.fps - 1) > 0.01:
         raise ValueError(
@@ -197,30 +191,22 @@ def movement_between(frames: Tensor) -> Tensor:
     parts = []
     for small, (_, blocks) in zip(pictures, SCALES, strict=True):
         change, middle = small.diff(dim=0), (small[1:] + small[:-1]) / 2
-        slopes = torch.gradient(middle, dim=(1, 2))
-        steepness = _block_means(slopes[0] ** 2 + slopes[1] ** 2, blocks).add(1e-3).sqrt()
-        parts += [_block_means(-change * slope, blocks) / steepness for slope in slopes]
-        parts.append(_block_means(change.abs(), blocks).sqrt())
+        down, across = torch.gradient(middle, dim=(1, 2))
+        kinds = torch.stack([-change * down, -change * across, down**2 + across**2, change.abs()])
+        means = functional.adaptive_avg_pool2d(kinds, blocks).flatten(2)
+        steepness = means[2].add(1e-3).sqrt()
+        parts += [means[0] / steepness, means[1] / steepness, means[3].sqrt()]
     return torch.cat([*parts, _shift_errors(pictures[0])], dim=1)
-
-
-def _block_means(values: Tensor, blocks: tuple[int, int]) -> Tensor:
-    return functional.adaptive_avg_pool2d(values, blocks).flatten(1)
 
 
 def _shift_errors(pictures: Tensor) -> Tensor:
     """Compare each picture's inside with the one before, moved: (T - 1, 2 * 2 * REACH_PX + 1)."""
     height, width = (side - 2 * REACH_PX for side in pictures.shape[1:])
-
-    def inside(part: Tensor, i: int = 0, j: int = 0) -> Tensor:
-        return part[:, REACH_PX + i :, REACH_PX + j :][:, :height, :width]
-
-    steps = range(-REACH_PX, REACH_PX + 1)
-    shifts = [*((0, step) for step in steps), *((step, 0) for step in steps if step)]
-    errors = [
-        (inside(pictures[:-1], i, j) - inside(pictures[1:])).abs().mean(dim=(1, 2))
-        for i, j in shifts
-    ]
+    windows = pictures.unfold(1, height, 1).unfold(2, width, 1)  # (T, i, j, height, width)
+    here = windows[1:, REACH_PX, REACH_PX]
+    steps = range(2 * REACH_PX + 1)
+    shifts = [*((REACH_PX, j) for j in steps), *((i, REACH_PX) for i in steps if i != REACH_PX)]
+    errors = [(windows[:-1, i, j] - here).abs().mean(dim=(1, 2)) for i, j in shifts]
     stacked = torch.stack(errors, dim=1)
     return stacked / (stacked.mean(dim=1, keepdim=True) + 1e-3)
 
@@ -320,7 +306,7 @@ def main(options: CheckOptions) -> dict[str, Any]:
     first, timing = report.clips[0], report.timing
     return {
         "clips": len(report.clips),
-        "frames": sum(clip.num_frames for clip in report.clips),
+        "frames": report.num_frames,
         "size_px": first.size_px,
         "fps": float(first.fps),
         "actions": {name: asdict(use) for name, use in report.uses.items()},
@@ -333,11 +319,10 @@ def _print_report(report: ClipsReport) -> None:
     console = make_console()
     if report.clips:
         first = report.clips[0]
-        frames = sum(clip.num_frames for clip in report.clips)
-        seconds = round(frames / first.fps)
+        size, seconds = "x".join(map(str, first.size_px)), round(report.num_frames / first.fps)
         console.print(
-            f"{len(report.clips)} clips, {frames} frames of {first.size_px[0]}x{first.size_px[1]} "
-            f"px, {float(first.fps):g} a second: {seconds // 60}:{seconds % 60:02d} minutes"
+            f"{len(report.clips)} clips, {report.num_frames} frames of {size} px, "
+            f"{float(first.fps):g} a second: {seconds // 60}:{seconds % 60:02d} minutes"
         )
         if report.timing is not None:
             _print_rows(console, first)

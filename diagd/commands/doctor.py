@@ -18,12 +18,7 @@ from rich.console import Console
 
 from diagd.backends.devices import cpu_features, device_of, dtype_of, multiplies_bfloat16
 from diagd.backends.native.compiler import find_compiler
-from diagd.backends.native.library import (
-    cache_folder,
-    candidates_tried,
-    load_library,
-    say_origin,
-)
+from diagd.backends.native.library import cache_folder, candidates_tried, load_library, say_origin
 from diagd.backends.prepare import choose_dtype, time_candidates
 from diagd.backends.triton.model import why_not_on
 from diagd.benchmark.options import DoctorOptions
@@ -51,13 +46,17 @@ BUSY_SHARE = 0.25  # of the processor; with more of it taken by others, times sa
 def machine_facts() -> dict[str, Any]:
     """Return versions, processor, memory, and how much of them is in use now."""
     others = psutil.cpu_percent(interval=1.0) / 100  # while this process sleeps
-    memory = psutil.virtual_memory()
+    memory, features = psutil.virtual_memory(), cpu_features()
+    instructions = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
+    level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more
+    if not instructions and level != "DEFAULT":
+        instructions = [level]
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": cpu_name(),
-        "instructions": _instructions(),
+        "instructions": ["NEON"] * (platform.machine() in ("arm64", "aarch64")) + instructions,
         "threads": torch.get_num_threads(),
         "cores_allowed": usable_cores(),
         "load_average": [round(value, 2) for value in psutil.getloadavg()],
@@ -65,15 +64,6 @@ def machine_facts() -> dict[str, Any]:
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
     }
-
-
-def _instructions() -> list[str]:
-    features = cpu_features()
-    names = [name for feature, name in INSTRUCTIONS.items() if features.get(feature)]
-    level = torch.backends.cpu.get_cpu_capability()  # of a torch that knows no more
-    if not names and level != "DEFAULT":
-        names = [level]
-    return ["NEON"] * (platform.machine() in ("arm64", "aarch64")) + names
 
 
 def gpu_facts(device: torch.device) -> dict[str, Any]:
@@ -113,15 +103,15 @@ def kernel_facts() -> dict[str, Any]:
         origin = say_origin()
     except OSError as error:
         problem = str(error)
-    files = [path for path in cache_folder().glob("kernels-*") if path.is_file()]
+    sizes = [path.stat().st_size for path in cache_folder().glob("kernels-*") if path.is_file()]
     return {
         "compiler": find_compiler(),
         "origin": origin,
         "problem": problem,
         "tried": candidates_tried(),
         "cache": str(cache_folder()),
-        "cached_builds": len(files),
-        "cached_bytes": sum(path.stat().st_size for path in files),
+        "cached_builds": len(sizes),
+        "cached_bytes": sum(sizes),
     }
 
 
@@ -170,9 +160,6 @@ def probe_speed(
     return speeds
 
 
-STRATEGIES = ("raster", "k=1")
-
-
 def main(options: DoctorOptions) -> dict[str, Any]:
     """Look at the machine, print a line for each fact, then measure."""
     device, console = device_of(options.device), make_console()
@@ -201,7 +188,7 @@ def main(options: DoctorOptions) -> dict[str, Any]:
     if options.seconds:
         dtype = dtype_of(chosen["dtype"]["name"])
         with waiting(f"dreaming for {options.seconds:g} seconds"):
-            speeds = probe_speed(device, dtype, options.seconds, STRATEGIES)
+            speeds = probe_speed(device, dtype, options.seconds, ("raster", "k=1"))
         report["frames_per_second"] = speeds
         for strategy, speed in speeds.items():
             say(strategy, f"{speed:.2f} frames/s with the bundled model ({WORLD})")

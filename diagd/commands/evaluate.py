@@ -62,7 +62,7 @@ from diagd.metrics.perceptual import ImageFeatures, Lpips, VideoFeatures
 from diagd.pipeline.generator import GeneratedVideo, VideoGenerator
 from diagd.pipeline.prompts import seed_of
 from diagd.system import clip_fingerprint, fingerprint, provenance
-from diagd.tokenizers.vq import VQTokenizer
+from diagd.tokenizers.vq import VideoTokenizer, VQTokenizer
 from diagd.workers import do_tasks
 
 
@@ -98,13 +98,6 @@ class Task(NamedTuple):
     model: str  # its label
     strategy: str  # or baseline
     clip: str
-
-
-class Outcome(NamedTuple):
-    """A clip line, and its frames (T, H_px, W_px, 3) uint8 if they are to be kept."""
-
-    record: Record
-    frames: Tensor | None
 
 
 class ClipMeter:
@@ -170,16 +163,21 @@ class ClipMeter:
         clip = file.read(min(max_frames, file.check(min_frames, *part)), *part)
         return replace(clip, frames=world.tokenizer.fit_frames(clip.frames, *world.frame_size_px))
 
-    def __call__(self, task: Task) -> Outcome:
-        """Measure one line."""
+    def __call__(self, task: Task) -> tuple[Record, Tensor | None]:
+        """Measure a line; with it come its frames (T, H_px, W_px, 3) uint8 if they are kept."""
         if self.options.teacher_forced:
-            return Outcome({"kind": "clip", **task._asdict(), **self._likelihood(task)}, None)
-        if self.options.of_images:
-            record, image = self._images(*task)
-            kept = image if self.options.save_videos else None
-            return Outcome({"kind": "clip", **task._asdict(), **record}, kept)
-        clip, options = self.clip(task.model, task.clip), self.options
-        given = options.lengths.context_frames
+            record, frames = self._likelihood(*task), None
+        elif self.options.of_images:
+            record, frames = self._images(*task)
+        else:
+            record, frames = self._continuation(*task)
+        record = {"kind": "clip", **task._asdict(), **record}
+        return record, frames if self.options.save_videos else None
+
+    def _continuation(self, model: str, name: str, clip_name: str) -> tuple[Record, Tensor]:
+        """Continue a clip by a strategy, or make what a baseline shows, and compare."""
+        world, clip, options = self.world(model), self.clip(model, clip_name), self.options
+        given, tokenizer = options.lengths.context_frames, world.tokenizer
         truth, length = clip.frames[given:], options.lengths.frames - given
         if options.revisit:
             truth = clip.frames[-1:].expand(length, -1, -1, -1)
@@ -188,27 +186,25 @@ class ClipMeter:
         decoding: Record = {"stats": None}
         tokens: Tensor | None = None
         started = time.perf_counter()
-        if task.strategy == "truth":
+        if name == "truth":
             frames = truth
-        elif task.strategy == "copy":
+        elif name == "copy":
             frames = before.expand_as(truth).contiguous()
-        elif task.strategy == "reconstruction":
-            tokenizer = self.world(task.model).tokenizer
+        elif name == "reconstruction":
             shown = tokenizer.decode(tokenizer.encode(clip.frames)).cpu()
             frames = shown[-1:].expand_as(truth) if options.revisit else shown[given:]
-        elif task.strategy == CHANCE:
-            other = self._read(task.model, clip_after(options.clips, clip.name))
+        elif name == CHANCE:
+            other = self._read(model, clip_after(options.clips, clip.name))
             frames = other.frames[-1:].expand_as(truth)
         else:
-            strategy = parse_strategy(task.strategy)
-            if (task.model, task.strategy) not in self._warm:
-                world = self.world(task.model)
+            strategy = parse_strategy(name)
+            if (model, name) not in self._warm:
                 # it compiles and allocates; a graph is captured for each number of slots in use
-                warm_up = length if world.model.replays else world.tokenizer.temporal_compression
-                self._generate(task.model, clip, strategy, warm_up, seed)
-                self._warm.add((task.model, task.strategy))
+                warm_up = length if world.model.replays else tokenizer.temporal_compression
+                self._generate(world, clip, strategy, warm_up, seed)
+                self._warm.add((model, name))
                 started = time.perf_counter()
-            video = self._generate(task.model, clip, strategy, length, seed)
+            video = self._generate(world, clip, strategy, length, seed)
             frames, tokens = video.frames, video.tokens.cpu()
             decoding = {
                 "stats": asdict(video.stats),
@@ -217,26 +213,32 @@ class ClipMeter:
             }
         wall_seconds = time.perf_counter() - started
         if options.drift:
-            decoding["drift"] = self._drift(task.model, before, frames, tokens)
-        is_truth = task.strategy == "truth"
-        record = {
-            "kind": "clip",
-            **task._asdict(),
+            grids = tokenizer.encode(frames) if tokens is None else tokens
+            whole = torch.cat([tokenizer.encode(before), grids])
+            decoding["drift"] = {
+                "sharpness": quality.sharpness(frames).tolist(),
+                "repeated": quality.repeated_tokens(whole).tolist(),
+                "distinct": quality.distinct_tokens(grids).tolist(),
+            }
+        measured = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
+        if name == "truth":
+            measured = {}
+        shared = frames[: len(truth)]
+        return {
             "seed": seed,
-            "quality": {} if is_truth else self._quality(frames[: len(truth)], truth),
-            "features": self._features(task.model, before, frames),
+            "quality": {key: one(shared, truth).tolist() for key, one in measured.items() if one},
+            "features": self._features(tokenizer, before, frames),
             **decoding,
             "frame_size_px": list(truth.shape[1:3]),
             "fps": float(clip.fps),
             "wall_seconds": wall_seconds,  # with tokenizing and painting
             "worker": os.getpid(),
-        }
-        return Outcome(record, frames if options.save_videos else None)
+        }, frames
 
     def _generate(
-        self, model: str, clip: Clip, strategy: Strategy, num_frames: int, seed: int
+        self, world: VideoGenerator, clip: Clip, strategy: Strategy, num_frames: int, seed: int
     ) -> GeneratedVideo:
-        world, options, given = self.world(model), self.options, self.options.lengths.context_frames
+        options, given = self.options, self.options.lengths.context_frames
         between, coming = split_actions(clip.actions, given)
         if options.revisit and world.vocabulary is not None:
             still = idle_action(world.vocabulary)
@@ -251,29 +253,13 @@ class ClipMeter:
             seed=seed,
         )
 
-    def _quality(self, frames: Tensor, truth: Tensor) -> dict[str, list[float]]:
-        metrics = {"psnr": quality.psnr, "ssim": quality.ssim, "lpips": self._lpips}
-        return {name: one(frames, truth).tolist() for name, one in metrics.items() if one}
-
-    def _drift(
-        self, model: str, before: Tensor, frames: Tensor, tokens: Tensor | None
-    ) -> dict[str, list[float]]:
-        """Describe each frame without the truth; `before` is the last given one."""
-        tokenizer = self.world(model).tokenizer
-        grids = tokenizer.encode(frames) if tokens is None else tokens
-        whole = torch.cat([tokenizer.encode(before), grids])
-        return {
-            "sharpness": quality.sharpness(frames).tolist(),
-            "repeated": quality.repeated_tokens(whole).tolist(),
-            "distinct": quality.distinct_tokens(grids).tolist(),
-        }
-
-    def _features(self, model: str, before: Tensor, frames: Tensor) -> dict[str, Record]:
+    def _features(
+        self, tokenizer: VideoTokenizer, before: Tensor, frames: Tensor
+    ) -> dict[str, Record]:
         """Describe the clip for the Frechet distances."""
         features = {}
         if self._fvd is not None:
             features["fvd"] = pack(self._fvd(frames).numpy())
-        tokenizer = self.world(model).tokenizer
         if isinstance(tokenizer, VQTokenizer):
             with torch.inference_mode():
                 pixels = torch.cat([before, frames]).to(tokenizer.codebook.device)
@@ -281,28 +267,28 @@ class ClipMeter:
                 features["tfd"] = pack(quality.frame_features(torch.cat(parts)).cpu().numpy())
         return features
 
-    def _likelihood(self, task: Task) -> dict[str, Any]:
+    def _likelihood(self, model: str, strategy: str, clip_name: str) -> Record:
         """Return the nats a token of a clip: all in all, by frame, by row and by column."""
-        world, clip = self.world(task.model), self.clip(task.model, task.clip)
+        world, clip = self.world(model), self.clip(model, clip_name)
         tokens = world.tokenizer.encode(clip.frames.to(world.model.device))[None]
         actions = world.action_ids(clip.actions, len(clip.frames), "frame")
         step = world.tokenizer.temporal_compression
         given = 1 + (self.options.lengths.context_frames - 1) // step
-        strategy = parse_strategy(task.strategy)
-        assert strategy.has_schedule
         length = world.config.prefix_length + tokens.numel() - world.config.num_leading
         length += len(clip.frames) * world.config.num_action_tokens
         held, keep_frames = world.window(given)
         if keep_frames is not None and length > held:
             raise ValueError(
-                f"{task.model} sees {held} tokens at once and begins anew then, the clip takes "
+                f"{model} sees {held} tokens at once and begins anew then, the clip takes "
                 f"{length}: fewer --frames can be priced"
             )
+        schedule = parse_strategy(strategy)
+        assert schedule.has_schedule
         nll = strategy_nll(
             world.model,
             tokens,
             actions,
-            strategy,
+            schedule,
             given,
             prefix=tokens.new_tensor(world.config.prefix_ids)[None],
             row_ends=world.defaults.row_ends,
@@ -421,7 +407,9 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
                 if isinstance(outcome, ValueError):
                     failed.setdefault(task.clip, str(outcome))
                 else:
-                    append({**_keep_frames(options, outcome), "run": run["run"]})
+                    record, frames = outcome
+                    video = None if frames is None else _keep(options, record, frames)
+                    append({**record, "video": video, "run": run["run"]})
                     num_measured += 1
     results = read_results(path)
     if not results.clips:
@@ -440,12 +428,10 @@ def main(options: EvaluateOptions) -> dict[str, Any]:
     }
 
 
-def _keep_frames(options: EvaluateOptions, outcome: Outcome) -> Record:
-    """Write the video or the image, if there is one, and return the line that names it."""
-    record, video = outcome.record, None
-    if outcome.frames is not None and options.of_images:
-        video = save_image(options.out, record, outcome.frames[0])
-    elif outcome.frames is not None:
-        video = video_path(*key_of(record))
-        write_video(options.out / video, outcome.frames, record["fps"])
-    return {**record, "video": video}
+def _keep(options: EvaluateOptions, record: Record, frames: Tensor) -> str:
+    """Write the video or the image of a line, and return its path in the folder."""
+    if options.of_images:
+        return save_image(options.out, record, frames[0])
+    video = video_path(*key_of(record))
+    write_video(options.out / video, frames, record["fps"])
+    return video

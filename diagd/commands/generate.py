@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -42,14 +42,6 @@ from diagd.workers import do_tasks
 
 # Paths, whose files may have moved; of a model its contents count.
 _MAY_DIFFER = {"model", "config", "tokenizer", "text_encoder", "text_embedding"}
-
-
-class Continued(NamedTuple):
-    """A prompt continued."""
-
-    record: dict[str, Any]  # how that was made; JSON types
-    frames: Tensor  # (T, H_px, W_px, 3) uint8, the context and then what was generated
-    fps: float
 
 
 class PromptWorker:
@@ -165,8 +157,8 @@ class PromptWorker:
         )
         return replace(made[0], frames=frames, tokens=tokens)
 
-    def __call__(self, path: Path) -> Continued:
-        """Read a prompt and generate its video."""
+    def __call__(self, path: Path) -> tuple[dict[str, Any], Tensor, float]:
+        """Continue a prompt: how it was made (JSON types), its context and new frames, the rate."""
         started = time.perf_counter()
         prompt = self.read(path)
         seed = seed_of(path.stem, self.options.seed)
@@ -185,15 +177,15 @@ class PromptWorker:
             "dtype": self.world.dtype,
             **self._provenance,
         }
-        return Continued(record, torch.cat([prompt.frames, video.frames]), prompt.fps)
+        return record, torch.cat([prompt.frames, video.frames]), prompt.fps
 
 
-def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
+def _continue_many(options: GenerateOptions, prompts: Path, out: Path) -> dict[str, Any]:
     """Make the videos that are not there yet, and report how many, and of what `failed` why.
 
     Beside NAME.mp4 lies NAME.json, which is written after it: a prompt that has both is done.
     """
-    paths = find_prompts(prompts)
+    paths, console = find_prompts(prompts), make_console()
     if out.resolve() == prompts.resolve():
         raise ValueError(f"out must be another folder than the prompts', got {out}")
     settings = _settings(options)
@@ -206,15 +198,17 @@ def continue_prompts(options: GenerateOptions, prompts: Path, out: Path) -> dict
             if isinstance(made, ValueError):
                 failed[path.name] = str(made)
             else:  # the video, then the file that says it is there
-                save_frames(out / f"{path.stem}.mp4", made.frames, made.fps)
-                record = {**made.record, "settings": settings}
-                write_json(out / f"{path.stem}.json", record, indent=1)
-    return {
-        "out": str(out),
-        "generated": len(missing) - len(failed),
-        "done_before": num_done,
-        "failed": failed,
-    }
+                record, frames, fps = made
+                save_frames(out / f"{path.stem}.mp4", frames, fps)
+                write_json(out / f"{path.stem}.json", {**record, "settings": settings}, indent=1)
+    generated = len(missing) - len(failed)
+    before = f", {num_done} were there before" if num_done else ""
+    console.print(f"{generated} videos written to {out}{before}")
+    if failed:
+        console.print(f"prompts without a video: {len(failed)}")
+    for name, why in failed.items():
+        console.print(f"  {name}: {why}")
+    return {"out": str(out), "generated": generated, "done_before": num_done, "failed": failed}
 
 
 def find_prompts(folder: Path) -> list[Path]:
@@ -261,20 +255,22 @@ def _is_done(name: str, out: Path, settings: dict[str, Any]) -> bool:
 
 
 RASTER_FRAMES = 2
+COLUMNS = {
+    "": "{strategy}",
+    "frames": "{num_frames}",
+    "steps": "{num_steps}",
+    "seconds": "{seconds:.2f}",
+    "tokens/s": "{tokens_per_second:.0f}",
+    "frames/s": "{frames_per_second:.2f}",
+    "speedup": "{speedup:.1f}x",
+}
 
 
 def main(options: GenerateOptions) -> dict[str, Any]:
     """Generate, write, report."""
-    if options.prompts is None or options.out is None:
-        return _continue_one(options)
-    report, console = continue_prompts(options, options.prompts, options.out), make_console()
-    before = f", {report['done_before']} were there before" if report["done_before"] else ""
-    console.print(f"{report['generated']} videos written to {report['out']}{before}")
-    if failed := report["failed"]:
-        console.print(f"prompts without a video: {len(failed)}")
-        for name, why in failed.items():
-            console.print(f"  {name}: {why}")
-    return report
+    if options.prompts is not None and options.out is not None:
+        return _continue_many(options, options.prompts, options.out)
+    return _continue_one(options)
 
 
 def _continue_one(options: GenerateOptions) -> dict[str, Any]:
@@ -301,7 +297,13 @@ def _continue_one(options: GenerateOptions) -> dict[str, Any]:
     else:
         written = _write(output, sheet, prompt, shown)
     report = _report(runs)
-    _print_runs(console, report, title)
+    columns = COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}
+    print_records(console, title, columns, report)
+    if dropped := report[-1]["num_dropped_frames"]:
+        console.print(
+            "note: the video outgrew the model's context: its latest frames were generated without "
+            f"seeing the {dropped} oldest ones"
+        )
     console.print(f"wrote {' and '.join(map(str, written))}")
     return {
         "output": str(written[0]),
@@ -379,25 +381,3 @@ def _report(runs: list[tuple[Strategy, GeneratedVideo]]) -> list[dict[str, Any]]
             row["psnr_to_raster"] = psnr(video.frames[:both], first.frames[:both]).mean().item()
         report.append(row)
     return report
-
-
-COLUMNS = {
-    "": "{strategy}",
-    "frames": "{num_frames}",
-    "steps": "{num_steps}",
-    "seconds": "{seconds:.2f}",
-    "tokens/s": "{tokens_per_second:.0f}",
-    "frames/s": "{frames_per_second:.2f}",
-    "speedup": "{speedup:.1f}x",
-}
-
-
-def _print_runs(console: Console, report: list[dict[str, Any]], title: str) -> None:
-    print_records(
-        console, title, COLUMNS if len(report) > 1 else COLUMNS | {"speedup": "-"}, report
-    )
-    if dropped := report[-1]["num_dropped_frames"]:
-        console.print(
-            "note: the video outgrew the model's context: its latest frames were generated without "
-            f"seeing the {dropped} oldest ones"
-        )

@@ -160,12 +160,10 @@ def plot_horizons(groups: Groups, path: Path) -> None:
     """Draw quality frame by frame: a column for each model, a row for each metric."""
     curves: Curves = {}
     for column in METRICS:
-        name = column.key.split(".")[0]
         for (model, strategy), clips in groups.items():
-            values = per_horizon(clips, name)
+            values = per_horizon(clips, column.key.split(".")[0])
             if values is not None:
-                times = np.arange(1, values.shape[1] + 1)
-                curves.setdefault((model, column), {})[strategy] = times, values.mean(axis=0)
+                curves[model, column, strategy] = list(enumerate(values.mean(axis=0), start=1))
     _draw_curves(curves, (5.5, 3.2), path)
 
 
@@ -175,37 +173,32 @@ def plot_drift(table: Table, path: Path) -> None:
     for column in table.columns:
         for row in () if column.is_label else table.rows:
             if column.value(row) is not None:
-                own = curves.setdefault((row["model"], column), {})
-                times, values = own.setdefault(row["strategy"], ([], []))
-                times.append(np.mean(row["frames"]))
-                values.append(column.value(row))
+                points = curves.setdefault((row["model"], column, row["strategy"]), [])
+                points.append((np.mean(row["frames"]), column.value(row)))
     _draw_curves(curves, (7, 2.6), path, marker=".")
 
 
-# (model, column) -> strategy -> times and values
-Curves = dict[tuple[str, Column], dict[str, tuple[Any, Any]]]
+# (model, column, strategy) -> times and values
+Curves = dict[tuple[str, Column, str], list[tuple[Any, Any]]]
 
 
 def _draw_curves(curves: Curves, inches: tuple[float, float], path: Path, **style: Any) -> None:
     """Draw each model's curves below its name, each panel so wide and high."""
-    models = list(dict.fromkeys(model for model, _ in curves))
-    columns = list(dict.fromkeys(column for _, column in curves))
+    models, columns, _ = (list(dict.fromkeys(kind)) for kind in zip(*curves, strict=True))
     size = inches[0] * len(models), inches[1] * len(columns)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(columns), len(models), squeeze=False, sharex=True, sharey="row")
-    for (model, column), own in curves.items():
+    for (model, column, strategy), points in curves.items():
         axis = axes[columns.index(column), models.index(model)]
-        for strategy, points in own.items():
-            shade = {"color": SHADES[strategy], "ls": "--"} if strategy in SHADES else {}
-            axis.plot(*points, label=strategy, lw=1.3, **style, **shade)
-    for line, column in zip(axes, columns, strict=True):
-        line[0].set_ylabel(_axis_label(column))
-    for model, axis in zip(models, axes[0], strict=True):
-        axis.set_title(model)
-    for axis in axes[-1]:
-        axis.set_xlabel("frames after the given ones")
+        shade = {"color": SHADES[strategy], "ls": "--"} if strategy in SHADES else {}
+        axis.plot(*zip(*points, strict=True), label=strategy, lw=1.3, **style, **shade)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
+    for axis, column in zip(axes[:, 0], columns, strict=True):
+        axis.set_ylabel(_axis_label(column))
+    for top, bottom, model in zip(axes[0], axes[-1], models, strict=True):
+        top.set_title(model)
+        bottom.set_xlabel("frames after the given ones")
     axes[0, 0].legend(fontsize=8)
     save_figure(figure, path)
 
@@ -243,7 +236,6 @@ def _section(folder: Path, out: Path, clip: str, records: list[Record]) -> Secti
     """Draw one clip: the truth of each model, then its strategies; a video for each model."""
     models = list(dict.fromkeys(record["model"] for record in records))
     strip, videos = {}, {}
-    (out / "videos").mkdir(exist_ok=True)
     for model in models:
         own = [record for record in records if record["model"] == model]
         cells = {}
@@ -268,7 +260,6 @@ def main(options: ReportOptions) -> dict[str, Any]:
         raise ValueError(f"{options.results / RESULTS_FILE} holds no measured clips yet")
     out = options.out or options.results
     figures = out / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
     groups, comparison = grouped(results), compare(results)
     settings = results.runs[-1]["settings"]
     notes, table = comparison.notes, comparison.table()

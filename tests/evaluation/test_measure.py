@@ -46,7 +46,7 @@ def meter(world, clips):
     ("strategy", "steps"), [("raster", 45), ("k=2", 27), ("k=2,d=4", 17), ("k=1/predecessor", 21)]
 )
 def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, world):
-    outcome = meter(Task("tiny", strategy, "clip_1"))
+    record, frames = meter(Task("tiny", strategy, "clip_1"))
     clip = meter.clip("tiny", "clip_1")
     truth = clip.frames[GIVEN:]
     generator = diagd.VideoGenerator.from_pretrained(world, backend="eager")
@@ -59,8 +59,7 @@ def test_a_schedule_s_line_is_what_the_pipeline_gives(strategy, steps, meter, wo
         sampling=diagd.SamplingOptions(1.0, top_p=0.9),
         seed=seed_of("clip_1", 5),
     )
-    assert torch.equal(outcome.frames, video.frames)
-    record = outcome.record
+    assert torch.equal(frames, video.frames)
     assert record["quality"] == {
         "psnr": psnr(video.frames, truth).tolist(),
         "ssim": ssim(video.frames, truth).tolist(),
@@ -87,11 +86,11 @@ def test_baselines_are_the_truth_its_reconstruction_and_a_standing_picture(meter
         "copy": clip.frames[GIVEN - 1 : GIVEN].repeat(FRAMES - GIVEN, 1, 1, 1),
     }
     for strategy, expected in frames.items():
-        outcome = meter(Task("tiny", strategy, "clip_0"))
-        assert torch.equal(outcome.frames, expected), strategy
-        assert outcome.record["stats"] is None
-        assert "tokens" not in outcome.record
-        quality = outcome.record["quality"]
+        record, shown = meter(Task("tiny", strategy, "clip_0"))
+        assert torch.equal(shown, expected), strategy
+        assert record["stats"] is None
+        assert "tokens" not in record
+        quality = record["quality"]
         if strategy == "truth":
             assert quality == {}
         else:
@@ -112,7 +111,7 @@ def test_networks_of_lpips_and_fvd_are_used_where_given(world, tmp_path):
         fvd_detector=write_detector(tmp_path / "i3d.pt"),
         fvd_resize="stretch",
     )
-    truth, copy = (meter(Task("tiny", strategy, "clip_0")).record for strategy in ("truth", "copy"))
+    truth, copy = (meter(Task("tiny", strategy, "clip_0"))[0] for strategy in ("truth", "copy"))
     assert len(copy["quality"]["lpips"]) == 10
     assert min(copy["quality"]["lpips"]) > 0
     first, last = (unpack(record["features"]["fvd"]) for record in (truth, copy))
@@ -130,6 +129,6 @@ def test_a_model_without_actions_needs_no_action_files(tmp_path):
     world = write_world(tmp_path / "silent", num_action_tokens=0)
     clips = write_clips(tmp_path / "clips", count=1)
     (clips / "clip_0.jsonl").unlink()
-    record = meter_of(world, clips)(Task("tiny", "k=1", "clip_0")).record
+    record, _ = meter_of(world, clips)(Task("tiny", "k=1", "clip_0"))
     assert record["stats"]["num_steps"] == 21
     assert len(record["quality"]["psnr"]) == FRAMES - GIVEN
