@@ -162,10 +162,7 @@ class VQTokenizer(FrameTokenizer):
     painting = torch.float32
 
     def __init__(
-        self,
-        model: Any,
-        pixel_rounding: PixelRounding = DEFAULT_ROUNDING,
-        stretches: bool = False,
+        self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING, stretches: bool = False
     ) -> None:
         super().__init__(model)
         if stretches:

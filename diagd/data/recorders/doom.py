@@ -200,7 +200,7 @@ class DoomGame:
     """A scenario of ViZDoom, and its player."""
 
     steps_per_second = Fraction(35)
-    size_px = (112, 192)
+    size_px: tuple[int, int] = (112, 192)
 
     def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
         self.game, self.scenario = game, scenario
