@@ -99,10 +99,10 @@ def write_shards(
     paths: Sequence[Path],
     folder: Path,
     vocabulary: ActionVocabulary,
-    clips_per_shard: int = 64,
-    threads: int = 2,
     piece: int | None = None,
     size_px: tuple[int, int] | None = None,
+    threads: int = 2,
+    clips_per_shard: int = 64,
 ) -> None:
     """Encode clips and their actions into the shards that are not there yet.
 

@@ -169,10 +169,11 @@ class VQTokenizer(FrameTokenizer):
             self.fit_frames = stretch
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
-        if not self.patch_size or 3 * self.patch_size**2 != channels:
-            raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
-        if painted != channels:
-            raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
+        if not self.patch_size or not channels == painted == 3 * self.patch_size**2:
+            raise ValueError(
+                "in_channels and out_channels must be the same 3 * p * p (3, 12, 27, 48), "
+                f"got {channels} and {painted}"
+            )
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")

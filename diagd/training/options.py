@@ -73,14 +73,9 @@ class TokenizeOptions:
             raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
-        size_px = self.size_px
-        if size_px and (min(size_px) < 10 or size_px[0] % 2 or size_px[1] % 2):  # as videos need
-            raise ValueError(
-                f"size must be height x width in pixels, even and at least 10: 64x96; "
-                f"got {self.size}"
-            )
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("--tokenizer is applied as it is; to train it further use --init")
+        _ = self.size_px
 
     def share_done(self, step: int, seconds: float) -> float:
         """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
@@ -90,8 +85,8 @@ class TokenizeOptions:
 
     @property
     def size_px(self) -> tuple[int, int] | None:
-        """Height and width that frames are fitted to; None: as stored."""
-        return parse_size(self.size)
+        """Height and width that frames are fitted to, or ValueError; None: as stored."""
+        return parse_size(self.size, unit=2, least=10)  # as videos need
 
 
 OptimizerName = Literal["adamw", "muon"]
