@@ -89,11 +89,6 @@ def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> l
     return read_actions(path.with_suffix(".jsonl"), vocabulary, num_frames)
 
 
-def cut(length: int, piece: int) -> list[int]:
-    """Return where pieces of a clip start, so that every frame is in one; the last may overlap."""
-    return [*range(0, length - piece, piece), length - piece]
-
-
 def write_shards(
     tokenizer: VQTokenizer,
     paths: Sequence[Path],
@@ -115,7 +110,9 @@ def write_shards(
         names = clip_actions(path, vocabulary, len(tokens))
         actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
         length = piece or len(tokens)
-        times = torch.tensor(cut(len(tokens), length))[:, None] + torch.arange(length)
+        last = len(tokens) - length  # it may overlap, so that every frame is in a piece
+        starts = torch.tensor([*range(0, last, length), last])
+        times = starts[:, None] + torch.arange(length)
         return tokens[times], actions[times]
 
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]

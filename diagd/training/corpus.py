@@ -122,10 +122,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
 
 
 def advise(psnr: float, codes_used: float, patch: int) -> str | None:
-    """Format advice for a tokenizer of this quality and share of codes in use, if it is poor.
-
-    `patch` is in pixels.
-    """
+    """Format advice for a tokenizer of that quality, share of codes and patch in px, if poor."""
     if psnr >= POOR_PSNR:
         return None
     codes = (
@@ -152,10 +149,7 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose the frames of a piece: 64 at most, and such that shorter clips hold a tenth at most.
-
-    Clips that are too short are left out.
-    """
+    """Choose the frames of a piece: 64 at most, with a tenth of all in shorter clips at most."""
     dropped = 0
     for length in sorted(lengths):
         dropped += length

@@ -133,8 +133,7 @@ class Mixture:
     def __str__(self) -> str:
         """Return the spelling that `parse` reads."""
         return " ".join(
-            f"{strategy}" + (f":{weight:g}" if weight != 1 else "")
-            for strategy, weight in self.weights.items()
+            f"{one}:{weight:g}".removesuffix(":1") for one, weight in self.weights.items()
         )
 
 

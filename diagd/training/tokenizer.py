@@ -159,13 +159,8 @@ class TokenizerTrainer:
         networks = [model, *([] if self.discriminator is None else [self.discriminator])]
         self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
         betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # of a game, the aim moves
-        self.optimizer = torch.optim.AdamW(
-            [{"params": weights} for weights in self.weights],
-            lr=options.learning_rate,
-            betas=betas,
-            weight_decay=1e-4,
-            fused=True,
-        )
+        groups, rate = [{"params": weights} for weights in self.weights], options.learning_rate
+        self.optimizer = torch.optim.AdamW(groups, rate, betas, weight_decay=1e-4, fused=True)
         self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
         self.sums = tokenizer.codebook.detach().clone()
         self.step, self.seconds = 0, 0.0

@@ -12,8 +12,6 @@ right ones are not, nor one at a row's start behind a stand-in. A short training
 visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`) closes much of the gap.
 
 diagd train --tokens tokens --out world --minutes 20
-diagd train --tokens tokens/train --validation tokens/heldout --out world
-diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
@@ -143,7 +141,7 @@ def _train(
     run.train(loss, look)
     report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
     if is_main:
-        _warn(run.log_file, console)
+        _warn_of_clips_learnt_by_heart(run.log_file, console)
     if (folder / TOKENIZER_FOLDER).is_dir():
         console.print(
             f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
@@ -172,8 +170,7 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
     return look
 
 
-def _warn(log: Path, console: Console) -> None:
-    """Warn if the held-out loss has risen again: clips are learnt by heart."""
+def _warn_of_clips_learnt_by_heart(log: Path, console: Console) -> None:
     key = "validation_loss"
     looks = [(line[key], line["step"]) for line in read_json_lines(log) if key in line]
     best, step = min(looks, default=(math.inf, 0))
