@@ -26,12 +26,18 @@ def shorten(message: str) -> str:
     return f"{message[:head]} ... [{left_out} characters] ... {message[head + left_out :]}"
 
 
-def parse_size(text: str | None) -> tuple[int, int] | None:
-    """Read `HEIGHTxWIDTH` in pixels; (0, 0) for anything else."""
+def parse_size(text: str | None, unit: int, least: int) -> tuple[int, int] | None:
+    """Read `HEIGHTxWIDTH` in pixels, multiples of a unit, or raise ValueError."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+)x(\d+)", text, flags=re.ASCII)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    size_px = (int(found[1]), int(found[2])) if found else (0, 0)
+    if min(size_px) < least or size_px[0] % unit or size_px[1] % unit:
+        raise ValueError(
+            f"size must be height x width in pixels (64x96), multiples of {unit} and at least "
+            f"{least}, got {text!r}"
+        )
+    return size_px
 
 
 def check_values(options: Any, *rules: tuple[str, bool, str]) -> None:

@@ -437,7 +437,7 @@ MISTAKES = {
     "tune --tokens x -k 0": "row_lag must be at least 1, got 0",
     "train --tokens x --out x --model nope": "model must be one of mc-ar-doom",
     "tokenize --clips x --out x --size 3": "size must be height x width",
-    "record --out x --size 3": "size must be HxW",
+    "record --out x --size 3": "size must be height x width",
     "attention --frame 0": "frame must be at least 1, got 0",
     "doctor --seconds -1": "seconds must be 0 or more",
 }

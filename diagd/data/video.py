@@ -163,14 +163,10 @@ def fit(frame: Tensor, size_px: tuple[int, int] | None) -> Tensor:
 
 def contact_sheet(frames: Tensor, columns: int = 5, gap_px: int = 4) -> Tensor:
     """Lay frames out in rows: (T, H_px, W_px, 3) uint8 -> one (H, W, 3) uint8 picture."""
-    rows = -(-frames.shape[0] // columns)
-    height_px, width_px = frames.shape[1] + gap_px, frames.shape[2] + gap_px
-    sheet = frames.new_full((rows * height_px + gap_px, columns * width_px + gap_px, 3), 255)
-    for index, frame in enumerate(frames):
-        top = gap_px + index // columns * height_px
-        left = gap_px + index % columns * width_px
-        sheet[top : top + frame.shape[0], left : left + frame.shape[1]] = frame
-    return sheet
+    before = 0, 0, gap_px, 0, gap_px, 0, 0, -len(frames) % columns  # the last row is filled up
+    cells = functional.pad(frames, before, value=255).unflatten(0, (-1, columns))
+    sheet = cells.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    return functional.pad(sheet, (0, 0, 0, gap_px, 0, gap_px), value=255)
 
 
 def save_frames(path: str | Path, frames: Tensor, fps: Fraction | float) -> None:
@@ -239,12 +235,10 @@ def _with_palette(frames: Tensor, fps: Fraction | float) -> Iterator[av.VideoFra
     )
     names = "split", "palettegen", "paletteuse", "buffersink"
     split, palette, use, sink = map(graph.add, names)
-    source.link_to(split)
-    split.link_to(palette, 0)
+    graph.link_nodes(source, split, palette)
     split.link_to(use, 1)
     palette.link_to(use, 0, 1)
-    use.link_to(sink)
-    graph.configure()
+    graph.link_nodes(use, sink).configure()
     for number, frame in enumerate(frames):
         picture = _picture(frame)
         picture.pts, picture.time_base = round(number / (Fraction(fps) * tick)), tick

@@ -89,20 +89,9 @@ class Emu3Tokenizer(FrameTokenizer):
     def compression(self) -> int:
         return self.model.spatial_scale_factor
 
-    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * self.compression, width * self.compression
-
-    @torch.inference_mode()
-    def encode(self, frames: Tensor) -> Tensor:
-        return self.in_batches(self._encode, frames)
-
     def _encode(self, frames: Tensor) -> Tensor:
         sizes = torch.tensor([frames.shape[1:3]]).expand(len(frames), 2)
         return torch.stack(self.model.encode(normalise(frames), sizes).image_tokens).long()
-
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor) -> Tensor:
-        return self.in_batches(self._decode, tokens)
 
     def _decode(self, tokens: Tensor) -> Tensor:
         return paint((self.model.decode(tokens.long()) + 1) * 127.5, "nearest")

@@ -40,9 +40,10 @@ class TokenClips:
     codebook: str = ""  # fingerprint of the tokenizer's codes
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def kind(self) -> str:
         """Grid, codebook and actions, which clips for one model have in common."""
-        return self.tokens.shape[2:], self.codebook_size, self.codebook, self.action_names
+        (height, width), codes = self.tokens.shape[2:], f"{self.codebook_size} codes"
+        return f"{height}x{width} tokens of {codes} {self.codebook!r}, {list(self.action_names)}"
 
 
 def find_clips(folder: Path) -> list[Path]:
@@ -88,22 +89,17 @@ def clip_actions(path: Path, vocabulary: ActionVocabulary, num_frames: int) -> l
     return read_actions(path.with_suffix(".jsonl"), vocabulary, num_frames)
 
 
-def cut(length: int, piece: int) -> list[int]:
-    """Return where pieces of a clip start, so that every frame is in one; the last may overlap."""
-    return [*range(0, length - piece, piece), length - piece]
-
-
 def write_shards(
     tokenizer: VQTokenizer,
     paths: Sequence[Path],
     folder: Path,
     vocabulary: ActionVocabulary,
-    clips_per_shard: int = 64,
-    threads: int = 2,
     piece: int | None = None,
     size_px: tuple[int, int] | None = None,
-) -> int:
-    """Encode clips and their actions into the shards that are not there yet; return how many.
+    threads: int = 2,
+    clips_per_shard: int = 64,
+) -> None:
+    """Encode clips and their actions into the shards that are not there yet.
 
     Frames are fitted to a size, if one is given, and clips cut into pieces, none longer than a
     clip; by default all are of one length.
@@ -114,7 +110,9 @@ def write_shards(
         names = clip_actions(path, vocabulary, len(tokens))
         actions = torch.tensor([vocabulary.id_of(name) for name in names], dtype=torch.int16)
         length = piece or len(tokens)
-        times = torch.tensor(cut(len(tokens), length))[:, None] + torch.arange(length)
+        last = len(tokens) - length  # it may overlap, so that every frame is in a piece
+        starts = torch.tensor([*range(0, last, length), last])
+        times = starts[:, None] + torch.arange(length)
         return tokens[times], actions[times]
 
     groups = [paths[k : k + clips_per_shard] for k in range(0, len(paths), clips_per_shard)]
@@ -123,7 +121,6 @@ def write_shards(
     if surplus:
         raise ValueError(f"{surplus[0]} is not of these {len(paths)} clips: use another folder")
     dtype = torch.int16 if tokenizer.codebook_size <= 2**15 else torch.int32
-    written = 0
     with progress("tokenizing clips", len(paths)) as job, one_thread_workers(threads) as pool:
         for shard, group in zip(shards, groups, strict=True):
             metadata = {
@@ -147,9 +144,7 @@ def write_shards(
                 write_text(folder / COUNT_NAME, f"{len(shards)}\n")
                 tensors = {"tokens": torch.cat(tokens), "actions": torch.cat(actions)}
                 write_bytes(shard, save(tensors, metadata))
-                written += 1
             job.advance(len(group))
-    return written
 
 
 def codebook_fingerprint(tokenizer: VQTokenizer) -> str:
@@ -178,20 +173,12 @@ def read_shards(folder: str | Path) -> TokenClips:
             "which goes on"
         )
     parts = [_read_shard(path)[0] for path in paths]
-    first = parts[0]
-    for path, part in zip(paths, parts, strict=True):
-        for what, expected, found in (
-            ("codebook_size ", first.codebook_size, part.codebook_size),
-            ("codebook ", first.codebook, part.codebook),
-            ("action_names ", first.action_names, part.action_names),
-            ("", _describe(first.tokens.shape[1:]), _describe(part.tokens.shape[1:])),
-        ):
-            if found != expected:
-                raise ValueError(
-                    f"{path}: expected {what}{expected} as in {paths[0].name}, got {found}"
-                )
+    kinds = [f"{part.tokens.shape[1]} frames of {part.kind}" for part in parts]
+    for path, kind in zip(paths, kinds, strict=True):
+        if kind != kinds[0]:
+            raise ValueError(f"{path}: expected {kinds[0]} as in {paths[0].name}, got {kind}")
     tokens = torch.cat([part.tokens for part in parts])
-    return replace(first, tokens=tokens, actions=torch.cat([part.actions for part in parts]))
+    return replace(parts[0], tokens=tokens, actions=torch.cat([part.actions for part in parts]))
 
 
 def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
@@ -205,26 +192,14 @@ def _read_shard(path: Path) -> tuple[TokenClips, dict[str, str]]:
         num_ids = int(metadata["codebook_size"])
     except (SafetensorError, KeyError, RecursionError, ValueError) as error:
         raise ValueError(f"{path} is no token shard (corrupt?): {error}") from None
-    if tokens.dim() != 4 or not tokens.numel():
+    if tokens.dim() != 4 or not tokens.numel() or actions.shape != tokens.shape[:2]:
         raise ValueError(
-            f"{path}: tokens must be (clips, T, height, width), got {tuple(tokens.shape)}"
+            f"{path}: tokens must be (clips, T, height, width) and actions (clips, T), "
+            f"got {tuple(tokens.shape)} and {tuple(actions.shape)}"
         )
-    if actions.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"{path}: actions must be {tuple(tokens.shape[:2])} as the tokens, "
-            f"got {tuple(actions.shape)}"
-        )
-    for what, ids, bound, shown in (
-        ("tokens", tokens, num_ids, f"codebook_size={num_ids}"),
-        ("actions", actions, len(names), str(len(names))),
-    ):
+    for what, ids, bound in (("tokens", tokens, num_ids), ("actions", actions, len(names))):
         low, high = (int(end) for end in ids.aminmax())
         if low < 0 or high >= bound:
-            raise ValueError(f"{path}: {what} must be in [0, {shown}), got {low} to {high}")
-    return TokenClips(
-        tokens, actions, num_ids, tuple(names), metadata.get("codebook", "")
-    ), metadata
-
-
-def _describe(shape: Sequence[int]) -> str:
-    return f"{shape[0]} frames of {shape[1]}x{shape[2]} tokens"
+            raise ValueError(f"{path}: {what} must be in [0, {bound}), got {low} to {high}")
+    codebook = metadata.get("codebook", "")
+    return TokenClips(tokens, actions, num_ids, tuple(names), codebook), metadata

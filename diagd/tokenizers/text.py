@@ -55,10 +55,9 @@ def encode_text(text: str, folder: str | Path, num_places: int = NUM_PLACES) -> 
 
 @torch.inference_mode()
 def text_states(text: str, folder: str | Path, max_tokens: int) -> Tensor:
-    """Encode a text with the T5 of a local folder (weights and tokenizer, as transformers saves).
+    """Encode a text, cut to `max_tokens`, with the T5 of a local folder: (tokens, size) float32.
 
-    Returns:
-        (tokens, size) float32; a text longer than `max_tokens` is cut.
+    The folder holds weights and tokenizer, as transformers saves them.
     """
     from transformers import AutoTokenizer, T5EncoderModel  # slow to import
 

@@ -60,7 +60,10 @@ class VideoTokenizer(Protocol):
 
 
 class FrameTokenizer:
-    """Encode and decode frames one by one, `batch_size` side by side."""
+    """Encode and decode frames one by one, `batch_size` side by side.
+
+    A tokenizer adds its sizes, and how one batch is encoded and decoded.
+    """
 
     temporal_compression = 1
     batch_size = BATCH_SIZE
@@ -69,9 +72,25 @@ class FrameTokenizer:
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model.eval()  # diffusers annotates its methods wrongly
 
+    @property
+    def compression(self) -> int: ...
+    def _encode(self, frames: Tensor) -> Tensor: ...
+    def _decode(self, tokens: Tensor) -> Tensor: ...
+
     def to(self, device: torch.device | str) -> Self:
         self.model.to(device)
         return self
+
+    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
+        return height * self.compression, width * self.compression
+
+    @torch.inference_mode()
+    def encode(self, frames: Tensor) -> Tensor:
+        return self.in_batches(self._encode, frames)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        return self.in_batches(self._decode, tokens)
 
     def in_batches(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         device = next(self.model.parameters()).device
@@ -162,20 +181,18 @@ class VQTokenizer(FrameTokenizer):
     painting = torch.float32
 
     def __init__(
-        self,
-        model: Any,
-        pixel_rounding: PixelRounding = DEFAULT_ROUNDING,
-        stretches: bool = False,
+        self, model: Any, pixel_rounding: PixelRounding = DEFAULT_ROUNDING, stretches: bool = False
     ) -> None:
         super().__init__(model)
         if stretches:
             self.fit_frames = stretch
         channels, painted = model.config["in_channels"], model.config["out_channels"]
         self.patch_size = math.isqrt(max(channels, 0) // 3)
-        if not self.patch_size or 3 * self.patch_size**2 != channels:
-            raise ValueError(f"in_channels must be 3 * p * p (3, 12, 27, 48), got {channels}")
-        if painted != channels:
-            raise ValueError(f"out_channels must equal in_channels={channels}, got {painted}")
+        if not self.patch_size or not channels == painted == 3 * self.patch_size**2:
+            raise ValueError(
+                "in_channels and out_channels must be the same 3 * p * p (3, 12, 27, 48), "
+                f"got {channels} and {painted}"
+            )
         if pixel_rounding not in get_args(PixelRounding):
             known = " or ".join(get_args(PixelRounding))
             raise ValueError(f"pixel_rounding must be {known}, got {pixel_rounding!r}")
@@ -194,19 +211,11 @@ class VQTokenizer(FrameTokenizer):
         """The code vectors, (codebook_size, C) float32."""
         return self.model.quantize.embedding.weight
 
-    def frame_size_px(self, height: int, width: int) -> tuple[int, int]:
-        return height * self.compression, width * self.compression
-
-    @torch.inference_mode()
-    def encode(self, frames: Tensor) -> Tensor:
+    def _encode(self, frames: Tensor) -> Tensor:
         """Replace each patch by the id of its nearest code (the lowest id on ties)."""
-        return self.in_batches(lambda batch: self.nearest(self.latents(batch)), frames)
+        return self.nearest(self.latents(frames))
 
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor) -> Tensor:
-        return self.in_batches(self._paint, tokens)
-
-    def _paint(self, tokens: Tensor) -> Tensor:
+    def _decode(self, tokens: Tensor) -> Tensor:
         codes = self.codebook[tokens.long()]  # (T, h, w, C)
         fast = self.painting == torch.bfloat16 and self.model.config.in_channels > 3
         with torch.autocast(codes.device.type, torch.bfloat16, enabled=fast):

@@ -25,7 +25,7 @@ from diagd.tokenizers.vq import VQTokenizer
 from diagd.training.options import TokenizeOptions
 from diagd.training.tokenizer import (
     OF_TRAINING,
-    finished_tokenizer,
+    is_finished,
     load_frames,
     measure_tokenizer,
     train_tokenizer,
@@ -43,6 +43,7 @@ NUM_SCENES = 5
 SCENE_FRAMES = 4
 WALK_FRAMES = 16
 CRF = 4  # of H.264: what a world starts from should look as it was recorded
+Size = tuple[int, int] | None  # (height_px, width_px) that frames are fitted to; None: as stored
 
 
 def tokenize(options: TokenizeOptions) -> dict[str, Any]:
@@ -91,15 +92,8 @@ def tokenize(options: TokenizeOptions) -> dict[str, Any]:
     if advice := advise(report["psnr"], report["codes_used"] / tokenizer.codebook_size, patch):
         console.print(advice)
     for name, paths in parts.items():
-        write_shards(
-            tokenizer,
-            paths,
-            options.out / name,
-            vocabulary,
-            threads=options.threads,
-            piece=piece,
-            size_px=options.size_px,
-        )
+        shards = options.out / name
+        write_shards(tokenizer, paths, shards, vocabulary, piece, options.size_px, options.threads)
     scenes = write_starts(options.out, others, vocabulary, options.size_px)
     console.print(f"next: diagd train --tokens {options.out} --out world")
     counts = {name: len(paths) for name, paths in parts.items()}
@@ -128,10 +122,7 @@ def _check_sizes(options: TokenizeOptions, paths: Sequence[Path]) -> tuple[int, 
 
 
 def advise(psnr: float, codes_used: float, patch: int) -> str | None:
-    """Format advice for a tokenizer of this quality and share of codes in use, if it is poor.
-
-    `patch` is in pixels.
-    """
+    """Format advice for a tokenizer of that quality, share of codes and patch in px, if poor."""
     if psnr >= POOR_PSNR:
         return None
     codes = (
@@ -158,10 +149,7 @@ def split_clips(clips: Sequence[Path], share: float) -> tuple[list[Path], list[P
 
 
 def piece_length(lengths: Sequence[int]) -> int:
-    """Choose the frames of a piece: 64 at most, and such that shorter clips hold a tenth at most.
-
-    Clips that are too short are left out.
-    """
+    """Choose the frames of a piece: 64 at most, with a tenth of all in shorter clips at most."""
     dropped = 0
     for length in sorted(lengths):
         dropped += length
@@ -177,8 +165,9 @@ def _prepare_tokenizer(options: TokenizeOptions, clips: list[Path]) -> VQTokeniz
         tokenizer = VQTokenizer.from_pretrained(options.tokenizer)
         copy_whole(options.tokenizer, folder, OF_TRAINING)
         return tokenizer
-    finished = finished_tokenizer(options, folder)
-    return finished or train_tokenizer(options, load_frames(clips, options), folder)
+    if is_finished(options, folder):
+        return VQTokenizer.from_pretrained(folder)
+    return train_tokenizer(options, load_frames(clips, options), folder)
 
 
 def copy_parts(source: Path, folder: Path) -> None:
@@ -189,10 +178,7 @@ def copy_parts(source: Path, folder: Path) -> None:
 
 
 def write_starts(
-    folder: Path,
-    clips: Sequence[Path],
-    vocabulary: ActionVocabulary,
-    size_px: tuple[int, int] | None,
+    folder: Path, clips: Sequence[Path], vocabulary: ActionVocabulary, size_px: Size
 ) -> int:
     """Write a prompt, the walk that goes on from it, scenes, actions and generation defaults.
 
@@ -215,22 +201,16 @@ def write_starts(
 
 
 def write_start(
-    goal: Path,
-    clip: Path,
-    start: int,
-    vocabulary: ActionVocabulary,
-    size_px: tuple[int, int] | None = None,
+    goal: Path, clip: Path, start: int, vocabulary: ActionVocabulary, size_px: Size = None
 ) -> list[str]:
     """Write up to `SCENE_FRAMES` of a clip from a frame on, and their actions, as a place to start.
 
-    They are fitted to a size, if one is given. Returns all actions of the clip.
+    Returns all actions of the clip.
     """
-    length, fps = video_length(clip)
-    given = min(SCENE_FRAMES, length)
-    video = read_video(clip, given, start=start, size_px=size_px)
-    write_video(goal, video.frames, fps, CRF)
-    actions = clip_actions(clip, vocabulary, length)
-    write_actions(goal.with_suffix(".jsonl"), actions[start : start + given])
+    video = read_video(clip, SCENE_FRAMES, start=start, size_px=size_px)
+    write_video(goal, video.frames, video.fps, CRF)
+    actions = clip_actions(clip, vocabulary, video_length(clip)[0])
+    write_actions(goal.with_suffix(".jsonl"), actions[start : start + len(video.frames)])
     return actions
 
 

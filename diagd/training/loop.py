@@ -21,13 +21,7 @@ from torch.distributed.tensor import DTensor
 from diagd.console import progress
 from diagd.data.actions import ActionVocabulary
 from diagd.families.checkpoints import save_model
-from diagd.files import (
-    append_line,
-    read_json_lines,
-    rewind_log,
-    save_figure,
-    write_json,
-)
+from diagd.files import append_line, read_json_lines, rewind_log, save_figure, write_json
 from diagd.models.transformer import Transformer
 from diagd.system import keep_freed_memory, refuse_other_run
 from diagd.tokenizers.shards import TokenClips, part_of, read_shards
@@ -123,8 +117,9 @@ class TrainingRun:
         self.batch_size = options.batch_of(clips)
         self.settings = {name: getattr(options, name) for name in ("seed", "hold", "optimizer")}
         self.settings["batch_size"] = self.batch_size
-        precision = choose_precision(options.precision)
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        precision = choose_precision(options.precision, device)
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
         optimizers = make_optimizers(model, options)
         if self.accelerator.is_fsdp2 and len(optimizers) > 1:  # accelerate would save one of them
             raise ValueError(

@@ -162,10 +162,8 @@ class MixtureLoss:
 
     def validate(self, run: TrainingRun, held_out: TokenClips) -> dict[str, Any]:
         """Return the mean held-out loss of the mixture, and that of each strategy and of raster."""
-        found = {
-            strategy: run.validation_loss(held_out, loss) for strategy, loss in self.losses.items()
-        }
+        found = {str(one): run.validation_loss(held_out, loss) for one, loss in self.losses.items()}
         weights = self.mixture.weights
-        mean = sum(found[one] * weight for one, weight in weights.items()) / sum(weights.values())
-        by_strategy = {str(strategy): loss for strategy, loss in found.items()}
-        return {"validation_loss": mean, "validation_loss_by_strategy": by_strategy}
+        total = sum(found[str(one)] * weight for one, weight in weights.items())
+        mean = total / sum(weights.values())
+        return {"validation_loss": mean, "validation_loss_by_strategy": found}

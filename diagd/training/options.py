@@ -61,27 +61,21 @@ class TokenizeOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch=1, threads=1, codes=1, frame_stride=1, patch=1)
+        check_at_least(self, sharpen=0, seed=0)
         check_values(
             self,
             ("minutes", self.minutes is None or 0 < self.minutes < math.inf, "above 0"),
             ("batch", self.batch % self.threads == 0, f"a multiple of threads={self.threads}"),
             ("learning_rate", self.learning_rate > 0, "above 0"),
-            ("sharpen", self.sharpen >= 0, "0 or more"),
-            ("seed", self.seed >= 0, "0 or more"),
             ("heldout_share", 0 < self.heldout_share <= 0.5, "in (0, 0.5]"),
         )
         if self.heldout is not None and self.heldout.resolve() == self.clips.resolve():
             raise ValueError(f"heldout must be another folder than clips, got {self.clips} twice")
         if self.patch is not None and self.init is not None:
             raise ValueError("patch is that of the tokenizer where init names one: leave it out")
-        size_px = self.size_px
-        if size_px and (min(size_px) < 10 or size_px[0] % 2 or size_px[1] % 2):  # as videos need
-            raise ValueError(
-                f"size must be height x width in pixels, even and at least 10: 64x96; "
-                f"got {self.size}"
-            )
         if self.tokenizer is not None and self.init is not None:
             raise ValueError("--tokenizer is applied as it is; to train it further use --init")
+        _ = self.size_px
 
     def share_done(self, step: int, seconds: float) -> float:
         """Return how much of the training is over, 1 at its end: by steps, time, or the nearer."""
@@ -91,8 +85,8 @@ class TokenizeOptions:
 
     @property
     def size_px(self) -> tuple[int, int] | None:
-        """Height and width that frames are fitted to; None: as stored."""
-        return parse_size(self.size)
+        """Height and width that frames are fitted to, or ValueError; None: as stored."""
+        return parse_size(self.size, unit=2, least=10)  # as videos need
 
 
 OptimizerName = Literal["adamw", "muon"]
@@ -139,8 +133,7 @@ class Mixture:
     def __str__(self) -> str:
         """Return the spelling that `parse` reads."""
         return " ".join(
-            f"{strategy}" + (f":{weight:g}" if weight != 1 else "")
-            for strategy, weight in self.weights.items()
+            f"{one}:{weight:g}".removesuffix(":1") for one, weight in self.weights.items()
         )
 
 
@@ -163,7 +156,7 @@ class RunOptions:
     optimizer: OptimizerName = "muon"
     weight_decay: float = 0.1  # of matrices; betas of AdamW are (0.9, 0.95)
     clip_norm: float = 1.0  # gradients are scaled down to this norm
-    precision: str = "auto"  # bf16 autocast, no (float32), or what multiplies faster here
+    precision: str = "auto"  # bf16 autocast, no (float32); auto: what the device multiplies
     compile: bool = True  # torch.compile the loss, if there is a compiler and time: ten minutes
     seed: int = 0  # of weights and batches
     log_every: int = 20  # steps between lines of log.jsonl
@@ -179,6 +172,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, batch_size=1, log_every=1, frames=2)
+        check_at_least(self, seed=0, weight_decay=0, save_minutes=0)
         max_steps = math.inf if self.steps is None else self.steps
         frames, kinds = self.frames, get_args(CorruptWith)
         check_values(
@@ -187,9 +181,6 @@ class RunOptions:
             ("hours", self.hours is None or 0 < self.hours < math.inf, "above 0"),
             ("warmup_steps", 0 <= self.warm_up < max_steps, f"in [0, steps={max_steps})"),
             ("hold", 0 <= self.hold < 1, "in [0, 1)"),
-            ("seed", self.seed >= 0, "0 or more"),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
-            ("save_minutes", self.save_minutes >= 0, "0 or more"),
             ("learning_rate", 0 <= self.learning_rate < math.inf, "0 or more"),
             ("clip_norm", self.clip_norm > 0, "above 0"),
             ("precision", self.precision in ("auto", "bf16", "no"), "auto, bf16 or no"),
@@ -211,9 +202,7 @@ class RunOptions:
     @property
     def seconds(self) -> float | None:
         """The longest time to train; None: as long as the steps take."""
-        if self.minutes is None and self.hours is None:
-            return None
-        return 60 * (self.minutes or 0) + 3600 * (self.hours or 0)
+        return 60 * (self.minutes or 0) + 3600 * (self.hours or 0) or None
 
     @property
     def warm_up(self) -> int:
@@ -339,8 +328,7 @@ class TuneOptions:
     make_default: bool = False  # let the model's folder decode so where nothing else is asked for
 
     def __post_init__(self) -> None:
-        check_values(self, ("tolerance", self.tolerance >= 0, "0 or more"))
-        check_at_least(self, clips=1, context_frames=1)
+        check_at_least(self, tolerance=0, clips=1, context_frames=1)
         if self.make_default and self.model in available_models():
             raise ValueError(f"make_default changes a folder of yours, and {self.model} is bundled")
         if not self.row_start:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,10 @@ def load_frames(paths: list[Path], options: TokenizeOptions) -> Tensor:
     return torch.cat(chunks)
 
 
-def finished_tokenizer(options: TokenizeOptions, folder: Path) -> VQTokenizer | None:
-    """Load the tokenizer of a run in a folder that has reached its end, if there is one."""
+def is_finished(options: TokenizeOptions, folder: Path) -> bool:
+    """Return whether the run in a folder has reached its end."""
     state = folder / STATE_NAME
-    if not state.is_file() or options.share_done(*read_state(state, options)["progress"]) < 1:
-        return None
-    return VQTokenizer.from_pretrained(folder)
+    return state.is_file() and options.share_done(*read_state(state, options)["progress"]) >= 1
 
 
 def train_tokenizer(
@@ -103,16 +101,6 @@ def train_tokenizer(
     tokenizer.save_pretrained(folder)
     trainer.save(state)  # last: a state at its end means that the tokenizer is whole
     return VQTokenizer.from_pretrained(folder)  # with the weights as they are stored
-
-
-class Share(NamedTuple):
-    """Results of a worker for its share of a batch."""
-
-    gradients: tuple[Tensor, ...]
-    loss: Tensor
-    error: Tensor  # mean squared, of values in [-1, 1]
-    latents: Tensor  # (b, C, h, w)
-    ids: Tensor  # (b, h, w)
 
 
 class Discriminator(nn.Module):
@@ -171,13 +159,8 @@ class TokenizerTrainer:
         networks = [model, *([] if self.discriminator is None else [self.discriminator])]
         self.weights = [[w for w in one.parameters() if w.requires_grad] for one in networks]
         betas = (0.5, 0.9) if options.sharpen else (0.9, 0.95)  # of a game, the aim moves
-        self.optimizer = torch.optim.AdamW(
-            [{"params": weights} for weights in self.weights],
-            lr=options.learning_rate,
-            betas=betas,
-            weight_decay=1e-4,
-            fused=True,
-        )
+        groups, rate = [{"params": weights} for weights in self.weights], options.learning_rate
+        self.optimizer = torch.optim.AdamW(groups, rate, betas, weight_decay=1e-4, fused=True)
         self.counts = torch.ones(tokenizer.codebook_size, device=self.device)
         self.sums = tokenizer.codebook.detach().clone()
         self.step, self.seconds = 0, 0.0
@@ -196,9 +179,10 @@ class TokenizerTrainer:
             # a forward in training mode moves the spectral norms, and workers would race for them
             self.discriminator.train()(normalise(batch[:1]))
             self.discriminator.eval()
-        shares = list(pool.map(self._gradients, batch.chunk(options.threads)))
+        shares = pool.map(self._gradients, batch.chunk(options.threads))
+        gradients, losses, errors, latents, ids = zip(*shares, strict=True)
         weights = chain.from_iterable(self.weights)
-        for weight, *parts in zip(weights, *(s.gradients for s in shares), strict=True):
+        for weight, *parts in zip(weights, *gradients, strict=True):
             # in the memory layout of the weight: the fused AdamW on CPUs does not look at strides
             weight.grad = torch.empty_like(weight).copy_(torch.stack(parts).mean(dim=0))
         for each in self.weights:
@@ -207,21 +191,23 @@ class TokenizerTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        loss = torch.stack([share.loss for share in shares]).mean().item()
-        error = torch.stack([share.error for share in shares]).mean().item()
-        used, perplexity = self._follow_latents(shares, generator)
+        error = torch.stack(errors).mean().item()
+        used, perplexity = self._follow_latents(torch.cat(latents), torch.cat(ids), generator)
         self.step += 1
         self.seconds += time.monotonic() - started
         return {
             "step": self.step,
-            "loss": round(loss, 5),
+            "loss": round(torch.stack(losses).mean().item(), 5),
             "psnr": round(10 * math.log10(4 / max(error, 1e-9)), 3),
             "codes_used": used,
             "perplexity": round(perplexity, 1),
             "learning_rate": rate,
         }
 
-    def _gradients(self, frames: Tensor) -> Share:
+    def _gradients(
+        self, frames: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
+        """Return gradients, loss, mean squared error in [-1, 1], latents (b, C, h, w) and ids."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.rounds):
             latents = self.tokenizer.latents(frames).float()
         ids = self.tokenizer.nearest(latents.detach())
@@ -238,12 +224,13 @@ class TokenizerTrainer:
             loss = loss + self.options.sharpen * min(1, self.share_done / HEARD) * doubt
             own = torch.autograd.grad(mistakes, self.weights[1])
         gradients = torch.autograd.grad(loss, self.weights[0]) + own
-        return Share(gradients, loss.detach(), error, latents.detach(), ids)
+        return gradients, loss.detach(), error, latents.detach(), ids
 
-    def _follow_latents(self, shares: list[Share], generator: torch.Generator) -> tuple[int, float]:
+    def _follow_latents(
+        self, latents: Tensor, ids: Tensor, generator: torch.Generator
+    ) -> tuple[int, float]:
         """Move the codebook; returns how many codes are in use and their perplexity."""
-        ids = torch.cat([share.ids for share in shares]).flatten()
-        vectors = torch.cat([share.latents for share in shares]).movedim(1, -1).flatten(0, -2)
+        ids, vectors = ids.flatten(), latents.movedim(1, -1).flatten(0, -2)
         used = torch.bincount(ids, minlength=len(self.counts)).float()
         self.counts.lerp_(used, 1 - DECAY)
         share = self.counts / self.counts.sum()

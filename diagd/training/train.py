@@ -12,8 +12,6 @@ right ones are not, nor one at a row's start behind a stand-in. A short training
 visibility (arXiv:2503.14070, section 3.3; `diagd.decoding.teacher_forcing`) closes much of the gap.
 
 diagd train --tokens tokens --out world --minutes 20
-diagd train --tokens tokens/train --validation tokens/heldout --out world
-diagd finetune --init doom --tokens tokens/train --out doom-any
 diagd finetune --init doom --tokens tokens --out doom-k1 --strategy "k=1"
 """
 
@@ -87,16 +85,8 @@ def pretrain(options: TrainOptions) -> dict[str, Any]:
     model = start_model(config, options.seed, options.init)
     if options.init is not None:
         check_tokenizer(options.init, clips)
-    run, loss, console = _begin("train", options, clips, model, options.tokens)
-    if run.step:
-        console.print(f"going on after step {run.step}")
-    elif plan is not None and options.seconds is not None:
-        console.print(plan.describe(options.seconds))
-    look = None
-    if held_out is not None:
-        console.print(f"how it goes: {options.out}/loss.png and {options.out}/{PICTURE}")
-        look = _look(run, held_out, loss)
-    return _train(run, loss, held_out, console, look)
+    told = plan.describe(60 * options.minutes) if plan and options.minutes else ""
+    return _train("train", options, clips, held_out, model, options.tokens, told, looks=True)
 
 
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
@@ -104,57 +94,54 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     clips, held_out = read_clips(options)
     model = load_model(options.init)
     check_fit(options.init, model.config, clips)
-    max_frames = model.config.frames_held
-    if options.window is None and options.frames > max_frames:
-        raise ValueError(
-            f"frames must be at most {max_frames}, which the model holds, got {options.frames}; "
-            f"with --window {max_frames} there may be more"
-        )
+    held, max_frames = options.frames_held, model.config.frames_held
     if options.window is not None and not model.relative_positions:
         raise ValueError(
             f"window: {options.init} knows absolute positions, so nothing may outgrow its "
             f"context of {max_frames} frames: leave it out"
         )
-    if (options.window or 0) > max_frames:
+    if held > max_frames:
+        name = "window" if options.window else "frames"
         raise ValueError(
-            f"window must be at most {max_frames}, the frames that {options.init} holds, got "
-            f"{options.window}"
+            f"{name} must be at most {max_frames}, which {options.init} holds, got {held}; "
+            f"with --window {max_frames} there may be more frames"
         )
-    run, loss, console = _begin("finetune", options, clips, model, model_path(options.init))
-    return _train(run, loss, held_out, console)
+    return _train("finetune", options, clips, held_out, model, model_path(options.init))
 
 
-def _begin(
-    command: str, options: RunOptions, clips: TokenClips, model: Transformer, parts: Path
-) -> tuple[TrainingRun, MixtureLoss, Console]:
-    """Begin a run, or resume the one in the folder, and make a world and a record of the folder.
+def _train(
+    command: str,
+    options: RunOptions,
+    clips: TokenClips,
+    held_out: TokenClips | None,
+    model: Transformer,
+    parts: Path,
+    plan: str = "",
+    looks: bool = False,
+) -> dict[str, Any]:
+    """Train from the start, or from the newest checkpoint, to the end; report the losses.
 
-    The record is COMMAND.json; `parts` is a folder with the parts of the world beside its model.
+    The folder becomes a world, by the `parts` beside a model in another one, with a record of the
+    run in COMMAND.json. The plan is told where it starts; if it `looks`, so is how it goes.
     """
-    purpose = options.purpose()
+    purpose, folder, tokens = options.purpose(), options.out, options.tokens
     run = TrainingRun(options, clips, model, {command: purpose})
     device, is_main = run.accelerator.device, run.accelerator.is_main_process
     loss = MixtureLoss(options, model.config, device, run.accelerator.process_index)
     run.resume()  # it makes files, so not before the lags are known to fit
     if is_main:
-        copy_parts(parts, options.out)
-        write_json(options.out / f"{command}.json", {**purpose, "options": asdict(options)})
-    return run, loss, make_console(is_main)
-
-
-def _train(
-    run: TrainingRun,
-    loss: MixtureLoss,
-    held_out: TokenClips | None,
-    console: Console,
-    look: Look | None = None,
-) -> dict[str, Any]:
-    """Train to the end; report the losses, and name the commands for the model."""
-    folder, tokens = run.options.out, run.options.tokens
+        copy_parts(parts, folder)
+        write_json(folder / f"{command}.json", {**purpose, "options": asdict(options)})
+    console, look = make_console(is_main), None
+    if introduction := f"going on after step {run.step}" if run.step else plan:
+        console.print(introduction)
+    if looks and held_out is not None:
+        console.print(f"how it goes: {folder}/loss.png and {folder}/{PICTURE}")
+        look = _look(run, held_out, loss)
     run.train(loss, look)
     report = {"steps": run.step} | ({} if held_out is None else loss.validate(run, held_out))
-    if run.accelerator.is_main_process:
-        _warn(run.log_file, console)
+    if is_main:
+        _warn_of_clips_learnt_by_heart(run.log_file, console)
     if (folder / TOKENIZER_FOLDER).is_dir():
         console.print(
             f"next: diagd play --model {folder}, or diagd generate --model {folder}; "
@@ -183,8 +170,7 @@ def _look(run: TrainingRun, held_out: TokenClips, loss: MixtureLoss) -> Look:
     return look
 
 
-def _warn(log: Path, console: Console) -> None:
-    """Warn if the held-out loss has risen again: clips are learnt by heart."""
+def _warn_of_clips_learnt_by_heart(log: Path, console: Console) -> None:
     key = "validation_loss"
     looks = [(line[key], line["step"]) for line in read_json_lines(log) if key in line]
     best, step = min(looks, default=(math.inf, 0))
@@ -279,7 +265,7 @@ def _probe(options: RunOptions, clips: TokenClips, model: str, limit: float) -> 
     probe = Transformer.random(config, 0, device)
     loss_of = MixtureLoss(replace(options, compile=False), config, device)
     optimizers = make_optimizers(probe, options)
-    rounds = choose_precision(options.precision) == "bf16"
+    rounds = choose_precision(options.precision, device) == "bf16"
     times: list[float] = []
     for step in range(1 + PROBE_STEPS):  # the first one prepares
         started = time.monotonic()

@@ -5,10 +5,8 @@ likelier, in nats a token, held-out clips are in raster order. For that nothing 
 whole frontier takes as many readings of the clips as there are candidates. Then a few frames are,
 for the speed of each on this machine; the choice is by steps, which are the same everywhere.
 
-diagd tune --tokens tokens/heldout --tolerance 0.05
 diagd tune --tokens tokens/heldout --strategy k=1 k=2/predecessor zipar=4
 diagd tune --tokens tokens --model world --make-default
-diagd tune --tokens tokens/heldout --by row column --out tune    # plots
 """
 
 from collections.abc import Sequence
@@ -40,6 +38,7 @@ from diagd.training.setup import check_fit
 DEFAULT_CLIPS = 16
 TIMED_FRAMES = 2
 GAP_LABEL = "nats a token above raster"
+Clip = tuple[Tensor, Tensor]  # tokens (1, T, height, width) and actions (1, T, 1)
 
 
 def main(options: TuneOptions) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def tune(options: TuneOptions) -> dict[str, Any]:
     raster = costs[0]
     if baseline is not None:
         (raster,) = _measure(baseline, candidates[:1], single, context_frames)
-    speeds = _speeds(model, candidates, grid, *single[0], context_frames)
+    speeds = _speeds(model, candidates, grid, single[0], context_frames)
     rows = [_row(*one, grid, raster) for one in zip(candidates, costs, speeds, strict=True)]
     for row in rows:
         row["frontier"] = not any(_beats(other, row) for other in rows)
@@ -135,10 +134,7 @@ def _load(name: str, clips: TokenClips, device: torch.device) -> Transformer:
 
 
 def _measure(
-    model: Transformer,
-    candidates: list[Strategy],
-    clips: list[tuple[Tensor, Tensor]],
-    context_frames: int,
+    model: Transformer, candidates: list[Strategy], clips: list[Clip], context_frames: int
 ) -> Tensor:
     """Return (candidates, clips, T, height, width) float64 nats; clips one by one."""
     pairs = list(product(candidates, clips))
@@ -150,18 +146,13 @@ def _measure(
 
 
 def _speeds(
-    model: Transformer,
-    candidates: list[Strategy],
-    grid: TokenGrid,
-    tokens: Tensor,
-    actions: Tensor,
-    context_frames: int,
+    model: Transformer, candidates: list[Strategy], grid: TokenGrid, clip: Clip, context_frames: int
 ) -> list[float]:
     """Return the frames a second at which each decodes the grid of a clip; uses up the model.
 
     What a step takes is measured over two frames, twice.
     """
-    prepared, _ = prepare(model)
+    (prepared, _), (tokens, actions) = prepare(model), clip
     prompt = prompt_tokens((), tokens[0, :context_frames], actions[:, :context_frames])
     timed = replace(grid, num_frames=min(TIMED_FRAMES, grid.num_frames))
     coming = actions[:, context_frames:][:, : timed.num_frames]

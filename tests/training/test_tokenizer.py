@@ -158,11 +158,11 @@ def test_frames_are_strided_from_a_different_start_in_each_clip(options):
         ({"frame_stride": 0}, "frame_stride must be at least 1, got 0"),
         ({"batch": 5}, "batch must be a multiple of threads=2, got 5"),
         ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
-        ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
         ({"patch": 8, "init": Path("x")}, "patch is that of the tokenizer where init names one"),
-        ({"size": "64"}, "size must be height x width in pixels, even and .*: 64x96; got 64"),
-        ({"size": "64x97"}, "size must be height x width in pixels, even .*; got 64x97"),
+        ({"size": "64"}, r"size must be height x width in pixels .*, got '64'"),
+        ({"size": "64x97"}, r"size must be .*, multiples of 2 and at least 10, got '64x97'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, changes, message):

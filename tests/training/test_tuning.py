@@ -114,8 +114,8 @@ def test_candidates_can_be_named(data):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tolerance": -1.0}, r"tolerance must be 0 or more, got -1.0"),
-        ({"tolerance": float("nan")}, r"tolerance must be 0 or more, got nan"),
+        ({"tolerance": -1.0}, r"tolerance must be at least 0, got -1.0"),
+        ({"tolerance": float("nan")}, r"tolerance must be at least 0, got nan"),
         ({"context_frames": 0}, r"context_frames must be at least 1, got 0"),
         ({"clips": 0}, r"clips must be at least 1, got 0"),
         ({"row_start": ()}, r"row_start must name at least one policy"),

@@ -200,7 +200,7 @@ class DoomGame:
     """A scenario of ViZDoom, and its player."""
 
     steps_per_second = Fraction(35)
-    size_px = (112, 192)
+    size_px: tuple[int, int] = (112, 192)
 
     def __init__(self, game: Any, name: str, scenario: Scenario) -> None:
         self.game, self.scenario = game, scenario
@@ -251,10 +251,7 @@ def view_of(state: Any) -> View:
 
 @contextlib.contextmanager
 def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
-    """Open ViZDoom without a window.
-
-    ValueError for a scenario or a player that there is not.
-    """
+    """Open ViZDoom without a window; ValueError for a scenario or a player that there is not."""
     require("recording from ViZDoom", "vizdoom")
     import vizdoom
 
@@ -268,12 +265,11 @@ def open_doom(options: RecordOptions) -> Iterator[DoomGame]:
     if not config.is_file():
         names = {*SCENARIOS, *(path.stem for path in config.parent.glob("*.cfg"))}
         raise ValueError(f"unknown scenario {name!r}, expected one of: {', '.join(sorted(names))}")
-    with tempfile.TemporaryDirectory() as scratch:
-        game = _start_vizdoom(vizdoom, config, scenario, Path(scratch))
-        try:
-            yield DoomGame(game, name, scenario)
-        finally:
-            game.close()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        contextlib.closing(_start_vizdoom(vizdoom, config, scenario, Path(scratch))) as game,
+    ):
+        yield DoomGame(game, name, scenario)
 
 
 def _start_vizdoom(vizdoom: Any, config: Path, scenario: Scenario, scratch: Path) -> Any:

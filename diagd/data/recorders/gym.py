@@ -183,7 +183,7 @@ def open_gym(options: RecordOptions) -> Iterator[GymGame]:
 
 
 def named(reference: str) -> Any:
-    """Import `module:name`, or raise ValueError for one that is not there."""
+    """Import `module:name`; ValueError or ModuleNotFoundError for one that is not there."""
     module, colon, name = reference.partition(":")
     if not colon or not name:
         raise ValueError(f"expected module:name, got {reference!r}")
@@ -191,7 +191,3 @@ def named(reference: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except AttributeError:
         raise ValueError(f"module {module} has no {name!r}") from None
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-        raise ValueError(f"module not found: {module} (looked in {os.getcwd()}, too)") from None

@@ -28,15 +28,13 @@ class RecordOptions:
 
     def __post_init__(self) -> None:
         check_at_least(self, clips=1, frames=1, repeat=1, first_seed=0, skip=0)
-        size_px = self.size_px
-        if size_px and (min(size_px) < 16 or size_px[0] % 16 or size_px[1] % 16):
-            raise ValueError(f"size must be HxW (64x96), both multiples of 16, got {self.size!r}")
         owner = "a Gymnasium environment, --gym ID" if self.gym is None else "ViZDoom"
         name = "actions" if self.gym is None else "scenario"
         if getattr(self, name) is not None:
             raise ValueError(f"--{name} is for {owner}")
+        _ = self.size_px
 
     @property
     def size_px(self) -> tuple[int, int] | None:
-        """Height and width of a frame; None is the game's own."""
-        return parse_size(self.size)
+        """Height and width of a frame, or ValueError; None is the game's own."""
+        return parse_size(self.size, unit=16, least=16)

@@ -33,14 +33,10 @@ ACTIONS_FILE = "actions.json"
 class Game(Protocol):
     """A game and its player; pictures are (H_px, W_px, 3) uint8, None when an episode has ended."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def actions(self) -> ActionVocabulary: ...  # the first one is doing nothing
-    @property
-    def steps_per_second(self) -> Fraction: ...  # of the game's own clock
-    @property
-    def size_px(self) -> tuple[int, int]: ...  # (height_px, width_px) of the clips by default
+    name: str
+    actions: ActionVocabulary  # the first one is doing nothing
+    steps_per_second: Fraction  # of the game's own clock
+    size_px: tuple[int, int]  # (height_px, width_px) of the clips by default
 
     def start(self, seed: int, skip: int) -> np.ndarray | None:
         """Begin an episode, do nothing for `skip` game steps, and return the first picture."""

@@ -167,22 +167,12 @@ class WHAMTokenizer(vq.FrameTokenizer):
             raise ValueError(f"a frame must be {rows}x{columns} tokens, got {height}x{width}")
         return config.height_px, config.width_px
 
-    @torch.inference_mode()
-    def encode(self, frames: Tensor) -> Tensor:
-        """(T, height_px, width_px, 3) uint8 RGB -> (T, height, width) int64, the lowest on ties."""
-        return self.in_batches(self._ids, frames)
-
-    def _ids(self, frames: Tensor) -> Tensor:
+    def _encode(self, frames: Tensor) -> Tensor:
         values = frames.movedim(-1, 1).float() / 255
         pictures = (values - _MEAN.to(values.device)) / _DEVIATION.to(values.device)
         return self.model.nearest(self.model.latents(pictures))
 
-    @torch.inference_mode()
-    def decode(self, tokens: Tensor) -> Tensor:
-        """(T, height, width) ids -> (T, height_px, width_px, 3) uint8, rounded down as in WHAM."""
-        return self.in_batches(self._paint, tokens)
-
-    def _paint(self, tokens: Tensor) -> Tensor:
+    def _decode(self, tokens: Tensor) -> Tensor:
         pictures = self.model.pixels(tokens.long())
         values = pictures * _DEVIATION.to(tokens.device) + _MEAN.to(tokens.device)
         return vq.paint(values * 255, "down")

@@ -156,7 +156,7 @@ def test_the_size_keeps_the_shape_of_the_picture(picture, size):
         ("Blind", {}, r"Blind-v0 renders no \(height, width, 3\) picture, but NoneType"),
         ("Missing", {}, "Missing-v0: Environment `Missing` doesn't exist"),
         ("Scroller", {"policy": "left"}, "expected module:name, got 'left'"),
-        ("Scroller", {"policy": "nowhere:play"}, "module not found: nowhere"),
+        ("Scroller", {"policy": "nowhere:play"}, "Scroller-v0: No module named 'nowhere'"),
         ("Scroller", {"policy": f"{HERE}:play"}, "has no 'play'"),
         ("Scroller", {"policy": f"{HERE}:confused"}, "the player said 'jump', expected one of: no"),
         ("Scroller", {"actions": f"{HERE}:TOO_MANY"}, "does not take 7 for 'left', expected one"),
