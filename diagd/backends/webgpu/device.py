@@ -86,12 +86,10 @@ class Device:
 
 @cache
 def open_device() -> Device:
-    """Return the GPU, opened once."""
     return Device()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
@@ -105,15 +103,11 @@ class Workspace:
 
     def fit(self, **sizes: int) -> None:
         """Hold so many bytes of each (`SHARED`); what a buffer held is lost where it grows."""
-        grown = [
-            name
-            for name in SHARED
-            if name not in self._buffers or self._buffers[name].size < sizes[name]
-        ]
-        for name in grown:
-            kind = "UNIFORM" if name == "tasks" else "STORAGE"
-            self._buffers[name] = self._device.make(sizes[name], kind)
-        if grown:
+        for name in SHARED:
+            if name not in self._buffers or self._buffers[name].size < sizes[name]:
+                kind = "UNIFORM" if name == "tasks" else "STORAGE"
+                self._buffers[name], self.group = self._device.make(sizes[name], kind), None
+        if self.group is None:
             self.group = self._device.bind(self._buffers)
 
     def write(self, **contents: bytes) -> None:
